@@ -123,9 +123,11 @@ proto: $(STAMP)
 	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=ftis_node/records --pyi_out=ftis_node/records proto/rollout.proto
 	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=ftis_node/gossip/p2pd --pyi_out=ftis_node/gossip/p2pd proto/circuit.proto
 
-## make docs           docs/reference/configuration.md, from the settings
+## make docs           the reference pages that are made from the code
 docs: $(STAMP)
 	$(BIN)/python -m ftis_node.config.reference > docs/reference/configuration.md
+	$(BIN)/python -m ftis_node.telemetry.reference > docs/reference/metrics.md
+	$(BIN)/python -m tests.documented.cli_reference > docs/reference/cli.md
 
 ## make clean          removes what the others made
 clean:

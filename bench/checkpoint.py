@@ -21,8 +21,11 @@ import numpy as np
 import torch
 
 from ftis_node.lab.random_models import SHAPES, save_random_model
+from ftis_node.lab.train_groups import pack_train_group
 from ftis_node.learner.core import Learner
-from ftis_node.learner.messages import LearnerBoot, TrainCompletion, TrainGroup
+from ftis_node.learner.data.groups import UnpackedGroup
+from ftis_node.learner.messages import LearnerBoot, TrainGroup
+from ftis_node.records.token_batch import TokenBatch
 
 GROUP_SIZE, PROMPT_TOKENS, COMPLETION_TOKENS = 8, 32, 64
 
@@ -87,23 +90,18 @@ def _train(model: Path, home: Path, every_steps: int | None, steps: int, threads
 def _group(vocab_size: int, seed: int) -> TrainGroup:
     """Random tokens, half of them right, with the log-probs that a model without knowledge gives them."""
     random = np.random.default_rng(seed)
-    logprobs = np.full(COMPLETION_TOKENS, -np.log(vocab_size), "<f4").tobytes()
-    return TrainGroup(
+    ids = [random.integers(5, vocab_size, COMPLETION_TOKENS) for _ in range(GROUP_SIZE)]
+    unpacked = UnpackedGroup(
         group_id=f"group-{seed}",
         advantage_key=f"group-{seed}",
         own=True,
         policy_version=seed - 1,
         policy_version_newest=seed - 1,
-        prompt_ids=random.integers(5, vocab_size, PROMPT_TOKENS).astype("<i4").tobytes(),
-        completions=tuple(
-            TrainCompletion(
-                token_ids=random.integers(5, vocab_size, COMPLETION_TOKENS).astype("<i4").tobytes(),
-                logprobs=logprobs,
-                reward=float(index % 2),
-            )
-            for index in range(GROUP_SIZE)
-        ),
+        prompt_ids=random.integers(5, vocab_size, PROMPT_TOKENS).astype("<i4"),
+        tokens=TokenBatch.from_parts(ids, [np.full(COMPLETION_TOKENS, -np.log(vocab_size))] * GROUP_SIZE),
+        rewards=tuple(float(index % 2) for index in range(GROUP_SIZE)),
     )
+    return pack_train_group(unpacked)
 
 
 if __name__ == "__main__":

@@ -36,13 +36,14 @@ from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.generation.client import PROOF_TOLERANCES, GenerationClient
 from ftis_node.lab.random_models import SHAPES, save_random_model
+from ftis_node.lab.train_groups import pack_train_group
 from ftis_node.learner.client import LearnerClient
-from ftis_node.learner.messages import TrainCompletion, TrainGroup
-from ftis_node.memory.placement import Arrangement, arrange
+from ftis_node.learner.data.groups import UnpackedGroup
+from ftis_node.memory.placement import WorkerPlacement, arrange
 from ftis_node.memory.plan import MemoryPlan, plan
 from ftis_node.models import list_accelerators, load_tokenizer, read_shape, resolve_model
 from ftis_node.node.startup.factories import generation_boot, learner_boot
-from ftis_node.node.startup.worker_settings import dtype_of
+from ftis_node.node.worker_settings import dtype_of
 from ftis_node.records.group import SamplingSettings
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 
     from ftis_node.config.manifest import RunManifest
     from ftis_node.generation.engines.base import GenerationResult
+    from ftis_node.learner.messages import TrainGroup
 
 PROMPT_TOKENS = 128
 SAMPLE_EVERY_S = 0.2
@@ -140,7 +142,11 @@ def planned(settings: NodeSettings, manifest: RunManifest) -> MemoryPlan:
 
 
 async def one_round(
-    generation: GenerationClient, learner: LearnerClient, manifest: RunManifest, arrangement: Arrangement, number: int
+    generation: GenerationClient,
+    learner: LearnerClient,
+    manifest: RunManifest,
+    arrangement: WorkerPlacement,
+    number: int,
 ) -> dict[str, float]:
     """Generate, train, hand over: seconds of each, and tokens a second."""
     began = time.monotonic()
@@ -178,18 +184,17 @@ async def generate(generation: GenerationClient, prompt: list[int], manifest: Ru
 
 def train_group(group_id: str, prompt: list[int], result: GenerationResult) -> TrainGroup:
     """As the node makes it, every other completion right."""
-    return TrainGroup(
+    unpacked = UnpackedGroup(
         group_id=group_id,
         advantage_key=group_id,
         own=True,
         policy_version=result.policy_version,
         policy_version_newest=result.policy_version_newest,
-        prompt_ids=np.asarray(prompt, dtype="<i4").tobytes(),
-        completions=tuple(
-            TrainCompletion(each.token_ids.tobytes(), each.logprobs.tobytes(), reward=float(index % 2))
-            for index, each in enumerate(result.completions)
-        ),
+        prompt_ids=np.asarray(prompt, dtype="<i4"),
+        tokens=result.tokens,
+        rewards=tuple(float(index % 2) for index in range(len(result.tokens))),
     )
+    return pack_train_group(unpacked)
 
 
 @contextmanager

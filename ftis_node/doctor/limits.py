@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ftis_node.config.limits import usual_home_bytes
-from ftis_node.doctor.findings import Finding
+from ftis_node.doctor.check_result import CheckResult
 from ftis_node.node.storage.usage import look_at
 from ftis_node.node.supervision.process_limits import MIN_OPEN_FILES, open_files
 from ftis_node.telemetry.sizes import size
@@ -20,32 +20,32 @@ if TYPE_CHECKING:
 CHECKPOINT_PREFIX = "step-"  # as learner/checkpoint/checkpoint.py has it, which imports torch
 
 
-def look_at_limits(home: Home, settings: NodeSettings | None) -> Iterator[Finding]:
+def check_limits(home: Home, settings: NodeSettings | None) -> Iterator[CheckResult]:
     """Whether the disk has what the home may take by `settings`, and the system as many open files."""
     if settings is not None:
         yield _room(home, settings)
     yield files_in(open_files().reachable)
 
 
-def files_in(reachable: int) -> Finding:
+def files_in(reachable: int) -> CheckResult:
     """The word on so many open files."""
     text = f"a process may open {reachable} files"
     if reachable < MIN_OPEN_FILES:
         advice = f"{MIN_OPEN_FILES} are needed: raise `ulimit -Hn`, LimitNOFILE of a unit, --ulimit of a container"
-        return Finding("limits.files", "fail", text, advice)
-    return Finding("limits.files", "ok", text)
+        return CheckResult("limits.files", "fail", text, advice)
+    return CheckResult("limits.files", "ok", text)
 
 
-def _room(home: Home, settings: NodeSettings) -> Finding:
+def _room(home: Home, settings: NodeSettings) -> CheckResult:
     use = look_at(home, keep_checkpoints=settings.learner.keep_checkpoints)
     limit = settings.limits.home_bytes or _usual(home, settings)
     if limit is None:
-        return Finding("limits.disk", "ok", "no limit is set: it comes with the model's checkpoints")
+        return CheckResult("limits.disk", "ok", "no limit is set: it comes with the model's checkpoints")
     text = f"the home takes {size(use.used_bytes)} and may take {size(limit)}; {size(use.free_bytes)} are free"
     if use.used_bytes + use.free_bytes < limit:
         advice = "make room, or set a lower limits.home_bytes: where the disk is full the node pauses"
-        return Finding("limits.disk", "warn", text, advice, limit)
-    return Finding("limits.disk", "ok", text, num_bytes=limit)
+        return CheckResult("limits.disk", "warn", text, advice, limit)
+    return CheckResult("limits.disk", "ok", text, num_bytes=limit)
 
 
 def _usual(home: Home, settings: NodeSettings) -> int | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from ftis_node.config.disk_room import free_bytes
-from ftis_node.doctor.findings import Finding, Level
+from ftis_node.doctor.check_result import CheckResult, Level
 from ftis_node.telemetry.sizes import GIB
 from ftis_node.workers.weights.folder import MEMORY_DISK
 
@@ -31,23 +31,25 @@ MIN_DRIVER = 580  # of CUDA 13, for which the torch that pyproject's vLLM asks f
 NO_GPU_ADVICE = "use a tiny model, or a machine with a GPU"
 
 
-def look_at_python() -> Iterator[Finding]:
+def check_python() -> Iterator[CheckResult]:
     """The interpreter, and the packages that ftis-node builds on."""
-    yield Finding("python.version", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+    yield CheckResult(
+        "python.version", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    )
     versions = []
     for name in PACKAGES:
         try:
             versions.append(f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
-            yield Finding("package.missing", "fail", f"{name} is missing", "install ftis-node again with pip")
-    yield Finding("package.installed", "ok", ", ".join(versions))
+            yield CheckResult("package.missing", "fail", f"{name} is missing", "install ftis-node again with pip")
+    yield CheckResult("package.installed", "ok", ", ".join(versions))
 
 
-def look_at_gpus() -> Iterator[Finding]:
+def check_gpus() -> Iterator[CheckResult]:
     """The driver and each GPU, as `nvidia-smi` tells them."""
     program = shutil.which("nvidia-smi")
     if program is None:
-        yield Finding("gpu.none", "warn", "no NVIDIA driver here: models run on the CPU", NO_GPU_ADVICE)
+        yield CheckResult("gpu.none", "warn", "no NVIDIA driver here: models run on the CPU", NO_GPU_ADVICE)
         return
     try:
         answer = subprocess.run(
@@ -59,67 +61,67 @@ def look_at_gpus() -> Iterator[Finding]:
         )
     except subprocess.TimeoutExpired:
         advice = "restart the machine, or its driver"
-        yield Finding("gpu.driver", "fail", f"the driver does not answer in {DRIVER_ANSWERS_WITHIN_S:g} s", advice)
+        yield CheckResult("gpu.driver", "fail", f"the driver does not answer in {DRIVER_ANSWERS_WITHIN_S:g} s", advice)
         return
     yield from read_driver(answer.returncode, answer.stdout or answer.stderr)
 
 
-def read_driver(code: int, output: str) -> Iterator[Finding]:
+def read_driver(code: int, output: str) -> Iterator[CheckResult]:
     """The findings in an answer of `nvidia-smi`."""
     rows = [[field.strip() for field in line.split(",")] for line in output.splitlines() if line.count(",") == 3]
     if code or not rows:
         said = " ".join(output.split())[:200] or "no word"
-        yield Finding("gpu.driver", "fail", f"nvidia-smi fails: {said}", "install the driver anew, or restart")
+        yield CheckResult("gpu.driver", "fail", f"nvidia-smi fails: {said}", "install the driver anew, or restart")
         return
     version = rows[0][0]
     major = version.split(".")[0]
     if major.isdecimal() and int(major) < MIN_DRIVER:
         text = f"NVIDIA driver {version}: vLLM and its torch are built for CUDA 13, which needs {MIN_DRIVER} or newer"
-        yield Finding("gpu.driver", "warn", text, f"install driver {MIN_DRIVER} or newer")
+        yield CheckResult("gpu.driver", "warn", text, f"install driver {MIN_DRIVER} or newer")
     else:
-        yield Finding("gpu.driver", "ok", f"NVIDIA driver {version}")
+        yield CheckResult("gpu.driver", "ok", f"NVIDIA driver {version}")
     for _, name, total, used in rows:
         if not (total.isdecimal() and used.isdecimal()):
-            yield Finding("gpu.memory", "ok", f"{name}, its memory is not told")
+            yield CheckResult("gpu.memory", "ok", f"{name}, its memory is not told")
             continue
         total_bytes, used_bytes = int(total) << 20, int(used) << 20
         text = f"{name}, {total_bytes / GIB:.1f} GiB"
         if used_bytes > TAKEN_SHARE * total_bytes:
             advice = "end the programs that take it, `nvidia-smi` lists them"
-            yield Finding("gpu.memory", "warn", f"{text}, {used_bytes / GIB:.1f} of it taken", advice, total_bytes)
+            yield CheckResult("gpu.memory", "warn", f"{text}, {used_bytes / GIB:.1f} of it taken", advice, total_bytes)
         else:
-            yield Finding("gpu.memory", "ok", text, num_bytes=total_bytes)
+            yield CheckResult("gpu.memory", "ok", text, num_bytes=total_bytes)
 
 
-def look_at_memory() -> Iterator[Finding]:
+def check_memory() -> Iterator[CheckResult]:
     """The machine's memory."""
     memory = psutil.virtual_memory()
     text = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free"
     short = memory.available < SHORT_RAM_BYTES
     advice = "end other programs, or take a tiny model" if short else ""
-    yield Finding("ram.free", "warn" if short else "ok", text, advice, memory.available)
+    yield CheckResult("ram.free", "warn" if short else "ok", text, advice, memory.available)
 
 
-def look_at_disk(home: Path, memory_disk: Path = MEMORY_DISK) -> Iterator[Finding]:
+def check_disk(home: Path, memory_disk: Path = MEMORY_DISK) -> Iterator[CheckResult]:
     """Room for the home, and for the weights on their way."""
     folder = next(parent for parent in (home.absolute(), *home.absolute().parents) if parent.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        yield Finding("disk.writable", "fail", f"{folder} cannot be written to", "give another --home")
+        yield CheckResult("disk.writable", "fail", f"{folder} cannot be written to", "give another --home")
     free = free_bytes(folder)
     text = f"{free / GIB:.1f} GiB free at {folder}"
     if free < MIN_DISK_BYTES:
         advice = f"make room, or give another --home; {MIN_DISK_BYTES / GIB:.0f} GiB are needed"
-        yield Finding("disk.free", "fail", text, advice, free)
+        yield CheckResult("disk.free", "fail", text, advice, free)
     else:
-        yield Finding("disk.free", "ok", text, num_bytes=free)
+        yield CheckResult("disk.free", "ok", text, num_bytes=free)
     yield _shared_memory(memory_disk)
 
 
-def _shared_memory(memory_disk: Path) -> Finding:
+def _shared_memory(memory_disk: Path) -> CheckResult:
     advice = "in a container: docker run --shm-size 8g; else weights go through the home, which is slower"
     if not memory_disk.is_dir():
-        return Finding("shm.size", "warn", f"there is no {memory_disk}", advice)
+        return CheckResult("shm.size", "warn", f"there is no {memory_disk}", advice)
     free = free_bytes(memory_disk)
     level: Level = "warn" if free < SMALL_SHM_BYTES else "ok"
     text = f"{free / GIB:.1f} GiB free at {memory_disk}"
-    return Finding("shm.size", level, text, advice if level == "warn" else "", free)
+    return CheckResult("shm.size", level, text, advice if level == "warn" else "", free)

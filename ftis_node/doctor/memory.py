@@ -9,11 +9,11 @@ import psutil
 
 from ftis_node.config.manifest import load_manifest, read_own_manifest
 from ftis_node.config.node import load_node_settings
-from ftis_node.doctor.findings import Finding
+from ftis_node.doctor.check_result import CheckResult
 from ftis_node.errors import FtisError
-from ftis_node.memory.choice import DEFAULT_RUN, choose, full_or_adapter, smaller_model
-from ftis_node.memory.home_training import Begun, begun_with
-from ftis_node.memory.placement import find_seats, look_around
+from ftis_node.memory.choice import DEFAULT_RUN, choose, smaller_model, training_label
+from ftis_node.memory.home_training import PreviousTraining, read_previous_training
+from ftis_node.memory.placement import assign_gpus, inspect_machine
 from ftis_node.memory.plan import Machine, plan
 from ftis_node.telemetry.sizes import GIB, in_gib
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from ftis_node.config.home import Home
     from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
-    from ftis_node.memory.choice import Option
+    from ftis_node.memory.choice import TrainingOption
     from ftis_node.memory.plan import MemoryPlan
-    from ftis_node.memory.suggestions import Change
+    from ftis_node.memory.suggestions import MemorySuggestion
     from ftis_node.models import ModelShape
 
 OPTIONS_HEAD = f"{'needs':>10}  fits  plan"
@@ -49,10 +49,10 @@ class MemoryQuestion:
     settings: NodeSettings
     manifest: RunManifest
     gpus_bytes: tuple[int, ...] | None = None
-    begun: Begun | None = None
+    begun: PreviousTraining | None = None
 
 
-def ask(
+def memory_question(
     home: Home, *, model: str, run: str | None = None, gpus_gib: Sequence[float] = (), **flags: Any
 ) -> MemoryQuestion:
     """The question that the flags of `doctor` mean: settings as `join` would read them, and a preset's or a file's run.
@@ -66,15 +66,15 @@ def ask(
     else:
         manifest = load_manifest(run or DEFAULT_RUN)
     gpus_bytes = tuple(int(gib * GIB) for gib in gpus_gib) or None
-    return MemoryQuestion(settings, manifest, gpus_bytes, begun_with(home, settings.model))
+    return MemoryQuestion(settings, manifest, gpus_bytes, read_previous_training(home, settings.model))
 
 
-def answer(question: MemoryQuestion, shape: ModelShape) -> Iterator[Finding]:
+def memory_results(question: MemoryQuestion, shape: ModelShape) -> Iterator[CheckResult]:
     """What `join` would train of a model of this shape, the plan for it, and what it was compared with."""
     settings, manifest = question.settings, question.manifest
     try:
         if question.gpus_bytes is None:
-            settings, machine = look_around(settings)
+            settings, machine = inspect_machine(settings)
         else:
             machine = Machine(question.gpus_bytes, psutil.virtual_memory().available)
         choice = choose(settings, manifest, shape, machine, question.begun)
@@ -94,27 +94,27 @@ def answer(question: MemoryQuestion, shape: ModelShape) -> Iterator[Finding]:
         if not made.fits and settings.lora is None and question.begun is None and choice.options:
             advice = smaller_model(choice, manifest, shape, machine)
     except FtisError as error:
-        yield Finding("memory.plan", "fail", str(error))
+        yield CheckResult("memory.plan", "fail", str(error))
         return
-    name = chosen.name if chosen else full_or_adapter(choice.settings)
+    name = chosen.name if chosen else training_label(choice.settings)
     title = f"{manifest.name}, {name}"
     yield from report(made, title=title, advice=advice, place=_place(made, machine, choice.settings))
     if len(choice.options) > 1:
         yield from (_option(option, is_taken=option is chosen and made.fits) for option in choice.options)
 
 
-def report(made: MemoryPlan, *, title: str, advice: str, place: str = "") -> Iterator[Finding]:
+def report(made: MemoryPlan, *, title: str, advice: str, place: str = "") -> Iterator[CheckResult]:
     """A plan as findings: the verdict, its parts, the cache's share, and the changes; `place`: which GPU does what."""
     needs = f"{in_gib(made.peak_bytes)} at the peak of {in_gib(made.usable_bytes)}"
     verdict = f"{title}: {place or PLACES[made.placement]}: {needs}"
-    yield Finding("memory.plan", "ok" if made.fits else "fail", verdict, advice, made.peak_bytes)
+    yield CheckResult("memory.plan", "ok" if made.fits else "fail", verdict, advice, made.peak_bytes)
     for name, num_bytes in made.parts.items():
         if num_bytes:
-            yield Finding("memory.part", "ok", f"{in_gib(num_bytes):>10}  {name}", num_bytes=num_bytes)
+            yield CheckResult("memory.part", "ok", f"{in_gib(num_bytes):>10}  {name}", num_bytes=num_bytes)
     if made.gpu_memory_utilization is not None:
-        yield Finding("memory.part", "ok", _speed(made))
-        yield Finding("memory.part", "ok", f"the generator's share of its GPU: {made.gpu_memory_utilization:.3f}")
-        yield Finding(
+        yield CheckResult("memory.part", "ok", _speed(made))
+        yield CheckResult("memory.part", "ok", f"the generator's share of its GPU: {made.gpu_memory_utilization:.3f}")
+        yield CheckResult(
             "memory.part", "ok", f"host memory beside it: {in_gib(made.host_bytes)}", num_bytes=made.host_bytes
         )
     yield from map(_change, made.changes)
@@ -125,13 +125,13 @@ def _place(made: MemoryPlan, machine: Machine, settings: NodeSettings) -> str:
     num_gpus = len(machine.devices_bytes)
     if num_gpus < 2 or made.placement in ("cpu", "does_not_fit"):
         return PLACES[made.placement]
-    seats = find_seats(num_gpus, settings)
-    if seats.are_shared:
-        return f"{PLACES[made.placement]} (GPU {seats.learner[0]} of {num_gpus})"
-    ranks = ", divided among them" if len(seats.learner) > 1 else ""
-    unused = [str(gpu) for gpu in range(num_gpus) if gpu not in (*seats.generator, *seats.learner)]
+    gpus = assign_gpus(num_gpus, settings)
+    if gpus.are_shared:
+        return f"{PLACES[made.placement]} (GPU {gpus.learner[0]} of {num_gpus})"
+    ranks = ", divided among them" if len(gpus.learner) > 1 else ""
+    unused = [str(gpu) for gpu in range(num_gpus) if gpu not in (*gpus.generator, *gpus.learner)]
     rest = f"; not used: {', '.join(unused)}" if unused else ""
-    return f"the generator on GPU {_names(seats.generator)}, the learner on GPU {_names(seats.learner)}{ranks}{rest}"
+    return f"the generator on GPU {_names(gpus.generator)}, the learner on GPU {_names(gpus.learner)}{ranks}{rest}"
 
 
 def _names(gpus: tuple[int, ...]) -> str:
@@ -149,11 +149,11 @@ def _speed(made: MemoryPlan) -> str:
     return f"{activations}; the output head takes {made.head_chunk_tokens} tokens at once"
 
 
-def _option(option: Option, *, is_taken: bool) -> Finding:
+def _option(option: TrainingOption, *, is_taken: bool) -> CheckResult:
     """A row of the table whose head is `OPTIONS_HEAD`."""
     note = " (join takes this)" if is_taken else f" (after {option.missing})" if option.missing and option.fits else ""
     row = f"{in_gib(option.made.needed_bytes):>10}  {'yes' if option.fits else 'no':<4}  {option.name}{note}"
-    return Finding("memory.option", "ok", row, num_bytes=option.made.needed_bytes)
+    return CheckResult("memory.option", "ok", row, num_bytes=option.made.needed_bytes)
 
 
 def _advice(made: MemoryPlan) -> str:
@@ -163,8 +163,8 @@ def _advice(made: MemoryPlan) -> str:
     return "take a smaller model or a larger device: no change is enough (--verbose names them)"
 
 
-def _change(change: Change) -> Finding:
+def _change(change: MemorySuggestion) -> CheckResult:
     verdict = f"would fit ({change.placement})" if change.fits else "would not fit"
-    return Finding(
+    return CheckResult(
         "memory.change", "warn", f"{change.name}: {in_gib(change.peak_bytes)}, {verdict}", num_bytes=change.peak_bytes
     )

@@ -10,8 +10,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftis_node.doctor.findings import Finding
-from ftis_node.doctor.memory import answer
+from ftis_node.doctor.check_result import CheckResult
+from ftis_node.doctor.memory import memory_results
 from ftis_node.errors import FileError, FtisError, ModelError, NetworkError
 from ftis_node.files import read_text
 from ftis_node.models import read_json, read_shape, resolve_model, shape_of
@@ -31,14 +31,14 @@ CARD_HEAD_CHARACTERS = 10_000
 TEMPLATE_FILE = "chat_template.jinja"
 
 
-def look_at_model(question: MemoryQuestion) -> Iterator[Finding]:
+def check_model(question: MemoryQuestion) -> Iterator[CheckResult]:
     """The model of `question`, and the plan of its memory where it is known."""
     model = question.settings.model
     try:
         check_name(model)
         source = _on_this_machine(model)
     except FtisError as error:
-        yield Finding("model.found", "fail", str(error), "correct --model, or complete the folder")
+        yield CheckResult("model.found", "fail", str(error), "correct --model, or complete the folder")
         return
     if source is not None:
         yield from _files(source)
@@ -48,18 +48,18 @@ def look_at_model(question: MemoryQuestion) -> Iterator[Finding]:
         on_hub = ask_about(model)
     except NetworkError as error:
         text = str(error).split(": give ")[0]
-        yield Finding("hub.reached", "fail", text, "check the network, or give a local folder with --model DIR")
+        yield CheckResult("hub.reached", "fail", text, "check the network, or give a local folder with --model DIR")
         return
     except ModelError as error:
-        yield Finding("hub.reached", "fail", str(error), "check the name, and HF_TOKEN")
+        yield CheckResult("hub.reached", "fail", str(error), "check the name, and HF_TOKEN")
         return
     yield from _offered(model, on_hub)
     try:
         shape = shape_of(on_hub.config, where=f"{model}: config.json", num_parameters=on_hub.num_parameters)
     except ModelError as error:
-        yield Finding("memory.plan", "warn", str(error), "it may work all the same: join tries it")
+        yield CheckResult("memory.plan", "warn", str(error), "it may work all the same: join tries it")
         return
-    yield from answer(question, shape)
+    yield from memory_results(question, shape)
 
 
 def _on_this_machine(model: str) -> ModelSource | None:
@@ -75,29 +75,33 @@ def _on_this_machine(model: str) -> ModelSource | None:
         return None
 
 
-def _files(source: ModelSource) -> Iterator[Finding]:
+def _files(source: ModelSource) -> Iterator[CheckResult]:
     num_bytes = sum(path.stat().st_size for path in source.weights_files)
-    yield Finding("model.found", "ok", f"{source.folder} is complete, {num_bytes / 1e9:.2f} GB of weights")
+    yield CheckResult("model.found", "ok", f"{source.folder} is complete, {num_bytes / 1e9:.2f} GB of weights")
     yield tokenizer_of(source.folder)
     if licence := _licence_in(source.folder / CARD):
-        yield Finding("model.licence", "ok", f"its card names the licence {licence}")
+        yield CheckResult("model.licence", "ok", f"its card names the licence {licence}")
 
 
-def tokenizer_of(folder: Path) -> Finding:
+def tokenizer_of(folder: Path) -> CheckResult:
     """Whether the tokenizer can be read, as far as that is told without loading transformers."""
     file = folder / "tokenizer.json"
     if not file.is_file():
-        return Finding("model.tokenizer", "ok", "its files are there")
+        return CheckResult("model.tokenizer", "ok", "its files are there")
     from tokenizers import Tokenizer
 
     try:
         size = Tokenizer.from_file(str(file)).get_vocab_size()
     except Exception as error:  # the library raises Exception itself
-        return Finding("model.tokenizer", "fail", f"{file} cannot be read: {error}", "fetch the model's folder again")
+        return CheckResult(
+            "model.tokenizer", "fail", f"{file} cannot be read: {error}", "fetch the model's folder again"
+        )
     if not has_template(folder):
         advice = "nothing need be done for a base model; a chat model answers worse so"
-        return Finding("model.tokenizer", "warn", f"{size} tokens, no chat template: prompts are plain lines", advice)
-    return Finding("model.tokenizer", "ok", f"{size} tokens, with a chat template")
+        return CheckResult(
+            "model.tokenizer", "warn", f"{size} tokens, no chat template: prompts are plain lines", advice
+        )
+    return CheckResult("model.tokenizer", "ok", f"{size} tokens, with a chat template")
 
 
 def has_template(folder: Path) -> bool:
@@ -118,19 +122,19 @@ def _licence_in(card: Path) -> str:
     return found[1] if found else ""
 
 
-def _planned(question: MemoryQuestion, source: ModelSource) -> Iterator[Finding]:
+def _planned(question: MemoryQuestion, source: ModelSource) -> Iterator[CheckResult]:
     try:
         shape: ModelShape = read_shape(source)
     except ModelError as error:
-        yield Finding("memory.plan", "warn", str(error), "it may work all the same: join tries it")
+        yield CheckResult("memory.plan", "warn", str(error), "it may work all the same: join tries it")
         return
-    yield from answer(question, shape)
+    yield from memory_results(question, shape)
 
 
-def _offered(model: str, on_hub: HubModel) -> Iterator[Finding]:
+def _offered(model: str, on_hub: HubModel) -> Iterator[CheckResult]:
     size = f", {on_hub.num_bytes / 1e9:.1f} GB" if on_hub.num_bytes else ""
-    yield Finding("hub.reached", "ok", f"the hub has {model}{size}: the first `join` fetches it")
+    yield CheckResult("hub.reached", "ok", f"the hub has {model}{size}: the first `join` fetches it")
     token = "an access token is set" if on_hub.has_token else "no access token is set, and none is needed for it"
-    yield Finding("hub.token", "ok", token)
+    yield CheckResult("hub.token", "ok", token)
     if on_hub.licence:
-        yield Finding("model.licence", "ok", f"its card names the licence {json.dumps(on_hub.licence)[1:-1]}")
+        yield CheckResult("model.licence", "ok", f"its card names the licence {json.dumps(on_hub.licence)[1:-1]}")

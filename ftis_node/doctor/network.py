@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from ftis_node.doctor.findings import Finding, Level
+from ftis_node.doctor.check_result import CheckResult, Level
 from ftis_node.doctor.sockets import is_carriers_nat, own_address
 from ftis_node.gossip import parse_multiaddr
 from ftis_node.gossip.membership.reachability import Reachability, is_public
@@ -32,7 +32,7 @@ SMALL_RELAY_BYTES = GIB >> 6
 BY_RELAY = "behind NAT give the address of a bootstrap node, which relays; a forwarded port makes transfers faster"
 
 
-def examine_network(peers: tuple[str, ...], *, listen: tuple[str, ...], limit_s: float) -> Iterator[Finding]:
+def examine_network(peers: tuple[str, ...], *, listen: tuple[str, ...], limit_s: float) -> Iterator[CheckResult]:
     """Dials each peer. Raises ConfigError for an address that is none, UsageError and MachineError as a node would."""
     from ftis_node.gossip.membership.probe import probe_network
 
@@ -43,12 +43,12 @@ def examine_network(peers: tuple[str, ...], *, listen: tuple[str, ...], limit_s:
             probe = asyncio.run(asyncio.wait_for(probing, limit_s))
         except TimeoutError:
             text = f"the peers could not be dialled within {limit_s:g} s, cut off"
-            yield Finding("peer.dial", "fail", text, "name one --peers at a time")
+            yield CheckResult("peer.dial", "fail", text, "name one --peers at a time")
             return
     yield from judge(probe)
 
 
-def judge(probe: NetworkProbe) -> Iterator[Finding]:
+def judge(probe: NetworkProbe) -> Iterator[CheckResult]:
     """The findings: each address, the clock, the way back."""
     reached = [one for one in probe.addresses if not one.error]
     for one in probe.addresses:
@@ -59,21 +59,23 @@ def judge(probe: NetworkProbe) -> Iterator[Finding]:
     yield nat_kind(own_address(socket.AF_INET), own_address(socket.AF_INET6), probe.reachability)
 
 
-def nat_kind(own_ipv4: str, own_ipv6: str, reachability: Reachability = Reachability.UNKNOWN) -> Finding:
+def nat_kind(own_ipv4: str, own_ipv6: str, reachability: Reachability = Reachability.UNKNOWN) -> CheckResult:
     """How others reach this machine, as its own addresses tell; `reachability`: as p2pd's list of them does."""
     if reachability is Reachability.PUBLIC or any(is_public(f"/ip/{own}") for own in (own_ipv4, own_ipv6) if own):
-        return Finding("nat.kind", "ok", "this machine has a public address: others can dial it, but for firewalls")
+        return CheckResult("nat.kind", "ok", "this machine has a public address: others can dial it, but for firewalls")
     if is_carriers_nat(own_ipv4):
-        return Finding(
+        return CheckResult(
             "nat.kind", "warn", f"{own_ipv4} is behind its carrier's NAT: no port can be forwarded", BY_RELAY
         )
     if own_ipv4 or own_ipv6 or reachability is Reachability.LOCAL:
         text = "this machine has private addresses only: it is behind NAT, or in a network of its own"
-        return Finding("nat.kind", "warn", text, BY_RELAY)
-    return Finding("nat.kind", "warn", "this machine has no address that others could dial", "connect it to a network")
+        return CheckResult("nat.kind", "warn", text, BY_RELAY)
+    return CheckResult(
+        "nat.kind", "warn", "this machine has no address that others could dial", "connect it to a network"
+    )
 
 
-def look_at_running(url: str) -> Iterator[Finding]:
+def check_running(url: str) -> Iterator[CheckResult]:
     """What the node that runs on this home says: with time, its peers have told it how it can be reached."""
     address = urlsplit(url)
     connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=STATUS_WITHIN_S)
@@ -82,28 +84,28 @@ def look_at_running(url: str) -> Iterator[Finding]:
         swarm = json.loads(connection.getresponse().read())["swarm"]
         text = f"the running node: reachability {swarm['reachability']}; {swarm['state']}: {swarm['reason']}"
     except (OSError, ValueError, KeyError) as error:
-        yield Finding("nat.running", "warn", f"the node at {url} does not answer ({error})", "look into its logs/")
+        yield CheckResult("nat.running", "warn", f"the node at {url} does not answer ({error})", "look into its logs/")
     else:
-        yield Finding("nat.running", "ok", text)
+        yield CheckResult("nat.running", "ok", text)
     finally:
         connection.close()
 
 
-def _peer(probe: AddressProbe, *, others_are_reached: bool) -> Finding:
+def _peer(probe: AddressProbe, *, others_are_reached: bool) -> CheckResult:
     if probe.error:
         level: Level = "warn" if others_are_reached else "fail"
-        return Finding(
+        return CheckResult(
             "peer.dial", level, f"{probe.address}: {P2PDS_PREAMBLE.sub('', probe.error)}", _advice(probe.error)
         )
     reached = f"{probe.address}: reached in {probe.dial_s * 1000:.0f} ms"
     if not probe.is_in_directory:
         advice = "give a bootstrap node, or a member of the run, of this version"
-        return Finding("peer.dial", "warn", f"{reached}, but it does not answer in the directory", advice)
+        return CheckResult("peer.dial", "warn", f"{reached}, but it does not answer in the directory", advice)
     limit = probe.relay_limit
     if limit is not None and 0 < limit.num_bytes < SMALL_RELAY_BYTES:
         small = f"{reached}; as a relay it cuts connections after {limit.num_bytes / 1024:.0f} KiB"
-        return Finding("peer.dial", "warn", small, "nodes behind NAT: give the address of a bootstrap node, too")
-    return Finding("peer.dial", "ok", reached)
+        return CheckResult("peer.dial", "warn", small, "nodes behind NAT: give the address of a bootstrap node, too")
+    return CheckResult("peer.dial", "ok", reached)
 
 
 def _advice(error: str) -> str:
@@ -119,9 +121,11 @@ def _advice(error: str) -> str:
     return "check the address, and that the peer runs"
 
 
-def _clock(skew_s: float) -> Finding:
+def _clock(skew_s: float) -> CheckResult:
     if abs(skew_s) < SKEW_NOTE_S:
-        return Finding("clock.peers", "ok", f"within {SKEW_NOTE_S:g} s of the peers' clocks ({skew_s:+.2f} s)")
+        return CheckResult("clock.peers", "ok", f"within {SKEW_NOTE_S:g} s of the peers' clocks ({skew_s:+.2f} s)")
     which = "behind" if skew_s > 0 else "ahead of"
     level: Level = "fail" if abs(skew_s) > SKEW_PROBLEM_S else "warn"
-    return Finding("clock.peers", level, f"this machine's clock is {abs(skew_s):.1f} s {which} the peers'", SYNCHRONISE)
+    return CheckResult(
+        "clock.peers", level, f"this machine's clock is {abs(skew_s):.1f} s {which} the peers'", SYNCHRONISE
+    )

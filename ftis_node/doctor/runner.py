@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ftis_node.doctor.findings import Finding
+from ftis_node.doctor.check_result import CheckResult
 from ftis_node.errors import FtisError, NetworkError
 
 if TYPE_CHECKING:
@@ -29,15 +29,15 @@ class Check:
     name: str
     title: str
     limit_s: float
-    look: Callable[[], Iterable[Finding]]
+    look: Callable[[], Iterable[CheckResult]]
 
 
-def run_checks(checks: Sequence[Check], *, on_progress: Callable[[str], None] = lambda text: None) -> list[Finding]:
+def run_checks(checks: Sequence[Check], *, on_progress: Callable[[str], None] = lambda text: None) -> list[CheckResult]:
     """The findings of all checks, in the order of the checks. `on_progress` is told what is waited for."""
-    answers: queue.SimpleQueue[tuple[str, list[Finding]]] = queue.SimpleQueue()
+    answers: queue.SimpleQueue[tuple[str, list[CheckResult]]] = queue.SimpleQueue()
     began_at = time.monotonic()
     open_checks = {check.name: check for check in checks}
-    found: dict[str, list[Finding]] = {}
+    found: dict[str, list[CheckResult]] = {}
     for check in checks:
         threading.Thread(target=_run, args=(check, answers), name=f"check-{check.name}", daemon=True).start()
     next_word_at = began_at + QUIET_S
@@ -60,20 +60,22 @@ def run_checks(checks: Sequence[Check], *, on_progress: Callable[[str], None] = 
     return [finding for check in checks for finding in found[check.name]]
 
 
-def _run(check: Check, answers: queue.SimpleQueue[tuple[str, list[Finding]]]) -> None:
-    findings: list[Finding] = []
+def _run(check: Check, answers: queue.SimpleQueue[tuple[str, list[CheckResult]]]) -> None:
+    findings: list[CheckResult] = []
     try:
         for finding in check.look():
             findings.append(finding)  # noqa: PERF402 - what was found before a fault counts
     except FtisError as error:
-        findings.append(Finding("peer.dial" if isinstance(error, NetworkError) else "check.broken", "fail", str(error)))
+        findings.append(
+            CheckResult("peer.dial" if isinstance(error, NetworkError) else "check.broken", "fail", str(error))
+        )
     except Exception as error:
         advice = "report it with what `ftis-node --debug doctor` says"
-        findings.append(Finding("check.broken", "warn", f"{check.title}: {type(error).__name__}: {error}", advice))
+        findings.append(CheckResult("check.broken", "warn", f"{check.title}: {type(error).__name__}: {error}", advice))
     answers.put((check.name, findings))
 
 
-def _cut(check: Check) -> Finding:
-    return Finding(
+def _cut(check: Check) -> CheckResult:
+    return CheckResult(
         "check.cut", "warn", f"{check.title}: no answer within {check.limit_s:g} s, cut off", "run doctor again"
     )

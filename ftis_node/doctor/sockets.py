@@ -11,7 +11,7 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from ftis_node.doctor.findings import Finding, Level
+from ftis_node.doctor.check_result import CheckResult, Level
 from ftis_node.errors import UsageError
 from ftis_node.gossip.multiaddr import parse_listen_address, parse_multiaddr
 from ftis_node.gossip.p2pd.ports import check_free
@@ -30,40 +30,40 @@ NO_CLOCK = 5  # TIME_ERROR of adjtimex(2): nobody tells the kernel the time
 TIMEX_BYTES = 256
 
 
-def look_at_ports(listen: Iterable[str], status_port: int, *, runs_here: bool) -> Iterator[Finding]:
+def check_listen_ports(listen: Iterable[str], status_port: int, *, runs_here: bool) -> Iterator[CheckResult]:
     """Whether a node could listen. `runs_here`: a node of this home is running, and has them itself."""
     if runs_here:
-        yield Finding("port.listen", "ok", "the node that runs on this home listens")
+        yield CheckResult("port.listen", "ok", "the node that runs on this home listens")
         return
     for text in listen:
         try:
             check_free([parse_listen_address(text)])
         except UsageError as error:
-            yield Finding("port.listen", "fail", str(error).split("; ")[0], "choose another with --listen")
+            yield CheckResult("port.listen", "fail", str(error).split("; ")[0], "choose another with --listen")
         else:
-            yield Finding("port.listen", "ok", f"{text} is free")
+            yield CheckResult("port.listen", "ok", f"{text} is free")
     try:
         check_ports((), status_port)
     except UsageError as error:
-        yield Finding("port.status", "fail", str(error).split(": ")[0], "choose another with --status-port")
+        yield CheckResult("port.status", "fail", str(error).split(": ")[0], "choose another with --status-port")
     else:
-        yield Finding("port.status", "ok", f"status port {status_port} is free" if status_port else "any free one")
+        yield CheckResult("port.status", "ok", f"status port {status_port} is free" if status_port else "any free one")
 
 
-def look_at_routes() -> Iterator[Finding]:
+def check_routes() -> Iterator[CheckResult]:
     """Whether there is a way out, by IPv4 and by IPv6."""
     own = {family: own_address(family) for family in NAMES}
     if not any(own.values()):
         text = "no network: this machine has no way to any address outside"
-        yield Finding("route.ipv4", "warn", text, "connect it to a network; alone it can only train on its own")
+        yield CheckResult("route.ipv4", "warn", text, "connect it to a network; alone it can only train on its own")
         return
     for family, name in NAMES.items():
         if own[family]:
-            yield Finding(f"route.{name}", "ok", f"a way out by {_written(name)}, from {own[family]}")
+            yield CheckResult(f"route.{name}", "ok", f"a way out by {_written(name)}, from {own[family]}")
         else:
             advice = "nothing need be done unless peers have such addresses only"
             level: Level = "ok" if name == "ipv6" else "warn"
-            yield Finding(f"route.{name}", level, f"no way out by {_written(name)}", advice)
+            yield CheckResult(f"route.{name}", level, f"no way out by {_written(name)}", advice)
 
 
 def own_address(family: socket.AddressFamily) -> str:
@@ -84,7 +84,7 @@ def is_carriers_nat(address: str) -> bool:
         return False
 
 
-def look_at_peers(peers: Iterable[str]) -> Iterator[Finding]:
+def check_peers(peers: Iterable[str]) -> Iterator[CheckResult]:
     """A TCP connection to each peer by each family that its address has; QUIC is left to p2pd."""
     for text in peers:
         peer = parse_multiaddr(text)
@@ -93,10 +93,10 @@ def look_at_peers(peers: Iterable[str]) -> Iterator[Finding]:
             continue
         families = [family for family, name in NAMES.items() if kind in ("dns", f"ip{name[3]}", f"dns{name[3]}")]
         found = [one for family in families for one in _by_family(peer, host, int(port), family)]
-        yield from found or [Finding("peer.name", "warn", f"{text}: {host} does not resolve", "check the name")]
+        yield from found or [CheckResult("peer.name", "warn", f"{text}: {host} does not resolve", "check the name")]
 
 
-def _by_family(peer: PeerAddress, host: str, port: int, family: socket.AddressFamily) -> Iterator[Finding]:
+def _by_family(peer: PeerAddress, host: str, port: int, family: socket.AddressFamily) -> Iterator[CheckResult]:
     try:
         (*_, address) = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)[0]
     except OSError:
@@ -110,13 +110,13 @@ def _by_family(peer: PeerAddress, host: str, port: int, family: socket.AddressFa
     except OSError as error:
         why = "no answer" if isinstance(error, TimeoutError) else (error.strerror or str(error)).lower()
         advice = "check address and port, that it runs, and firewalls between"
-        yield Finding(f"peer.{name}", "warn", f"{peer.transport}: {_written(name)}, {why}", advice)
+        yield CheckResult(f"peer.{name}", "warn", f"{peer.transport}: {_written(name)}, {why}", advice)
     else:
         took_ms = (time.monotonic() - began_at) * 1000
-        yield Finding(f"peer.{name}", "ok", f"{peer.transport}: {_written(name)} connects in {took_ms:.0f} ms")
+        yield CheckResult(f"peer.{name}", "ok", f"{peer.transport}: {_written(name)} connects in {took_ms:.0f} ms")
 
 
-def look_at_kernels_clock() -> Iterator[Finding]:
+def check_kernels_clock() -> Iterator[CheckResult]:
     """Whether anybody tells the kernel the time. Says nothing where it cannot be asked."""
     try:
         state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(TIMEX_BYTES))
@@ -125,9 +125,9 @@ def look_at_kernels_clock() -> Iterator[Finding]:
     if state == NO_CLOCK:
         text = "no time synchronisation that the kernel knows of; peers refuse a clock that is 3 s off"
         advice = "switch it on (systemd-timesyncd, chrony), or name --peers to compare with their clocks"
-        yield Finding("clock.synchronised", "warn", text, advice)
+        yield CheckResult("clock.synchronised", "warn", text, advice)
     elif state >= 0:
-        yield Finding("clock.synchronised", "ok", "the kernel's clock is synchronised")
+        yield CheckResult("clock.synchronised", "ok", "the kernel's clock is synchronised")
 
 
 def _written(name: str) -> str:

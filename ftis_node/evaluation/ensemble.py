@@ -25,14 +25,14 @@ from ftis_node.evaluation.memory import check_mixture_fits
 from ftis_node.evaluation.result import (
     EnsembleResult,
     TextFigures,
-    chosen_entry,
-    confidence_entry,
+    chosen_row,
+    confidence_row,
     gate_figures,
     is_right,
-    route_entry,
-    vote_entry,
+    route_row,
+    vote_row,
 )
-from ftis_node.evaluation.study import Expert, PartsProgress, Seen, Study
+from ftis_node.evaluation.study import Expert, ExpertOutputs, PartsProgress, Study
 from ftis_node.files import read_text
 from ftis_node.generation.engines import choose_engine
 from ftis_node.models import load_tokenizer, resolve_model
@@ -121,21 +121,21 @@ async def evaluate_ensemble(
     also_scored = [training["gate"]] if "gate" in modes else []
     async with IsolatedScorer(problems, scored_only=also_scored) as scorer:
         seen = [await study.look_at(expert, open_engine, scorer) for expert in experts]
-        weighings = _weighings(mixtures, seen, decay=decay)
-        mixed = await study.mix(weighings, scorer) if mixtures else {}
+        weights_by_mode = _mixture_weights(mixtures, seen, decay=decay)
+        mixed = await study.mix(weights_by_mode, scorer) if mixtures else {}
     names = [expert.member.name for expert in experts]
     by_model = [each.answered for each in seen]
     if "vote" in modes:
-        mixed["vote"] = vote_entry("vote", by_model, problems, k=k)
+        mixed["vote"] = vote_row("vote", by_model, problems, k=k)
     if "confidence" in modes:
-        mixed["confidence"] = confidence_entry("confidence", by_model, problems, names=names, k=k)
+        mixed["confidence"] = confidence_row("confidence", by_model, problems, names=names, k=k)
     if "route" in modes:
         prompts = [each.prompts for each in seen]
-        mixed["route"] = route_entry("route", by_model, prompts, problems, names=names, k=k)
+        mixed["route"] = route_row("route", by_model, prompts, problems, names=names, k=k)
     if "gate" in modes:
         chances = _gate_chances(seen, asked)
-        mixed["gate"] = chosen_entry("gate", by_model, chances, problems, names=names, k=k)
-    cached = weighings.get("cached")
+        mixed["gate"] = chosen_row("gate", by_model, chances, problems, names=names, k=k)
+    cached = weights_by_mode.get("cached")
     return EnsembleResult(
         task=task,
         n=len(by_model[0]),
@@ -144,7 +144,7 @@ async def evaluate_ensemble(
         modes=tuple(mixed[mode] for mode in dict.fromkeys(modes)),
         prior=tuple(map(exp, cached.log_prior)) if cached is not None else None,
         gate=gate_figures([each.gated for each in seen]) if "gate" in modes else None,
-        text=_text_figures(names, seen, weighings) if text is not None else (),
+        text=_text_figures(names, seen, weights_by_mode) if text is not None else (),
     )
 
 
@@ -201,7 +201,7 @@ def _unasked(items: list[TaskItem], asked: list[TaskItem]) -> list[TaskItem]:
     return unasked
 
 
-def _gate_chances(seen: Sequence[Seen], asked: Sequence[TaskItem]) -> list[list[float]]:
+def _gate_chances(seen: Sequence[ExpertOutputs], asked: Sequence[TaskItem]) -> list[list[float]]:
     """`[J][N]` how likely each expert is right about each problem."""
     from ftis_node.generation.gate import train_gate
 
@@ -220,7 +220,9 @@ def _read_text(path: Path) -> str:
     return text
 
 
-def _weighings(mixtures: Sequence[str], seen: Sequence[Seen], *, decay: float) -> dict[str, MixtureWeights]:
+def _mixture_weights(
+    mixtures: Sequence[str], seen: Sequence[ExpertOutputs], *, decay: float
+) -> dict[str, MixtureWeights]:
     """How each of the mixtures weighs the experts."""
     if not mixtures:
         return {}
@@ -236,17 +238,17 @@ def _weighings(mixtures: Sequence[str], seen: Sequence[Seen], *, decay: float) -
 
 
 def _text_figures(
-    names: Sequence[str], seen: Sequence[Seen], weighings: dict[str, MixtureWeights]
+    names: Sequence[str], seen: Sequence[ExpertOutputs], weights_by_mode: dict[str, MixtureWeights]
 ) -> tuple[TextFigures, ...]:
     """The text by each expert alone, then by each of the mixtures."""
     figures = [
         TextFigures(name, tokens=sum(map(len, each.windows)), nats=-sum(map(sum, each.windows)))
         for name, each in zip(names, seen, strict=True)
     ]
-    if weighings:
+    if weights_by_mode:
         from ftis_node.generation.experts import mixture_nats
 
         windows = list(zip(*(each.windows for each in seen), strict=True))
         num_tokens = figures[0].tokens
-        figures += [TextFigures(mode, num_tokens, mixture_nats(windows, how)) for mode, how in weighings.items()]
+        figures += [TextFigures(mode, num_tokens, mixture_nats(windows, how)) for mode, how in weights_by_mode.items()]
     return tuple(figures)

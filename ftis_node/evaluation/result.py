@@ -19,14 +19,14 @@ from ftis_node.tasks.answers import answer_in
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ftis_node.generation.evaluate import Answer
+    from ftis_node.generation.evaluate import ScoredAnswer
     from ftis_node.tasks.base import Task, TaskItem
 
 MAX_EXPONENT = 700.0  # e^709 is the largest float
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class EvaluationRow:
     """One expert alone, or one mode of the ensemble.
 
     `majority_at_k` is the share of problems that the majority over k samples of each model gets right, None for k = 1.
@@ -66,7 +66,7 @@ class TextFigures:
 class GateFigures:
     """What `gate` learned from: `right` is the share of its `prompts` that each expert answered rightly.
 
-    The tokens are those of the experts' answers to these prompts, counted as an `Entry`'s and in none of them.
+    The tokens are those of the experts' answers to these prompts, counted as an `EvaluationRow`'s and in none of them.
     """
 
     prompts: int
@@ -85,17 +85,19 @@ class EnsembleResult:
     task: str
     n: int
     k: int
-    experts: tuple[Entry, ...]
-    modes: tuple[Entry, ...]
+    experts: tuple[EvaluationRow, ...]
+    modes: tuple[EvaluationRow, ...]
     prior: tuple[float, ...] | None = None
     gate: GateFigures | None = None
     text: tuple[TextFigures, ...] = ()
 
 
-def entry_of(name: str, answered: Sequence[Answered], task: Task, *, k: int, num_models: int = 1) -> Entry:
+def evaluation_row(
+    name: str, answered: Sequence[Answered], task: Task, *, k: int, num_models: int = 1
+) -> EvaluationRow:
     """The figures of answers that one model gave, or a mixture of `num_models`."""
     right = [_is_majority_right(task, problem.item, problem.samples[:k]) for problem in answered]
-    return Entry(
+    return EvaluationRow(
         name=name,
         result=summarise(answered, k=k),
         majority_at_k=sum(right) / len(right) if k > 1 else None,
@@ -104,7 +106,7 @@ def entry_of(name: str, answered: Sequence[Answered], task: Task, *, k: int, num
     )
 
 
-def vote_entry(name: str, by_model: Sequence[Sequence[Answered]], task: Task, *, k: int) -> Entry:
+def vote_row(name: str, by_model: Sequence[Sequence[Answered]], task: Task, *, k: int) -> EvaluationRow:
     """The majority over the models' own answers; `by_model` has each one's answers to the same problems."""
     ballots = list(zip(*by_model, strict=True))
     elected, right = [], []
@@ -114,7 +116,7 @@ def vote_entry(name: str, by_model: Sequence[Sequence[Answered]], task: Task, *,
         elected.append(replace(ballot[0], greedy=None if winner is None else greedy[winner], samples=()))
         samples = [answer for problem in ballot for answer in problem.samples[:k]]
         right.append(_is_majority_right(task, ballot[0].item, samples))
-    return Entry(
+    return EvaluationRow(
         name=name,
         result=replace(summarise(elected, k=1), k=k),
         majority_at_k=sum(right) / len(right) if k > 1 else None,
@@ -123,7 +125,7 @@ def vote_entry(name: str, by_model: Sequence[Sequence[Answered]], task: Task, *,
     )
 
 
-def route_entry(
+def route_row(
     name: str,
     by_model: Sequence[Sequence[Answered]],
     likelihoods: Sequence[Sequence[float]],
@@ -131,28 +133,28 @@ def route_entry(
     *,
     names: Sequence[str],
     k: int,
-) -> Entry:
+) -> EvaluationRow:
     """Each problem by the model under which its prompt is likeliest, the first of equals.
 
     `likelihoods` are log p_j(prompt), in the order of `by_model`. All models read every prompt to choose.
     """
-    entry = chosen_entry(name, by_model, likelihoods, task, names=names, k=k)
+    entry = chosen_row(name, by_model, likelihoods, task, names=names, k=k)
     read_to_choose = sum(problem.num_prompt_tokens for answered in by_model for problem in answered)
     return replace(entry, forward_tokens=entry.forward_tokens + read_to_choose)
 
 
-def confidence_entry(
+def confidence_row(
     name: str, by_model: Sequence[Sequence[Answered]], task: Task, *, names: Sequence[str], k: int
-) -> Entry:
+) -> EvaluationRow:
     """Each problem by the model whose greedy answer has the highest mean log-prob by its own measure.
 
     A model without an answer comes last, and one whose log-probs are no numbers. All give a greedy answer.
     """
     confidences = [[_confidence(problem) for problem in answered] for answered in by_model]
-    return chosen_entry(name, by_model, confidences, task, names=names, k=k, all_answer=True)
+    return chosen_row(name, by_model, confidences, task, names=names, k=k, all_answer=True)
 
 
-def chosen_entry(
+def chosen_row(
     name: str,
     by_model: Sequence[Sequence[Answered]],
     scores: Sequence[Sequence[float]],
@@ -161,7 +163,7 @@ def chosen_entry(
     names: Sequence[str],
     k: int,
     all_answer: bool = False,
-) -> Entry:
+) -> EvaluationRow:
     """Each problem by the model with the highest of its `scores` `[J][N]`, the first of equals.
 
     With `all_answer` the greedy answers of the other models are part of the cost.
@@ -175,7 +177,7 @@ def chosen_entry(
         for place, problem in enumerate(ballot)
         if all_answer and place != choice
     ]
-    entry = entry_of(name, answered, task, k=k)
+    entry = evaluation_row(name, answered, task, k=k)
     counts = Counter(names[choice] for choice in choices)
     return replace(
         entry,
@@ -207,12 +209,12 @@ def _confidence(problem: Answered) -> float:
     return logprob if isfinite(logprob) else -inf
 
 
-def _is_majority_right(task: Task, item: TaskItem, answers: Sequence[Answer]) -> bool:
+def _is_majority_right(task: Task, item: TaskItem, answers: Sequence[ScoredAnswer]) -> bool:
     winner = elect(_votes(task, item, answers))
     return winner is not None and answers[winner].is_right
 
 
-def _votes(task: Task, item: TaskItem, answers: Sequence[Answer]) -> list[Vote]:
+def _votes(task: Task, item: TaskItem, answers: Sequence[ScoredAnswer]) -> list[Vote]:
     return [Vote(answer_in(task, item, answer.text), answer.mean_logprob) for answer in answers]
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.errors import ConfigError
 from ftis_node.evaluation.evaluate import serving
-from ftis_node.evaluation.result import Entry, entry_of
+from ftis_node.evaluation.result import EvaluationRow, evaluation_row
 from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.evaluate import answer_problems
 from ftis_node.generation.local import LocalGenerator
@@ -36,7 +36,7 @@ class Expert:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ExpertOutputs:
     """What one model did alone: answers, and log-likelihoods of the problems' prompts and of the dev prompts.
 
     `gated` are its greedy answers to the gate's prompts; `windows` has the log-probs of the text's tokens, piece by
@@ -51,7 +51,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asking:
+class _Answerer:
     """Who answers problems: a model or a mixture, and what reads and scores its answers."""
 
     opened: Engine
@@ -63,14 +63,14 @@ class _Asking:
 class PartsProgress:
     """One bar over all parts of the work."""
 
-    def __init__(self, tell: OnProgress, *, num_parts: int) -> None:
-        self.tell = tell
+    def __init__(self, on_progress: OnProgress, *, num_parts: int) -> None:
+        self.on_progress = on_progress
         self._num_parts = num_parts
         self._num_done = 0
 
     def part(self, name: str, done: int, total: int) -> None:
         """So far `done` of `total` problems of this part."""
-        self.tell((self._num_done + done / total) / self._num_parts, f"{name}: {done} of {total} problems")
+        self.on_progress((self._num_done + done / total) / self._num_parts, f"{name}: {done} of {total} problems")
 
     def end_part(self) -> None:
         """The next part begins."""
@@ -96,57 +96,57 @@ class Study:
     gated: list[TaskItem]
     text: str
 
-    async def look_at(self, expert: Expert, open_engine: OpenEngine, scorer: IsolatedScorer) -> Seen:
+    async def look_at(self, expert: Expert, open_engine: OpenEngine, scorer: IsolatedScorer) -> ExpertOutputs:
         """One model alone; it is in memory only meanwhile."""
         settings, windows = self._settings(expert.tokenizer), self._windows(expert.tokenizer)
         name = expert.member.name
-        self.progress.tell(None, f"loading {name} into the engine")
+        self.progress.on_progress(None, f"loading {name} into the engine")
         async with serving(open_engine, expert.source, settings) as opened:
-            asking = _Asking(opened, expert.tokenizer, expert.tokenizer.eos_ids, scorer)
-            return Seen(
-                answered=await self._answers(name, asking, self.problems, limit=self.limit, k=self.k),
+            answerer = _Answerer(opened, expert.tokenizer, expert.tokenizer.eos_ids, scorer)
+            return ExpertOutputs(
+                answered=await self._answers(name, answerer, self.problems, limit=self.limit, k=self.k),
                 prompts=[await self._likelihood(opened, expert, item) for item in self.routed],
                 dev=[await self._likelihood(opened, expert, item) for item in self.dev],
-                gated=await self._answers(f"{name} for the gate", asking, self.gated, limit=len(self.gated), k=1)
+                gated=await self._answers(f"{name} for the gate", answerer, self.gated, limit=len(self.gated), k=1)
                 if self.gated
                 else [],
                 windows=[await opened.probe(ids) for ids in windows],
             )
 
-    async def mix(self, weighings: dict[str, MixtureWeights], scorer: IsolatedScorer) -> dict[str, Entry]:
+    async def mix(self, weights_by_mode: dict[str, MixtureWeights], scorer: IsolatedScorer) -> dict[str, EvaluationRow]:
         """All models at once, each of the mixtures in turn. The prompt is as the first model's template has it."""
         from ftis_node.generation.engines.mixture_engine import open_mixture
 
         tokenizer = self.experts[0].tokenizer
         eos_ids = {token for expert in self.experts for token in expert.tokenizer.eos_ids}
         sources = [expert.source for expert in self.experts]
-        first = next(iter(weighings.values()))
-        opened = open_mixture(sources, self._settings(tokenizer), first, on_progress=self.progress.tell)
-        asking = _Asking(opened, tokenizer, eos_ids, scorer)
+        first = next(iter(weights_by_mode.values()))
+        opened = open_mixture(sources, self._settings(tokenizer), first, on_progress=self.progress.on_progress)
+        answerer = _Answerer(opened, tokenizer, eos_ids, scorer)
         entries = {}
         try:
-            for mode, weighing in weighings.items():
-                opened.weigh(weighing)
-                answered = await self._answers(mode, asking, self.problems, limit=self.limit, k=self.k)
-                entries[mode] = entry_of(mode, answered, self.problems, k=self.k, num_models=len(sources))
+            for mode, weights in weights_by_mode.items():
+                opened.weigh(weights)
+                answered = await self._answers(mode, answerer, self.problems, limit=self.limit, k=self.k)
+                entries[mode] = evaluation_row(mode, answered, self.problems, k=self.k, num_models=len(sources))
         finally:
             await opened.close()
         return entries
 
-    def alone(self, expert: Expert, seen: Seen) -> Entry:
+    def alone(self, expert: Expert, seen: ExpertOutputs) -> EvaluationRow:
         """An expert's own line."""
         member = expert.member
-        entry = entry_of(member.name, seen.answered, self.problems, k=self.k)
+        entry = evaluation_row(member.name, seen.answered, self.problems, k=self.k)
         return replace(entry, model=member.model, domain=member.domain)
 
     async def _answers(
-        self, name: str, asking: _Asking, problems: Task | Sequence[TaskItem], *, limit: int, k: int
+        self, name: str, answerer: _Answerer, problems: Task | Sequence[TaskItem], *, limit: int, k: int
     ) -> list[Answered]:
         answered = await answer_problems(
-            LocalGenerator(asking.opened, eos_ids=asking.eos_ids),
+            LocalGenerator(answerer.opened, eos_ids=answerer.eos_ids),
             problems,
-            asking.tokenizer,
-            scorer=asking.scorer,
+            answerer.tokenizer,
+            scorer=answerer.scorer,
             limit=limit,
             k=k,
             completion_limit=lambda num_prompt_tokens: self.max_tokens - num_prompt_tokens,

@@ -66,7 +66,7 @@ class EvalResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ScoredAnswer:
     """One completion and what became of it. `mean_logprob` is in nats a token."""
 
     text: str
@@ -88,8 +88,8 @@ class Answered:
 
     item: TaskItem
     num_prompt_tokens: int
-    greedy: Answer | None = None
-    samples: tuple[Answer, ...] = ()
+    greedy: ScoredAnswer | None = None
+    samples: tuple[ScoredAnswer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +112,14 @@ class _Asker:
         if self.completion_limit(len(prompt_ids)) < 1:
             return Answered(item, len(prompt_ids))
         (greedy,) = await self._answer(item, prompt_ids, num_completions=1, sampling=GREEDY)
-        samples: tuple[Answer, ...] = ()
+        samples: tuple[ScoredAnswer, ...] = ()
         if self.k > 1:
             samples = await self._answer(item, prompt_ids, num_completions=self.num_samples, sampling=self.sampling)
         return Answered(item, len(prompt_ids), greedy, samples)
 
     async def _answer(
         self, item: TaskItem, prompt_ids: list[int], *, num_completions: int, sampling: SamplingSettings
-    ) -> tuple[Answer, ...]:
+    ) -> tuple[ScoredAnswer, ...]:
         """Completions with their scores."""
         max_tokens = self.completion_limit(len(prompt_ids))
         for attempt in range(1, self.attempts + 1):
@@ -205,11 +205,11 @@ def _pass_at_k(problem: Answered, k: int) -> float:
     return estimate_pass_at_k(num_samples=len(problem.samples), num_right=num_right, k=k)
 
 
-def _as_answer(completion: Completion, text: str, score: tuple[float, CompletionStatus]) -> Answer:
+def _as_answer(completion: Completion, text: str, score: tuple[float, CompletionStatus]) -> ScoredAnswer:
     reward, status = score
     num_tokens = len(completion.token_ids)
     mean_logprob = float(completion.logprobs.mean()) if num_tokens else -inf
-    return Answer(text, num_tokens, mean_logprob, completion.finish_reason, reward, status)
+    return ScoredAnswer(text, num_tokens, mean_logprob, completion.finish_reason, reward, status)
 
 
 async def _ask_all(

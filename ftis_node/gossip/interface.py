@@ -53,7 +53,7 @@ class SwarmPhase(StrEnum):
     """State of a node's connection to its swarm."""
 
     STARTING = "starting"  # the network process is starting or restarting
-    SOLO = "solo"  # running, but no other member of the run is connected
+    STANDALONE = "standalone"  # running, but no other member of the run is connected
     CONNECTED = "connected"  # at least one other member of the run is connected
 
 

@@ -98,7 +98,7 @@ class Libp2pGossip(PeerCalls):
     @property
     def state(self) -> SwarmState:
         state = self._supervisor.down_state() if self._supervisor.session is None else self._membership.state()
-        if state.state is SwarmPhase.SOLO and self._cipher is not NO_CIPHER:
+        if state.state is SwarmPhase.STANDALONE and self._cipher is not NO_CIPHER:
             state = replace(state, reason=f"{state.reason}; {SECRET_HINT}")
         return with_duplicate_identity(state) if self._has_duplicate_identity() else state
 

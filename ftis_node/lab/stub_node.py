@@ -11,26 +11,21 @@ import logging
 import time
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from ftis_node.lab.wire_probe import VOCABULARY, random_group
-from ftis_node.node.context import Parts
-from ftis_node.node.loops.directory import DirectoryLoop
-from ftis_node.node.loops.intake import IntakeLoop
-from ftis_node.node.loops.publish import PublishLoop
-from ftis_node.node.loops.pull import PullLoop
-from ftis_node.node.loops.reannounce import ReannounceLoop
-from ftis_node.node.loops.shards import ShardsLoop
+from ftis_node.node.components import NodeComponents
+from ftis_node.node.context import NodeContext, NodeDescription
 from ftis_node.node.peers.confirmations import Confirmations
 from ftis_node.node.peers.faults import fault_charger
-from ftis_node.node.peers.manager import PeerBook
+from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.registry import PeerRegistry
-from ftis_node.node.peers.serve import Served
+from ftis_node.node.startup.null_workers import NullGeneration, NullLearner
+from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.state import NodeCounters, NodeState
 from ftis_node.node.supervision.disk_thread import Disk
 from ftis_node.node.training.evaluation import EvaluationHistory
-from ftis_node.node.training.slots import Slots
+from ftis_node.node.training.slots import SlotPool
 from ftis_node.records.codec import hash_prompt
 from ftis_node.records.group import CompletionStatus, PromptRef
 from ftis_node.replay.buffer import ReplayBuffer
@@ -48,6 +43,8 @@ if TYPE_CHECKING:
     from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
     from ftis_node.gossip import Gossip
+    from ftis_node.node.loops.intake import IntakeLoop
+    from ftis_node.node.loops.pull import PullLoop
     from ftis_node.records.group import Group
     from ftis_node.records.identity import Identity
 
@@ -128,57 +125,58 @@ class StubNode:
         self._stack = AsyncExitStack()
         disk, events = Disk(), ObservedEventLog(home.events, on_event)
         buffer, reader = ReplayBuffer(home.replay), ReplayReader(home.replay)
-        peers = PeerBook(home.peers, own_id=identity.peer_id, settings=settings.admission, events=events)
+        peers = PeerManager(home.peers, own_id=identity.peer_id, settings=settings.admission, events=events)
         for part in (events, disk, buffer, reader, peers):
             self._stack.callback(part.close)
         registry = PeerRegistry()
-        self.parts = Parts(
-            settings=settings,
-            manifest=manifest,
+        generation = NullGeneration(lambda: 0)
+        self.parts = NodeComponents(
+            context=NodeContext(settings, manifest, identity, events, NodeState()),
+            about=NodeDescription(
+                name=identity.peer_id[-8:], model="none", tokenizer=StubTokenizer.fingerprint, domain=domain
+            ),
             home=home,
-            identity=identity,
-            name=identity.peer_id[-8:],
-            source=cast("Any", SimpleNamespace(name="none")),
+            source=cast("Any", None),
             tokenizer=cast("Any", StubTokenizer()),
             task=task,
-            domain=cast("Any", SimpleNamespace(name=domain)) if domain else task,
+            domain=task,
             eval_tasks=(),
             scorer=cast("Any", StubScorer()),
             strangers_scorer=cast("Any", StubScorer()),
-            generation=cast("Any", SimpleNamespace(policy_version=0, tokens_per_s=0.0)),
-            evaluated=cast("Any", None),
-            learner=cast("Any", SimpleNamespace(state=None)),
+            generation=generation,
+            evaluated=generation.newest,
+            learner=NullLearner(0),
             gossip=gossip,
             peers=peers,
             buffer=buffer,
             reader=reader,
             disk=disk,
-            slots=Slots(UNBOUNDED),
-            events=events,
-            state=NodeState(),
+            slots=SlotPool(UNBOUNDED),
             counters=NodeCounters(),
             registry=registry,
             confirmations=Confirmations(registry),
             evaluations=EvaluationHistory(),
         )
-        self.parts.guard.on_fault = fault_charger(self.parts)
+        gossip.guard.on_fault = fault_charger(
+            events=events, counters=self.parts.counters, registry=registry, peers=peers
+        )
+        self.wiring = Wiring(self.parts)
         self._scored: asyncio.Queue[Group] = asyncio.Queue()
         self._runner: asyncio.Task[None] | None = None
-        self.intake = IntakeLoop(self.parts)
-        self.pull = PullLoop(self.parts, self.intake)
+
+    @property
+    def intake(self) -> IntakeLoop:
+        """The intake loop."""
+        return self.wiring.intake
+
+    @property
+    def pull(self) -> PullLoop:
+        """The pull loop."""
+        return self.wiring.pull
 
     async def start(self) -> None:
         """Join the swarm and run the loops. Raises what `Gossip.start` raises."""
-        served = Served(self.parts)
-        self.gossip.serve(
-            served.lookup,
-            on_confirm=served.confirmed,
-            answer=served.answer,
-            lookup_text=served.retell,
-            is_refused=self.parts.peers.is_banned,
-            on_sent=served.sent,
-            on_refusal=served.announcement_refused,
-        )
+        self.wiring.serve_peers()
         await self.gossip.start()
         self._runner = asyncio.create_task(self._run(), name="light-node")
 
@@ -203,15 +201,15 @@ class StubNode:
         return self._runner is not None and not self._runner.done()
 
     async def _run(self) -> None:
-        intake, pull = self.intake, self.pull
+        wiring = self.wiring
         async with asyncio.TaskGroup() as tasks:
             for loop in (
-                intake,
-                pull,
-                PublishLoop(self.parts, self._scored, intake),
-                ReannounceLoop(self.parts),
-                ShardsLoop(self.parts, pull),
-                DirectoryLoop(self.parts, pull),
+                wiring.intake,
+                wiring.pull,
+                wiring.publish_loop(self._scored),
+                wiring.reannounce_loop(),
+                wiring.shards_loop(),
+                wiring.directory_loop(wiring.backfill),
             ):
                 tasks.create_task(loop.run(), name=type(loop).__name__)
 

@@ -32,7 +32,8 @@ from ftis_node.learner.checkpoint.export import adapter_state, export_policy
 from ftis_node.learner.checkpoint.publish import Publisher, discard_published, gathering_of, proof_of
 from ftis_node.learner.checkpoint.resume import find_checkpoint
 from ftis_node.learner.checkpoint.saving import CheckpointSaver
-from ftis_node.learner.data.batch import make_batch, make_micro_batches
+from ftis_node.learner.data.batch import batch_of, make_batch, make_micro_batches
+from ftis_node.learner.data.groups import unpack_train_groups
 from ftis_node.learner.data.packing import make_packed_micro_batches
 from ftis_node.learner.distributed.rank_commands import (
     CheckCommand,
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ftis_node.learner.data.batch import MicroBatch, TrainBatch
+    from ftis_node.learner.data.groups import UnpackedGroup
     from ftis_node.learner.distributed.ranks import StepCallback
     from ftis_node.learner.messages import CheckpointSkipped, LearnerBoot
     from ftis_node.learner.step.train_step import StepOutcome
@@ -188,7 +190,9 @@ class Learner:
             return TrainReply(report=report, weights=self._weights, proof=self._proof, saved_step=self.saver.saved_step)
         if step != self._step + 1:
             raise FtisError(f"the learner stands at step {self._step}: it cannot do step {step}")
-        report = self._do_step(groups, step, between)
+        readable, unpacked, unreadable = unpack_train_groups(groups)
+        report = self._do_step(readable, unpacked, step, between)
+        report = msgspec.structs.replace(report, unreadable=unreadable)
         self._step, self._policy_version, self._last_report = step, report.policy_version, report
         self._last_groups = tuple(group.group_id for group in groups)
         if report.num_updates == 0:
@@ -285,11 +289,13 @@ class Learner:
         except OSError as error:
             raise MachineError(f"weights {self._policy_version} cannot be written: {error}; {MAKE_ROOM}") from error
 
-    def _do_step(self, groups: Sequence[TrainGroup], step: int, between: StepCallback) -> StepReport:
+    def _do_step(
+        self, groups: Sequence[TrainGroup], unpacked: Sequence[UnpackedGroup], step: int, between: StepCallback
+    ) -> StepReport:
         if not groups:
             return StepReport(step=step, policy_version=self._policy_version, skipped="no groups")
         started = time.monotonic()
-        batch = make_batch(groups)
+        batch = batch_of(unpacked)
         whole, longest = sum(batch.lengths), max(batch.lengths)
 
         def attempt() -> StepOutcome:

@@ -119,38 +119,28 @@ class LearnerBoot(Message, frozen=True):
         return learning_rate(self.schedule, step, peak=self.effective_learning_rate)
 
 
-class TrainCompletion(msgspec.Struct, frozen=True):
-    """One completion: ids as int32 bytes, behaviour log-probs as float32 bytes of the same number of tokens.
-
-    `behaviour_mean_logprob` is None but for a completion that a peer with another tokenizer told as text: then
-    `logprobs` is empty, and this is their mean over the peer's tokens.
-    """
-
-    token_ids: bytes
-    logprobs: bytes
-    reward: float
-    behaviour_mean_logprob: float | None = None
-
-
 class TrainGroup(msgspec.Struct, frozen=True):
     """The completions of one prompt by one generator, with the prompt in this learner's own tokens.
 
+    `body` is the signed body as stored; `text_token_ids` are the ids of its texts in this learner's tokens, one tuple
+    per completion, if the body is in the text form. `prompt_ids` are little-endian int32. `rewards` are this node's,
+    one per completion.
+
     Groups of one `advantage_key` share their mean and deviation: give each group its own key for the vertical mode
-    (prompt and sender), the prompt's for the horizontal. `policy_version` and `policy_version_newest` are this node's
-    own versions that sampled the group's first and last tokens, and mean nothing where neither of the next two is true.
-    `own`: this node signed the group. `of_own_weights`: another node did, which the operator trusts, and sampled it
-    with this node's weights, so that it may be measured as an own one; it is judged as any other peer's.
-    `sender` is the peer id of who signed it, a label only; a peer's group without one is its own sender. Advantages
-    are multiplied by `weight`.
+    (prompt and sender), the prompt's for the horizontal.
+    `own`: this node signed the group. `of_own_weights`: another node signed it, the operator trusts that node, and it
+    sampled with this node's weights. The learner then measures it as an own group, and judges it as a peer's.
+    `sender` is the peer id of the signer, a label only; a peer's group without one is its own sender. Advantages are
+    multiplied by `weight`.
     """
 
     group_id: str
     advantage_key: str
     own: bool
-    policy_version: int
-    policy_version_newest: int
+    body: bytes
     prompt_ids: bytes
-    completions: tuple[TrainCompletion, ...]
+    rewards: tuple[float, ...]
+    text_token_ids: tuple[tuple[int, ...], ...] = ()
     of_own_weights: bool = False
     sender: str = ""
     weight: float = 1.0
@@ -167,7 +157,8 @@ class StepReport(msgspec.Struct, frozen=True):
     there is nothing to take a mean of. `entropy` is the policy's own, in nats a token, over the tokens that went
     through a pass with a gradient; None where it is not asked for. `micro_batch_tokens` is the budget that the step was
     done with, after it ran out of memory `out_of_memory` times. `understated` are the ids of groups with completions
-    that were left out because no honest sampling brings their log-probs about. `by_sender` has one entry for each
+    that were left out because no honest sampling brings their log-probs about. `unreadable` are the ids of groups whose
+    body could not be unpacked. `by_sender` has one entry for each
     sender of the step's groups, this node among them; none where the first pass was refused. `agreement` by sender and
     `own_agreement` are cosines of gradients (`agreement.py`), where they are asked for and there are some. `repeated`:
     the step had been done before and was not done again.
@@ -199,6 +190,7 @@ class StepReport(msgspec.Struct, frozen=True):
     own_groups: int = 0
     foreign_groups: int = 0
     understated: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
     by_sender: tuple[SenderStats, ...] = ()
     agreement: dict[str, float] = {}
     own_agreement: float | None = None

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from ftis_node.errors import MachineError, WorkerTaskError
+from ftis_node.learner.data.groups import unpack_train_group
 from ftis_node.learner.distributed.launch import start_ranks
 from ftis_node.learner.messages import (
     AuditReply,
@@ -161,7 +162,7 @@ async def _check(
 
 
 async def _audit(thread: ModelThread, learner: Learner, request: AuditRequest, emit: Emitter) -> AuditReply:
-    version = request.group.policy_version
+    version = unpack_train_group(request.group).policy_version
     found = await thread.work(lambda between: learner.audit(request.group, version=version, between=between), emit)
     return AuditReply() if found is None else AuditReply(kl=found.kl, num_tokens=found.num_tokens)
 

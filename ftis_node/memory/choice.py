@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from ftis_node.errors import MachineError, ModelError
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH
 from ftis_node.memory.components import GPU_MICRO_BATCH_TOKENS
-from ftis_node.memory.home_training import Begun, begun_with
-from ftis_node.memory.placement import check_heads, find_seats, look_around
+from ftis_node.memory.home_training import PreviousTraining, read_previous_training
+from ftis_node.memory.placement import assign_gpus, check_heads, inspect_machine
 from ftis_node.memory.plan import USABLE_SHARE, Machine, plan
 from ftis_node.models import published_qwen25, read_shape
 from ftis_node.telemetry.sizes import GIB
@@ -41,7 +41,7 @@ AS_BEGUN = ", as this home began"
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class TrainingOption:
     """One way to train. `settings` are the node's with it, `missing` what would have to be installed first.
 
     `fits`: on the GPU, and in host memory where optimizer states are to lie there.
@@ -55,40 +55,46 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class TrainingChoice:
     """`settings` say what is trained; `training` says it to people, and why, in one line: empty for a node that trains
     nothing. `options`: all that were compared, none of them where nothing was to be chosen."""
 
     settings: NodeSettings
     training: str
-    options: tuple[Option, ...] = ()
+    options: tuple[TrainingOption, ...] = ()
 
 
-def choose_here(settings: NodeSettings, manifest: RunManifest, home: Home, source: ModelSource) -> Choice:
+def choose_training(settings: NodeSettings, manifest: RunManifest, home: Home, source: ModelSource) -> TrainingChoice:
     """What this node trains on this machine. Raises MachineError where nothing fits, ConfigError for GPUs that are not
     there."""
     if not settings.learns:
-        return Choice(settings, "")
-    begun = begun_with(home, settings.model)
+        return TrainingChoice(settings, "")
+    begun = read_previous_training(home, settings.model)
     settings = _keep_rank(settings, begun)
     if settings.role != "full":
         return _without_plan(settings, begun)
     if settings.lora is not None:
-        return Choice(settings, full_or_adapter(settings) + _asked(settings))
+        return TrainingChoice(settings, training_label(settings) + _asked(settings))
     try:
         shape = read_shape(source)
     except ModelError:
         return _without_plan(settings, begun)
-    planning, machine = look_around(settings)
+    planning, machine = inspect_machine(settings)
     choice = choose(planning, manifest, shape, machine, begun)
     if begun is None:
         refuse_what_does_not_fit(choice, manifest, shape, machine)
-    return Choice(choice.settings.model_copy(update={"engine": settings.engine}), choice.training, choice.options)
+    return TrainingChoice(
+        choice.settings.model_copy(update={"engine": settings.engine}), choice.training, choice.options
+    )
 
 
 def choose(
-    settings: NodeSettings, manifest: RunManifest, shape: ModelShape, machine: Machine, begun: Begun | None = None
-) -> Choice:
+    settings: NodeSettings,
+    manifest: RunManifest,
+    shape: ModelShape,
+    machine: Machine,
+    begun: PreviousTraining | None = None,
+) -> TrainingChoice:
     """The first option that fits, or the last where none does. Raises ConfigError for GPUs that are not there.
 
     `engine` "auto" counts as vLLM; where `settings.lora` is set there is no other option.
@@ -103,25 +109,31 @@ def choose(
         reason = AS_BEGUN
     else:
         reason = _beside_full(options[0].made, shape)
-    return Choice(chosen.settings, f"{chosen.name}{reason}{_activations(chosen)}", options)
+    return TrainingChoice(chosen.settings, f"{chosen.name}{reason}{_activations(chosen)}", options)
 
 
 def compare(
-    settings: NodeSettings, manifest: RunManifest, shape: ModelShape, machine: Machine, begun: Begun | None = None
-) -> Iterator[Option]:
+    settings: NodeSettings,
+    manifest: RunManifest,
+    shape: ModelShape,
+    machine: Machine,
+    begun: PreviousTraining | None = None,
+) -> Iterator[TrainingOption]:
     """All options in their order, each with its plan."""
     check_heads(shape, settings)
-    devices_bytes = find_seats(len(machine.devices_bytes), settings).devices_bytes(machine.devices_bytes)
+    devices_bytes = assign_gpus(len(machine.devices_bytes), settings).devices_bytes(machine.devices_bytes)
     for name, changed in _candidates(settings, begun, manifest.sampling.group_size):
         made = plan(shape, devices_bytes, changed, manifest, host_bytes=machine.host_bytes)
         states = changed.learner.optimizer_states
         has_room = states != "offload" or changed.lora or made.host_bytes <= USABLE_SHARE * machine.host_bytes
         needs_package = states == "8bit" and not changed.lora and find_spec("bitsandbytes") is None
         missing = "pip install 'ftis-node[8bit]'" if needs_package else ""
-        yield Option(name, changed, made, made.fits and bool(has_room), missing)
+        yield TrainingOption(name, changed, made, made.fits and bool(has_room), missing)
 
 
-def refuse_what_does_not_fit(choice: Choice, manifest: RunManifest, shape: ModelShape, machine: Machine) -> None:
+def refuse_what_does_not_fit(
+    choice: TrainingChoice, manifest: RunManifest, shape: ModelShape, machine: Machine
+) -> None:
     """Raises MachineError where no option fits, in one line with the largest Qwen2.5 model that would; not where
     `memory.check` only warns."""
     if not choice.options or any(option.fits for option in choice.options):
@@ -136,7 +148,7 @@ def refuse_what_does_not_fit(choice: Choice, manifest: RunManifest, shape: Model
     )
 
 
-def smaller_model(choice: Choice, manifest: RunManifest, shape: ModelShape, machine: Machine) -> str:
+def smaller_model(choice: TrainingChoice, manifest: RunManifest, shape: ModelShape, machine: Machine) -> str:
     """The largest Qwen2.5 model that would fit in place of one of this shape, as advice."""
     settings = choice.options[0].settings.model_copy(update={"lora": None})
     for name, smaller in reversed(published_qwen25().items()):
@@ -147,10 +159,12 @@ def smaller_model(choice: Choice, manifest: RunManifest, shape: ModelShape, mach
     return "no Qwen2.5 model fits: take a larger card"
 
 
-def _candidates(settings: NodeSettings, begun: Begun | None, group_size: int) -> Iterator[tuple[str, NodeSettings]]:
+def _candidates(
+    settings: NodeSettings, begun: PreviousTraining | None, group_size: int
+) -> Iterator[tuple[str, NodeSettings]]:
     """Each option's name and settings."""
     if settings.lora is not None:
-        yield full_or_adapter(settings), settings
+        yield training_label(settings), settings
         return
     if begun is None or not begun.lora:
         yield from _with_all_weights(settings, "" if begun is None else begun.optimizer_states)
@@ -182,7 +196,7 @@ def _with_all_weights(settings: NodeSettings, kept_states: str) -> Iterator[tupl
 
 def _with_adapters(settings: NodeSettings, group_size: int, *, keeps_rank: bool) -> Iterator[tuple[str, NodeSettings]]:
     """As set, then smaller; an adapter's output stays scaled by the same alpha / rank."""
-    yield full_or_adapter(settings), settings
+    yield training_label(settings), settings
     adapter = settings.lora_adapter
     for divisor, max_batch, micro_batch_tokens in SMALLER_ADAPTERS:
         rank = adapter.rank if keeps_rank else max(min(MIN_RANK, adapter.rank), adapter.rank // divisor)
@@ -192,10 +206,10 @@ def _with_adapters(settings: NodeSettings, group_size: int, *, keeps_rank: bool)
         smaller = _updated(settings, "lora_adapter", rank=rank, alpha=alpha)
         smaller = _updated(smaller, "generation", max_batch=rows)
         smaller = _updated(smaller, "learner", micro_batch_tokens=tokens)
-        yield f"{full_or_adapter(smaller)}, batches of {rows} completions and {tokens} tokens", smaller
+        yield f"{training_label(smaller)}, batches of {rows} completions and {tokens} tokens", smaller
 
 
-def _keep_rank(settings: NodeSettings, begun: Begun | None) -> NodeSettings:
+def _keep_rank(settings: NodeSettings, begun: PreviousTraining | None) -> NodeSettings:
     """With `--lora` alone a home keeps the rank of its adapter, which may be smaller than the one that is set today."""
     is_set = settings.lora_adapter.model_fields_set & {"rank", "alpha"}
     if not settings.lora or begun is None or not begun.lora or is_set:
@@ -203,19 +217,19 @@ def _keep_rank(settings: NodeSettings, begun: Begun | None) -> NodeSettings:
     return _updated(settings, "lora_adapter", rank=begun.rank, alpha=begun.alpha)
 
 
-def _without_plan(settings: NodeSettings, begun: Begun | None) -> Choice:
+def _without_plan(settings: NodeSettings, begun: PreviousTraining | None) -> TrainingChoice:
     """What the home began with, else all weights."""
     if settings.lora is not None:
-        return Choice(settings, full_or_adapter(settings) + _asked(settings))
+        return TrainingChoice(settings, training_label(settings) + _asked(settings))
     if begun is None:
         settings = settings.model_copy(update={"lora": False})
-        return Choice(settings, f"{ALL_WEIGHTS}, as always where no memory plan chooses")
+        return TrainingChoice(settings, f"{ALL_WEIGHTS}, as always where no memory plan chooses")
     settings = settings.model_copy(update={"lora": begun.lora})
     if begun.lora:
         settings = _updated(settings, "lora_adapter", rank=begun.rank, alpha=begun.alpha)
     elif begun.optimizer_states == "8bit":
         settings = _updated(settings, "learner", optimizer_states="8bit")
-    return Choice(settings, full_or_adapter(settings) + AS_BEGUN)
+    return TrainingChoice(settings, training_label(settings) + AS_BEGUN)
 
 
 def _beside_full(full: MemoryPlan, shape: ModelShape) -> str:
@@ -228,7 +242,7 @@ def _beside_full(full: MemoryPlan, shape: ModelShape) -> str:
     )
 
 
-def _activations(option: Option) -> str:
+def _activations(option: TrainingOption) -> str:
     """Whether they are kept or recomputed, and why."""
     if not option.fits:
         return ""
@@ -239,7 +253,7 @@ def _activations(option: Option) -> str:
     return f"; activations are recomputed (keeping them needs {_gib(needed)} GiB)"
 
 
-def full_or_adapter(settings: NodeSettings) -> str:
+def training_label(settings: NodeSettings) -> str:
     """What is trained, in words."""
     return f"a LoRA adapter of rank {settings.lora_adapter.rank}" if settings.lora else ALL_WEIGHTS
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ftis_node.config.node import MAX_SERVED_RANK
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH, served_rank
-from ftis_node.memory.weight_transport import way_of
+from ftis_node.memory.weight_transport import transport_of
 
 if TYPE_CHECKING:
     from ftis_node.config.manifest import RunManifest
@@ -87,7 +87,7 @@ class Workload:
             optimizer_states=settings.learner.optimizer_states,
             holds_start=manifest.optimizer.kl_coef > 0 and not settings.lora,
             serves_adapters=on_gpu and settings.engine != "torch" and settings.generation.adapters != "merge",
-            maps_weights=way_of(settings, on_gpu=on_gpu, shares_gpu=True, serves_adapters=False) == "ipc",
+            maps_weights=transport_of(settings, on_gpu=on_gpu, shares_gpu=True, serves_adapters=False) == "ipc",
         )
 
     @property

@@ -22,7 +22,7 @@ ADAPTER = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class PreviousTraining:
     """What a home trains. `rank` and `alpha` are an adapter's; `optimizer_states` as in the settings of its last start,
     "" where that is not known."""
 
@@ -32,12 +32,12 @@ class Begun:
     optimizer_states: str = ""
 
 
-def begun_with(home: Home, model: str) -> Begun | None:
+def read_previous_training(home: Home, model: str) -> PreviousTraining | None:
     """What the home has begun to train: its newest checkpoint says so, before the first one the settings of its last
     start, if that was with this model. None for a home that has begun nothing."""
     try:
         last = read_object(home.settings)
-        of_last = Begun(
+        of_last = PreviousTraining(
             lora=last["lora"],
             rank=int(last["lora_adapter"]["rank"]),
             alpha=int(last["lora_adapter"]["alpha"]),
@@ -52,8 +52,8 @@ def begun_with(home: Home, model: str) -> Begun | None:
         return of_last if is_same and of_last is not None and isinstance(of_last.lora, bool) else None
     states = of_last.optimizer_states if of_last is not None else ""
     if (adapter := ADAPTER.match(trains)) is None:
-        return Begun(lora=False, optimizer_states=states)
-    return Begun(lora=True, rank=int(adapter[1]), alpha=int(adapter[2]), optimizer_states=states)
+        return PreviousTraining(lora=False, optimizer_states=states)
+    return PreviousTraining(lora=True, rank=int(adapter[1]), alpha=int(adapter[2]), optimizer_states=states)
 
 
 def checkpoint_owner(state_file: Path) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """From the memory plan to what the two workers are told, and the refusal of a model that does not fit.
 
-    settings, manifest, model's shape --> seats (which GPUs) --> plan --> fits? --> Arrangement --> workers' boots
+    settings, manifest, shape --> GpuAssignment --> memory plan --> fits? --> WorkerPlacement --> workers' settings
 
 A GPU's memory is a hard limit, and a model that does not fit on it is refused before anything is loaded. Host memory is
 not: what is free changes by the minute, there is swap, and beside a small model the rules of thumb for the processes
@@ -21,7 +21,7 @@ from ftis_node.errors import ConfigError, MachineError, ModelError
 from ftis_node.generation.engines import has_vllm
 from ftis_node.memory.components import HEAD_CHUNK_TOKENS, Workload
 from ftis_node.memory.plan import USABLE_SHARE, Machine, plan
-from ftis_node.memory.weight_transport import way_of
+from ftis_node.memory.weight_transport import transport_of
 from ftis_node.models import list_accelerators, pick_device, read_shape
 from ftis_node.telemetry.sizes import in_gib
 from ftis_node.workers.weights.folder import free_in_memory
@@ -41,7 +41,7 @@ VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True, slots=True)
-class Arrangement:
+class WorkerPlacement:
     """Where the workers go; the defaults: as they come.
 
     `takes_turns`: the generator sleeps while the learner steps; `can_sleep`: and it gives its memory back then.
@@ -63,7 +63,7 @@ class Arrangement:
 
 
 @dataclass(frozen=True, slots=True)
-class Seats:
+class GpuAssignment:
     """The GPUs of each worker; none where there is no GPU. They share one, or have none in common."""
 
     generator: tuple[int, ...] = ()
@@ -85,18 +85,18 @@ class Seats:
         return len(self.generator) * min(gpus_bytes[gpu] for gpu in self.generator), of_learner
 
 
-def arrange(settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> Arrangement:
+def arrange(settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> WorkerPlacement:
     """The arrangement on this machine. Raises MachineError where the model does not fit, ConfigError for the GPUs."""
-    settings, machine = look_around(settings)
+    settings, machine = inspect_machine(settings)
     try:
         shape = read_shape(source)
     except ModelError as error:
         log.warning("no memory plan: %s; the engine takes its own defaults", error)
         shape = None
-    return arrange_on(machine, shape, settings, manifest)
+    return place_workers_on(machine, shape, settings, manifest)
 
 
-def arrange_alone(settings: NodeSettings) -> Arrangement:
+def place_single_worker(settings: NodeSettings) -> WorkerPlacement:
     """The arrangement of a node with one worker, which has all that the settings give it: no plan is made.
 
     Raises ConfigError for GPUs that are not there.
@@ -106,12 +106,12 @@ def arrange_alone(settings: NodeSettings) -> Arrangement:
         num_gpus = len(list_accelerators()) if pick_device(settings.device) != "cpu" else 0
         first = tuple(range(usable_gpus(num_gpus, settings)))
         of_generator, of_learner = of_generator or first, of_learner or first
-    return Arrangement(
+    return WorkerPlacement(
         memory_share=settings.generation.gpu_memory_utilization, generator_gpus=of_generator, learner_gpus=of_learner
     )
 
 
-def look_around(settings: NodeSettings) -> tuple[NodeSettings, Machine]:
+def inspect_machine(settings: NodeSettings) -> tuple[NodeSettings, Machine]:
     """This machine as far as the node may use it, and the settings with the engine that "auto" is here.
 
     Raises MachineError where there is no GPU and one is asked for.
@@ -123,18 +123,18 @@ def look_around(settings: NodeSettings) -> tuple[NodeSettings, Machine]:
     return settings, Machine(gpus_bytes, psutil.virtual_memory().available, free_in_memory())
 
 
-def arrange_on(
+def place_workers_on(
     machine: Machine, shape: ModelShape | None, settings: NodeSettings, manifest: RunManifest
-) -> Arrangement:
+) -> WorkerPlacement:
     """The arrangement on any machine, without a plan where the shape is not known. `engine` "auto" counts as vLLM.
 
     Raises MachineError where the model does not fit on a GPU, ConfigError for GPUs that are not there.
     """
-    seats = find_seats(len(machine.devices_bytes), settings)
+    assignment = assign_gpus(len(machine.devices_bytes), settings)
     made = None
     if shape is not None:
         check_heads(shape, settings)
-        devices_bytes = seats.devices_bytes(machine.devices_bytes)
+        devices_bytes = assignment.devices_bytes(machine.devices_bytes)
         made = plan(
             shape,
             devices_bytes,
@@ -144,22 +144,22 @@ def arrange_on(
             memory_disk_bytes=machine.memory_disk_bytes,
         )
         _judge(made, settings, on_gpu=bool(devices_bytes))
-    by_vllm = bool(seats.generator) and settings.engine != "torch"
-    takes_turns = seats.are_shared and _takes_turns(made, settings, gives_memory_back=by_vllm)
-    arrangement = Arrangement(
+    by_vllm = bool(assignment.generator) and settings.engine != "torch"
+    takes_turns = assignment.are_shared and _takes_turns(made, settings, gives_memory_back=by_vllm)
+    arrangement = WorkerPlacement(
         takes_turns=takes_turns,
         can_sleep=takes_turns and by_vllm,
         memory_share=settings.generation.gpu_memory_utilization,
-        hand_over=way_of(
+        hand_over=transport_of(
             settings,
-            on_gpu=bool(seats.learner),
-            shares_gpu=seats.are_shared,
-            serves_adapters=Workload.of(settings, manifest, on_gpu=bool(seats.learner)).adapter_served is not None,
+            on_gpu=bool(assignment.learner),
+            shares_gpu=assignment.are_shared,
+            serves_adapters=Workload.of(settings, manifest, on_gpu=bool(assignment.learner)).adapter_served is not None,
         ),
     )
     if len(machine.devices_bytes) > 1:  # even where the node may use one of them
-        arrangement = replace(arrangement, generator_gpus=seats.generator, learner_gpus=seats.learner)
-    if made is not None and seats.learner and made.fits:
+        arrangement = replace(arrangement, generator_gpus=assignment.generator, learner_gpus=assignment.learner)
+    if made is not None and assignment.learner and made.fits:
         arrangement = replace(
             arrangement,
             recompute_activations=made.recompute_activations,
@@ -170,12 +170,12 @@ def arrange_on(
     return replace(
         arrangement,
         memory_share=min(made.gpu_memory_utilization, USABLE_SHARE),
-        cache_bytes=made.kv_cache_bytes // len(seats.generator),
+        cache_bytes=made.kv_cache_bytes // len(assignment.generator),
         learner_share=None if takes_turns else made.learner_share,
     )
 
 
-def find_seats(num_gpus: int, settings: NodeSettings) -> Seats:
+def assign_gpus(num_gpus: int, settings: NodeSettings) -> GpuAssignment:
     """As configured, else the generator on the first GPUs and the learner on the next; both on one where there is
     no other and each asks for one. Raises ConfigError."""
     by_generator, by_learner = settings.generation.gpus, settings.learner.gpus
@@ -184,7 +184,7 @@ def find_seats(num_gpus: int, settings: NodeSettings) -> Seats:
         if gpu >= num_gpus:
             raise ConfigError(f"generation.gpus and learner.gpus name GPU {gpu}: this node sees {num_gpus} GPUs")
     if num_gpus == 0:
-        return Seats()
+        return GpuAssignment()
     num_parts = settings.num_generator_gpus
     generator = by_generator or _first(num_parts, num_gpus, but_for=by_learner)
     if len(set(generator)) != num_parts:
@@ -199,7 +199,7 @@ def find_seats(num_gpus: int, settings: NodeSettings) -> Seats:
             f"a generator on {num_parts} and a learner on {num_ranks} GPUs cannot share one: "
             "give each its own (generation.gpus, learner.gpus)"
         )
-    return Seats(generator, learner)
+    return GpuAssignment(generator, learner)
 
 
 def usable_gpus(num_gpus: int, settings: NodeSettings) -> int:

@@ -32,8 +32,8 @@ from ftis_node.memory.components import (
     learner_memory,
 )
 from ftis_node.memory.generator import GeneratorMemory, generator_memory
-from ftis_node.memory.ranks import share_of
-from ftis_node.memory.suggestions import Change, find_changes
+from ftis_node.memory.ranks import memory_per_rank
+from ftis_node.memory.suggestions import MemorySuggestion, suggest_changes
 from ftis_node.workers.weights.folder import VERSIONS_AT_ONCE, VERSIONS_KEPT, has_room
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class MemoryPlan:
     gpu_memory_utilization: float | None
     parts: dict[str, int]
     host_bytes: int
-    changes: tuple[Change, ...] = ()
+    changes: tuple[MemorySuggestion, ...] = ()
     learner_share: float | None = None
     recompute_activations: bool = False
     head_chunk_tokens: int = HEAD_CHUNK_TOKENS
@@ -118,7 +118,7 @@ def plan(
         made = _with_speed(made, workload, partial(_place, shape, machine), settings)
     if not made.is_tight:
         return made
-    return replace(made, changes=tuple(find_changes(workload, made, partial(_place, shape, machine))))
+    return replace(made, changes=tuple(suggest_changes(workload, made, partial(_place, shape, machine))))
 
 
 def _with_speed(
@@ -156,7 +156,7 @@ def _place(shape: ModelShape, machine: Machine, workload: Workload) -> MemoryPla
 
 def _placed(shape: ModelShape, machine: Machine, workload: Workload) -> MemoryPlan:
     generator = generator_memory(shape, workload)
-    learner = share_of(learner_memory(shape, workload), shape, workload)
+    learner = memory_per_rank(learner_memory(shape, workload), shape, workload)
     if not machine.devices_bytes:
         return _on_cpu(generator, learner, machine)
     host_bytes = _host_bytes(shape, workload)

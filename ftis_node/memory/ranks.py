@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ftis_node.models import ModelShape
 
 
-def share_of(learner: LearnerMemory, shape: ModelShape, workload: Workload) -> LearnerMemory:
+def memory_per_rank(learner: LearnerMemory, shape: ModelShape, workload: Workload) -> LearnerMemory:
     """The memory of one of `workload.learner_ranks` GPUs; `learner` is that of a GPU that holds everything."""
     number = workload.learner_ranks
     if number == 1:

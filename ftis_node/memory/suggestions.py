@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
     from ftis_node.memory.components import Workload
 
-    Place: TypeAlias = Callable[[Workload], "Placed"]
+    Place: TypeAlias = Callable[[Workload], "PlannedMemory"]
     Sizes: TypeAlias = Iterator[tuple[str, Workload]]  # ever smaller, each with the words for it
     Kind: TypeAlias = Callable[[Workload], Sizes]
 
 
-class Placed(Protocol):
+class PlannedMemory(Protocol):
     """What is read of a `MemoryPlan` here."""
 
     @property
@@ -39,7 +39,7 @@ class Placed(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class MemorySuggestion:
     """What a change would bring; "A + B" are changes together."""
 
     name: str
@@ -48,7 +48,7 @@ class Change:
     fits: bool
 
 
-def find_changes(workload: Workload, now: Placed, place: Place) -> Iterator[Change]:
+def suggest_changes(workload: Workload, now: PlannedMemory, place: Place) -> Iterator[MemorySuggestion]:
     """Each change alone, if it brings anything; where `now` does not fit and none of them suffices, also as many
     together as it takes, without an adapter and with one, or all of them where even that is too little."""
     alone = [found[0] for sizes in CHANGES if (found := _try(sizes(workload), now.peak_bytes, place))]
@@ -59,7 +59,7 @@ def find_changes(workload: Workload, now: Placed, place: Place) -> Iterator[Chan
     yield from {change.name: change for change in both if change is not None}.values()
 
 
-def _together(kinds: Sequence[Kind], workload: Workload, now: Placed, place: Place) -> Change | None:
+def _together(kinds: Sequence[Kind], workload: Workload, now: PlannedMemory, place: Place) -> MemorySuggestion | None:
     """One kind of change after the other, until it fits; None where one alone is all there is."""
     names: list[str] = []
     together = None
@@ -77,12 +77,12 @@ def _together(kinds: Sequence[Kind], workload: Workload, now: Placed, place: Pla
     return together if len(names) > 1 else None
 
 
-def _try(sizes: Sizes, peak_bytes: int, place: Place) -> tuple[Change, Workload] | None:
+def _try(sizes: Sizes, peak_bytes: int, place: Place) -> tuple[MemorySuggestion, Workload] | None:
     """The first of the sizes that fits, else the last; None where the peak stays above `peak_bytes` as it was."""
-    best: tuple[Change, Workload] | None = None
+    best: tuple[MemorySuggestion, Workload] | None = None
     for name, changed in sizes:
         made = place(changed)
-        best = Change(name, made.placement, made.peak_bytes, made.fits), changed
+        best = MemorySuggestion(name, made.placement, made.peak_bytes, made.fits), changed
         if made.fits:
             break
     return best if best is not None and best[0].peak_bytes < peak_bytes else None

@@ -22,7 +22,7 @@ KERNEL = Path("/proc/sys/kernel/osrelease")
 BY_EASE: tuple[Way, ...] = ("file", "pinned", "ipc")
 
 
-def choose_way(
+def choose_transport(
     *,
     on_gpu: bool,
     shares_gpu: bool,
@@ -47,12 +47,12 @@ def choose_way(
     return next((way for way in reversed(allowed) if way in possible and way not in failed), "file")
 
 
-def way_of(
+def transport_of(
     settings: NodeSettings, *, on_gpu: bool, shares_gpu: bool, serves_adapters: bool, kernel: Path = KERNEL
 ) -> Way:
-    """`choose_way` for a node with these settings on this machine."""
+    """`choose_transport` for a node with these settings on this machine."""
     asked = settings.memory.weight_sync
-    return choose_way(
+    return choose_transport(
         on_gpu=on_gpu,
         shares_gpu=shares_gpu,
         lora=bool(settings.lora),

@@ -204,6 +204,6 @@ def _columns(completions: Sequence[Completion]) -> _Columns:
 def join_completions(completions: Sequence[Completion]) -> TokenBatch:
     """Return the tokens of these completions as flat arrays."""
     return TokenBatch.from_parts(
-        [completion.token_ids for completion in completions],  # type: ignore[misc]
-        [completion.logprobs for completion in completions],  # type: ignore[misc]
+        [completion.token_ids for completion in completions],
+        [completion.logprobs for completion in completions],
     )

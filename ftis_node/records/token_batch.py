@@ -6,7 +6,7 @@ A completion is a slice of the flat arrays. No step on the way copies tokens, un
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Value = TypeVar("Value", np.int32, np.float32)
+Ids: TypeAlias = "Sequence[int] | NDArray[Any]"
+Logprobs: TypeAlias = "Sequence[float] | NDArray[Any]"
 
 BYTES_PER_VALUE = 4
 NO_LOGPROBS = np.empty(0, dtype=np.float32)
@@ -45,7 +47,7 @@ class TokenBatch:
         return cls(np.frombuffer(token_ids, "<i4"), np.frombuffer(logprobs, "<f4"), np.array(lengths, dtype=np.int32))
 
     @classmethod
-    def from_parts(cls, token_ids: Sequence[Sequence[int]], logprobs: Sequence[Sequence[float]] = ()) -> TokenBatch:
+    def from_parts(cls, token_ids: Sequence[Ids], logprobs: Sequence[Logprobs] = ()) -> TokenBatch:
         """Return the batch of one sequence of ids per completion, with as many log-probs or none."""
         flat_ids = [np.asarray(ids, dtype=np.int32) for ids in token_ids]
         flat_logprobs = [np.asarray(values, dtype=np.float32) for values in logprobs]

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ftis_node.errors import FtisError
-from ftis_node.records.codec import unpack_group
 from ftis_node.records.envelope import open_envelope
-from ftis_node.records.text_codec import unpack_text_group
+from ftis_node.records.group import PromptRef
 from ftis_node.replay.checksums import checksum_of
 from ftis_node.replay.counts import kept_bytes
 from ftis_node.replay.database import Transaction, give_back_pages, open_writer
@@ -31,23 +30,45 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ftis_node.records.envelope import Accepted
-    from ftis_node.records.group import Group
     from ftis_node.replay.lifecycle import ChoiceRule
     from ftis_node.telemetry.trail_summary import TrailGroup
 
 
 @dataclass(frozen=True, slots=True)
 class StoredGroup:
-    """A group taken for a step: as received, with the rewards scored here and the prompt made here.
+    """A group taken for a step, as stored: the body as signed, and what this node found out about it.
 
-    Of a group that came as text, `group` has the tokens given to it at the door, and mean log-probs only.
+    `rewards` are this node's. `prompt_ids` are little-endian int32. `text_token_ids` are the ids that this node gave
+    the texts of a body in the text form, one tuple per completion; empty for a body with tokens.
     """
 
     id: bytes
     own: bool
-    group: Group
+    sender: str
+    number: int
+    prompt_ref: PromptRef
+    weights_of: str | None
     rewards: tuple[float, ...]
-    prompt_ids: tuple[int, ...]
+    prompt_ids: bytes
+    body: bytes
+    text_token_ids: tuple[tuple[int, ...], ...] = ()
+
+    @classmethod
+    def from_accepted(cls, accepted: Accepted, *, own: bool) -> StoredGroup:
+        """Return an accepted group as the buffer would give it back."""
+        group = accepted.group
+        return cls(
+            id=accepted.envelope.id,
+            own=own,
+            sender=group.sender,
+            number=group.number,
+            prompt_ref=group.prompt_ref,
+            weights_of=group.weights_of,
+            rewards=group.rewards,
+            prompt_ids=np.asarray(accepted.prompt_ids, dtype="<i4").tobytes(),
+            body=accepted.envelope.body,
+            text_token_ids=_text_token_ids(accepted),
+        )
 
 
 class Taken(NamedTuple):
@@ -95,7 +116,7 @@ class ReplayBuffer:
             "num_tokens": group.num_tokens,
             "rewards": json.dumps(group.rewards),
             "prompt_ids": np.asarray(accepted.prompt_ids, dtype="<i4").tobytes(),
-            "text_token_ids": _text_token_ids(accepted),
+            "text_token_ids": None if accepted.retells is None else json.dumps(_text_token_ids(accepted)),
             "weights_of": group.weights_of,
         }
         row |= {"checksum": checksum_of(row), "envelope": accepted.envelope_bytes, "state": State.READY}
@@ -329,9 +350,14 @@ class ReplayBuffer:
         return StoredGroup(
             id=group_id,
             own=bool(row["own"]),
-            group=_stored_group(row),
+            sender=row["sender"],
+            number=row["number"],
+            prompt_ref=PromptRef(row["task"], "train", row["prompt_index"]),
+            weights_of=row["weights_of"],
             rewards=tuple(json.loads(row["rewards"])),
-            prompt_ids=tuple(np.frombuffer(row["prompt_ids"], dtype="<i4").tolist()),
+            prompt_ids=row["prompt_ids"],
+            body=open_envelope(row["envelope"]).body,
+            text_token_ids=tuple(map(tuple, json.loads(row["text_token_ids"] or "[]"))),
         )
 
     def _add(self, name: str, amount: int) -> None:
@@ -344,15 +370,8 @@ class ReplayBuffer:
         return Transaction(self._db)
 
 
-def _text_token_ids(accepted: Accepted) -> str | None:
-    """The tokens that we gave to the texts of a group told so; None for an exact one, which brings its own."""
+def _text_token_ids(accepted: Accepted) -> tuple[tuple[int, ...], ...]:
+    """Return the ids that this node gave the texts of a group; none for a group with tokens of its own."""
     if accepted.retells is None:
-        return None
-    return json.dumps([ids.tolist() for ids in accepted.group.tokens.ids_of_each()])
-
-
-def _stored_group(row: sqlite3.Row) -> Group:
-    body = open_envelope(row["envelope"]).body
-    if row["text_token_ids"] is None:
-        return unpack_group(body)
-    return unpack_text_group(body).in_tokens(json.loads(row["text_token_ids"]))
+        return ()
+    return tuple(tuple(ids.tolist()) for ids in accepted.group.tokens.ids_of_each())

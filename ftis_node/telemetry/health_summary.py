@@ -1,13 +1,14 @@
-"""Is the node contributing, is it learning, is it healthy? A status document in, three answers in words out.
+"""Whether a node contributes, learns and is healthy: three answers, computed from a status document.
 
-Pure: `status`, the dashboard and `/metrics` ask the same judge, so they cannot disagree. An answer that is not yes says
-why, and what to do about it.
+`status`, the dashboard and `/metrics` show the answers of this module, and each is one of `AnswerWord`. An answer other
+than yes gives the cause and what to do. Pure: no clock, no files.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,175 +18,191 @@ if TYPE_CHECKING:
 
 OFF = "off"  # the state of a worker that the role does without
 READY = "ready"
-PAUSED_ADVICE = "make room, or allow more with limits.home_bytes; it goes on by itself"
+PAUSED_ADVICE = "free disk space or raise limits.home_bytes; the node resumes by itself"
 WORKERS = (("generation", "generation"), ("learner", "learner"))
 
 
-class Word(StrEnum):
-    """The short answer."""
+class AnswerWord(StrEnum):
+    """The closed set of answers on all screens."""
 
     YES = "yes"
     NO = "no"
     NOT_YET = "not yet"  # nothing is wrong: it takes a while
-    ELSEWHERE = "elsewhere"  # another node does it, for this role does not
+    NOT_APPLICABLE = "not applicable"  # the node's role does not do it
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """`why` is a clause for people; `advice` says what to do, "" where nothing is."""
+class HealthAnswer:
+    """One answer. `why` is its cause as a clause; `advice` is what to do, "" if nothing."""
 
-    word: Word
+    word: AnswerWord
     why: str
     advice: str = ""
 
     @property
     def is_well(self) -> bool:
-        """Whether nobody need look."""
-        return self.word is not Word.NO
+        """Whether it needs no operator."""
+        return self.word is not AnswerWord.NO
+
+
+_yes, _no, _not_yet = (partial(HealthAnswer, word) for word in (AnswerWord.YES, AnswerWord.NO, AnswerWord.NOT_YET))
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class HealthSummary:
     """The three answers."""
 
-    contributing: Answer
-    learning: Answer
-    healthy: Answer
+    contributing: HealthAnswer
+    learning: HealthAnswer
+    healthy: HealthAnswer
 
-    def items(self) -> tuple[tuple[str, Answer], ...]:
-        """The questions with their answers, in the order in which they are told."""
+    def items(self) -> tuple[tuple[str, HealthAnswer], ...]:
+        """Return the questions with their answers, in display order."""
         return (("contributing", self.contributing), ("learning", self.learning), ("healthy", self.healthy))
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """How long things may take, and how much may go wrong, before a person should look."""
+class HealthLimits:
+    """Limits above which an answer is no."""
 
     group_s: float = 900.0
     step_s: float = 3600.0
     snapshot_s: float = 30.0
     clock_skew_s: float = 10.0
     unconfirmed_groups: int = 32
-    judged_groups: int = 32  # so many of peers say something about the share that is refused
+    judged_groups: int = 32  # fewer say nothing about the refused share
     refused_share: float = 0.5
+    disk_free_bytes: float = 2e9
 
 
-def judge(document: Document, *, now: float, patience: Patience | None = None) -> Verdict:
-    """The verdict on a status document (`status --json`); `now` is Unix time in seconds."""
-    patience = patience or Patience()
+def summarize_health(document: Document, *, now: float, limits: HealthLimits | None = None) -> HealthSummary:
+    """Return the answers for a status document (`status --json`); `now` is Unix time in seconds."""
+    limits = limits or HealthLimits()
     state = document["node"]["state"]
     if state not in ("running", "starting"):
         why = "the node is not running"
-        return Verdict(
-            Answer(Word.NO, why, "start it as before: ftis-node join ..."),
-            Answer(Word.NO, why),
-            Answer(Word.NO, "it failed; these are its last figures" if state == "failed" else why),
+        return HealthSummary(
+            _no(why, "start it as before: ftis-node join ..."),
+            _no(why),
+            _no("it failed; the figures are its last ones" if state == "failed" else why),
         )
-    healthy = _healthy(document, now, patience)
+    healthy = _healthy(document, now, limits)
     if state == "starting":
-        wait = Answer(Word.NOT_YET, "the node is starting", "wait while models load; logs/ in the home tell more")
-        return Verdict(wait, wait, healthy)
-    return Verdict(_contributing(document, now, patience), _learning(document, now, patience), healthy)
+        wait = _not_yet("the node is starting", "wait while models load; see logs/ in the home")
+        return HealthSummary(wait, wait, wait if healthy.is_well else healthy)
+    return HealthSummary(_contributing(document, now, limits), _learning(document, now, limits), healthy)
 
 
-def _contributing(document: Document, now: float, patience: Patience) -> Answer:
+def _contributing(document: Document, now: float, limits: HealthLimits) -> HealthAnswer:
     swarm, generation = document["swarm"], document["generation"]
     if answer := _worker_away(document, "generation"):
         return answer
     if paused := document.get("limits", {}).get("paused"):
-        return Answer(Word.NO, f"paused: {paused}", PAUSED_ADVICE)
+        return _no(f"paused: {paused}", PAUSED_ADVICE)
     if swarm["state"] != "connected":
         return _not_connected(swarm)
     if document.get("budget", {}).get("generate_tokens", {}).get("left") == 0:
-        return Answer(Word.YES, "all the tokens of its budget are generated; it still serves them")
+        return _yes("its token budget is used up; it still serves its groups")
     if generation["state"] == OFF:
-        return Answer(Word.YES, f"{_count(swarm['peers_connected'], 'peer')} may take its weights")
+        return _yes(f"{_count(swarm['peers_connected'], 'peer')} may fetch its weights")
     last, silent_s = generation.get("last_group_at"), document["node"]["uptime_s"]
     if last is not None:
         silent_s = now - last
-    if silent_s > patience.group_s and not document["replay"]["ready"]:
-        advice = "look into logs/generation.log in the home"
-        return Answer(Word.NO, f"no group was made for {duration(silent_s)}", advice)
+    if silent_s > limits.group_s and not document["replay"]["ready"]:
+        advice = "see logs/generation.log in the home"
+        return _no(f"no group generated for {duration(silent_s)}", advice)
     if not swarm["groups_sent"]:
-        return Answer(Word.NOT_YET, "no group was sent since the start", "wait for the first")
-    if not swarm["groups_confirmed"] and swarm["groups_sent"] >= patience.unconfirmed_groups:
-        why = f"{swarm['groups_sent']} groups were sent and no peer confirmed one"
-        return Answer(Word.NO, why, "peers may refuse them: compare versions and clocks, see ftis-node doctor --peers")
-    return Answer(Word.YES, f"{swarm['groups_sent']} groups sent, {swarm['groups_confirmed']} confirmed")
+        return _not_yet("no group sent since the start", "wait for the first")
+    if not swarm["groups_confirmed"]:
+        why = f"{_count(swarm['groups_sent'], 'group')} sent, none confirmed by a peer"
+        if swarm["groups_sent"] < limits.unconfirmed_groups:
+            return _not_yet(why, "wait for the first confirmation")
+        return _no(why, "compare versions and clocks with peers: ftis-node doctor --peers ADDRESS")
+    return _yes(f"{swarm['groups_sent']} groups sent, {swarm['groups_confirmed']} confirmed")
 
 
-def _not_connected(swarm: Mapping[str, Any]) -> Answer:
-    """Why nobody gets anything, and what helps."""
+def _not_connected(swarm: Mapping[str, Any]) -> HealthAnswer:
+    """Return why no peer receives groups, and what to do."""
     if swarm["state"] == "starting":
-        return Answer(Word.NOT_YET, swarm["reason"] or "the network is starting", "wait")
-    if "no peers were given" in swarm["reason"]:
-        return Answer(Word.NO, swarm["reason"], "give --peers ADDRESS to meet others")
-    return Answer(Word.NO, swarm["reason"], "check addresses and network: ftis-node doctor --peers ADDRESS")
+        return _not_yet(swarm["reason"] or "the network is starting", "wait")
+    if "no peers" in swarm["reason"]:
+        return _no(swarm["reason"], "give --peers ADDRESS to meet others")
+    return _no(swarm["reason"], "check addresses and network: ftis-node doctor --peers ADDRESS")
 
 
-def _learning(document: Document, now: float, patience: Patience) -> Answer:
+def _learning(document: Document, now: float, limits: HealthLimits) -> HealthAnswer:
     learner, replay = document["learner"], document["replay"]
     if learner["state"] == OFF:
-        return Answer(Word.ELSEWHERE, "the learner that it follows learns")
+        return HealthAnswer(AnswerWord.NOT_APPLICABLE, "the learner that this node follows trains the model")
     if answer := _worker_away(document, "learner"):
         return answer
     last = learner.get("last_step_at")
     waited_s = document["node"]["uptime_s"] if last is None else now - last
-    if waited_s > patience.step_s:
+    if waited_s > limits.step_s:
         why = f"no step for {duration(waited_s)}, {_count(replay['ready'], 'group')} ready"
-        return Answer(Word.NO, why, "too few groups come in, or logs/learner.log in the home tells more")
+        return _no(why, "check that groups arrive; see logs/learner.log in the home")
     if last is None:
         ready = _count(replay["ready"], "group")
-        return Answer(Word.NOT_YET, f"no step since the start, {ready} ready", "wait for the first step")
+        return _not_yet(f"no step since the start, {ready} ready", "wait for the first step")
     if learner["kept_fraction"] == 0:
         why = "the last step used no completion: the filter dropped all"
-        return Answer(Word.NO, why, "rewards are all alike, or peers' models too unlike: see method.kl_threshold")
+        return _no(why, "rewards are equal or peers' models too different: see method.kl_threshold")
     if learner["reward_mean"] == 0:
-        return Answer(Word.NO, "every reward of the last step was 0", "an easier task, or a larger model, would teach")
+        return _no("every reward of the last step was 0", "use an easier task or a larger model")
     if learner["grad_norm"] == 0:
-        return Answer(Word.NO, "the last gradient was 0", "every group's rewards were alike: see the task's difficulty")
+        return HealthAnswer(
+            AnswerWord.NO,
+            "the last gradient was 0",
+            "the rewards in each group were equal: check the task's difficulty",
+        )
     reward = "" if learner["reward_mean"] is None else f", reward {learner['reward_mean']:.3f}"
-    return Answer(Word.YES, f"step {learner['step']}{reward}")
+    return _yes(f"step {learner['step']}{reward}")
 
 
-def _healthy(document: Document, now: float, patience: Patience) -> Answer:
-    """The first thing that is wrong."""
+def _healthy(document: Document, now: float, limits: HealthLimits) -> HealthAnswer:
+    """Return the first problem, or yes."""
     swarm, health = document["swarm"], document.get("health", {})
     if problems := health.get("problems"):
-        return Answer(Word.NO, problems[0], "look into logs/ in the home; ftis-node doctor checks the machine")
+        return _no(problems[0], "see logs/ in the home; ftis-node doctor checks the machine")
     if paused := document.get("limits", {}).get("paused"):
-        return Answer(Word.NO, f"paused: {paused}", PAUSED_ADVICE)
+        return _no(f"paused: {paused}", PAUSED_ADVICE)
     for section, name in WORKERS:
         if document[section]["state"] == "failed":
-            return Answer(Word.NO, f"the {name} worker was given up", f"look into logs/{name}.log in the home")
+            return _no(f"the {name} worker failed for good", f"see logs/{name}.log in the home")
         if document[section]["state"] == "backing-off":
-            return Answer(Word.NO, f"the {name} worker died and starts again", f"look into logs/{name}.log in the home")
+            return _no(f"the {name} worker died and restarts", f"see logs/{name}.log in the home")
     taken_at = health.get("taken_at")
-    if taken_at and now - taken_at > patience.snapshot_s:
-        return Answer(Word.NO, f"its figures are {duration(now - taken_at)} old", "the node hangs: stop and start it")
+    if taken_at and now - taken_at > limits.snapshot_s:
+        return _no(f"the last status is {duration(now - taken_at)} old", "the node hangs: restart it")
     skew_s = swarm["clock_skew_s"]
-    if skew_s is not None and abs(skew_s) > patience.clock_skew_s:
-        return Answer(Word.NO, f"peers' clocks are {skew_s:+.0f} s off ours", "switch on time synchronisation")
-    if update := swarm.get("update"):  # what the swarm says is lost on this node
-        return Answer(Word.NO, *update.rsplit(": ", 1))
+    if skew_s is not None and abs(skew_s) > limits.clock_skew_s:
+        return _no(f"peers' clocks are {skew_s:+.0f} s off ours", "switch on time synchronization")
+    free_bytes = document.get("limits", {}).get("disk_free_bytes")
+    if free_bytes is not None and free_bytes < limits.disk_free_bytes:
+        return _no(f"{free_bytes / 1e9:.1f} GB of disk left", "free disk space")
+    if times := document["learner"].get("out_of_memory"):
+        why = f"the last step ran out of memory {_count(times, 'time')}"
+        return _no(why, "lower learner.micro_batch_tokens")
+    if update := swarm.get("update"):  # newer peers' messages cannot be read
+        return _no(*update.rsplit(": ", 1))
     refused = sum(swarm["groups_refused"].values())
     judged = refused + swarm["groups_received"]
-    if judged >= patience.judged_groups and refused > patience.refused_share * judged:
+    if judged >= limits.judged_groups and refused > limits.refused_share * judged:
         reason = max(swarm["groups_refused"], key=swarm["groups_refused"].get)
-        why = f"{refused} of {judged} groups were refused, most for {reason!r}"
-        return Answer(Word.NO, why, "ftis-node peers shows whose; docs/reference/rejections.md says why")
-    return Answer(Word.YES, "both workers are up" if _has_both(document) else "its worker is up")
+        why = f"{refused} of {judged} groups refused, most as {reason!r}"
+        return _no(why, "ftis-node peers shows whose; docs/reference/rejections.md says why")
+    return _yes("both workers are up" if _has_both(document) else "its worker is up")
 
 
-def _worker_away(document: Document, name: str) -> Answer | None:
-    """What to say of a worker that takes no calls now."""
+def _worker_away(document: Document, name: str) -> HealthAnswer | None:
+    """Return the answer if a worker accepts no calls; None if it does, or if the role has none."""
     state = document[name]["state"]
     if state in (READY, OFF):
         return None
-    where = f"logs/{name}.log in the home tells more"
+    where = f"see logs/{name}.log in the home"
     if state == "starting":
-        return Answer(Word.NOT_YET, f"the {name} worker is starting", f"wait while it loads; {where}")
-    return Answer(Word.NO, f"the {name} worker is {state}", where)
+        return _not_yet(f"the {name} worker is starting", f"wait while it loads; {where}")
+    return _no(f"the {name} worker is {state}", where)
 
 
 def _has_both(document: Document) -> bool:
@@ -197,7 +214,7 @@ def _count(number: int, what: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A length of time for people, in its two largest units: `2 h 5 min`, `40 s`."""
+    """Return a length of time in its two largest units: `2 h 5 min`, `40 s`."""
     days, rest = divmod(int(max(0.0, seconds)), 86400)
     hours, rest = divmod(rest, 3600)
     minutes, rest = divmod(rest, 60)

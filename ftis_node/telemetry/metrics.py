@@ -16,7 +16,7 @@ import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from ftis_node.telemetry.health_summary import Word, judge
+from ftis_node.telemetry.health_summary import AnswerWord, summarize_health
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 TABLE_FILE = "metrics.toml"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 NODE_STATES = ("starting", "running", "stopping", "stopped", "failed")
-SWARM_STATES = ("starting", "solo", "connected", "stopped")
+SWARM_STATES = ("starting", "standalone", "connected", "stopped")
 WORKER_STATES = ("stopped", "starting", "ready", "backing-off", "failed", "off")
 
 
@@ -138,13 +138,13 @@ def _states(document: dict[str, Any]) -> Iterator[GaugeMetricFamily]:
 
 
 def _verdict(document: dict[str, Any]) -> Iterator[GaugeMetricFamily]:
-    verdict = judge(document, now=time.time())
+    verdict = summarize_health(document, now=time.time())
     paused = bool(document["limits"]["paused"])
     yield GaugeMetricFamily("ftis_node_paused", help_of("ftis_node_paused"), value=paused)
     for question, answer in (("contributing", verdict.contributing), ("learning", verdict.learning)):
-        if answer.word is not Word.ELSEWHERE:
+        if answer.word is not AnswerWord.NOT_APPLICABLE:
             name = f"ftis_node_{question}"
-            yield GaugeMetricFamily(name, help_of(name), value=answer.word is Word.YES)
+            yield GaugeMetricFamily(name, help_of(name), value=answer.word is AnswerWord.YES)
 
 
 def _evaluations(document: dict[str, Any]) -> Iterator[GaugeMetricFamily]:

@@ -49,19 +49,19 @@ Those of `deploy/prometheus/alerts.yaml`. *page*: the node does nothing any more
 
 | alert | severity | it fires when | what to do |
 |---|---|---|---|
-| `FtisNodeDown` | page | it answered nothing for 5 minutes | `ftis-node status` tells how it ended; start it again |
-| `FtisNodeUnhealthy` | page | `/healthz` says 503 for 2 minutes | it says which worker or loop; start the node again |
-| `FtisNodeNotReady` | look | `/readyz` says 503 for 45 minutes | it says what is missing; `logs/` in the home |
-| `FtisWorkerRestarts` | look | over 3 worker deaths in an hour | `logs/`; often memory (docs/operate/resources.md) |
-| `FtisNoPeers` | look | nobody was connected for 15 minutes | `ftis-node doctor` (docs/operate/networking.md) |
-| `FtisPaused` | look | its disk was full for 15 minutes | free disk space (docs/operate/resources.md) |
-| `FtisNotContributing` | look | ready, it contributed nothing for 30 minutes | the first lines of `ftis-node status` |
-| `FtisUnconfirmed` | look | connected peers confirmed nothing for an hour | compare versions, clocks, reachability |
-| `FtisNotLearning` | look | ready, it learnt nothing for 2 hours | the first lines of `ftis-node status` |
-| `FtisManyRefused` | look | more groups are refused than taken | `ftis-node peers`; docs/reference/rejections.md |
-| `FtisMismatch` | look | engine and learner disagree about most tokens | another engine or dtype |
-| `FtisClockSkew` | look | peers' clocks are more than 10 s off | switch on time synchronisation |
-| `FtisWeightsOld` | look | a generator's weights are older than 2 hours | check its learner (docs/train/roles.md) |
+| `FtisNodeDown` | critical | no answer for 5 minutes | see `ftis-node status`, start the node again |
+| `FtisNodeUnhealthy` | critical | `/healthz` returns 503 for 2 minutes | restart the node; the answer has the cause |
+| `FtisNodeNotReady` | warning | `/readyz` returns 503 for 45 minutes | see its answer and `logs/` in the home |
+| `FtisWorkerRestarts` | warning | over 3 restarts in an hour | `logs/`; often memory (docs/operate/resources.md) |
+| `FtisNoPeers` | warning | no connected peer for 15 minutes | `ftis-node doctor` (docs/operate/networking.md) |
+| `FtisPaused` | warning | paused by a disk limit for 15 minutes | free disk space (docs/operate/resources.md) |
+| `FtisNotContributing` | warning | ready, no contribution for 30 minutes | see `ftis-node status` |
+| `FtisUnconfirmed` | warning | peers confirmed no group for an hour | compare versions, clocks, reachability |
+| `FtisNotLearning` | warning | ready, no learning for 2 hours | see `ftis-node status` |
+| `FtisManyRefused` | warning | more groups refused than accepted | `ftis-node peers`; docs/reference/rejections.md |
+| `FtisMismatch` | warning | most tokens differ | another engine or dtype |
+| `FtisClockSkew` | warning | peers' clocks are more than 10 s off | switch on time synchronization |
+| `FtisWeightsOld` | warning | a generator's weights are older than 2 hours | check its learner (docs/train/roles.md) |
 """
 
 

@@ -2,7 +2,7 @@
 
 A line per fault as it comes; the last line is `N faults, V violations`, and the exit code 1 where V is above 0. Of such
 a run homes, logs and the files' lines of each violation are kept in `chaos-out/SEED-TIME/` (`evidence.py`).
-`--table` prints the table of faults for docs/develop/testing.md instead.
+`--table` prints the table of faults for tests/chaos/README.md instead.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class Violation:
 
 
 def table() -> str:
-    """The table of docs/develop/testing.md."""
+    """The table of tests/chaos/README.md."""
     judges = [*AT_ONE_MOMENT.items(), *FROM_ONE_TO_ANOTHER.items()]
     rows = [f"| {name} | {inspect.cleandoc(judge.__doc__ or '').splitlines()[0]} |" for name, judge in judges]
     return "\n".join(["| what must hold | in other words |", "|---|---|", *rows])

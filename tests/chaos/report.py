@@ -39,7 +39,7 @@ def last_line(outcomes: Sequence[Outcome], end_violations: Sequence[object]) -> 
 
 
 def table(faults: Sequence[Fault] = ALL_FAULTS) -> str:
-    """The table of docs/develop/testing.md."""
+    """The table of tests/chaos/README.md."""
     rows = [
         f"| `{fault.name}` | {fault.kind} | {fault.ends.value} | {fault.promise} | `{fault.shown_by}` |"
         for fault in faults

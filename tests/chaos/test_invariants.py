@@ -319,4 +319,4 @@ def names(seen: Observation) -> set[str]:
 
 
 def test_the_table_of_what_must_hold_is_in_the_documentation() -> None:
-    assert invariants.table() in (Path(__file__).parents[2] / "docs/develop/testing.md").read_text()
+    assert invariants.table() in (Path(__file__).parents[2] / "tests/chaos/README.md").read_text()

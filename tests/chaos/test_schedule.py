@@ -60,7 +60,7 @@ def test_faults_are_chosen_by_kind_and_by_name() -> None:
 
 
 def test_the_documentation_has_the_table_of_faults() -> None:
-    assert report.table() in (ROOT / "docs/develop/testing.md").read_text(), "python -m tests.chaos --table"
+    assert report.table() in (ROOT / "tests/chaos/README.md").read_text(), "python -m tests.chaos --table"
     assert len({fault.name for fault in ALL_FAULTS}) == len(ALL_FAULTS)
     assert set(KINDS) >= {"processes", "links", "members"}
 

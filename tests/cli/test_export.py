@@ -12,7 +12,7 @@ from ftis_node.config.home import Home
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import LoraSection, NodeSettings
 from ftis_node.learner.core import Learner
-from ftis_node.memory.placement import Arrangement
+from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.models import resolve_model
 from ftis_node.node.startup.factories import learner_boot
 from ftis_node.workers.weights.store import probe_logprobs
@@ -37,7 +37,7 @@ def _trained(root: Path, *, lora: bool) -> WeightProof:
     home.run_toml.write_text(manifest.to_toml())
     home.settings.write_text(settings.model_dump_json())
     source = resolve_model(settings.model)
-    learner = Learner(learner_boot(settings, manifest, source, home, Arrangement(), weights=home.weights))
+    learner = Learner(learner_boot(settings, manifest, source, home, WorkerPlacement(), weights=home.weights))
     for step in (1, 2):
         learner.train(random_groups(seed=step), step=step)
     learner.save_if_behind()  # as at a clean end

@@ -44,7 +44,7 @@ LONG = Status(
         layout="packed rows",
     ),
     swarm=SwarmStatus(
-        state="solo", reason="no bootstrap peer answers " + RUDE, clock_skew_s=-99.5, weights_bytes_in=10**12,
+        state="standalone", reason="no bootstrap peer answers " + RUDE, clock_skew_s=-99.5, weights_bytes_in=10**12,
         weights_age_s=1e5, groups_refused={f"reason_{number}": 10**6 for number in range(40)},
     ),
     eval=[EvalStatus(step=step, task=f"task-{step % 5}", pass_at_1=0.25, n=1319) for step in range(50)],
@@ -80,10 +80,10 @@ def test_the_first_lines_answer_and_say_what_to_do() -> None:
     lines = screen(_document(msgspec.structs.replace(LONG, swarm=short, health=HealthStatus())), now=NOW)
     assert lines[:5] == [
         "contributing: no   learning: no   healthy: no",
-        "! contributing: the generation worker is backing-off: logs/generation.log in the",
-        "  home tells more",
-        "! learning: no step for 11 d 13 h, 0 groups ready: too few groups come in, or",
-        "  logs/learner.log in the home tells more",
+        "! contributing: the generation worker is backing-off: see logs/generation.log in",
+        "  the home",
+        "! learning: no step for 11 d 13 h, 0 groups ready: check that groups arrive; see",
+        "  logs/learner.log in the home",
     ]
 
 

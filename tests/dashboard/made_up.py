@@ -42,6 +42,7 @@ STATUS = Status(
         own_groups=808,
         foreign_groups=404,
         learning_rate=1e-6,
+        last_step_at=NOW - 12,
     ),
     swarm=SwarmStatus(
         state="connected",

@@ -51,7 +51,7 @@ def test_a_stranger_writes_nothing_to_the_terminal() -> None:
         *(event_line(event) for event in HISTORY.events),
         *(peer_row(PEERS[1], now=NOW), *peer_lines(PEERS[1], now=NOW)),
         *group_lines(GROUP, with_tokens=True),
-        *answer_lines(_with("swarm", state="solo", reason=RUDE)),
+        *answer_lines(_with("swarm", state="standalone", reason=RUDE)),
         head_line(_with("run", name=RUDE)),
     ]
     assert "\x1b" not in _texts(everything) and "\u202e" not in _texts(everything)
@@ -82,12 +82,12 @@ def test_a_good_node_says_yes_three_times() -> None:
 @pytest.mark.parametrize(
     ("snapshot", "word"),
     [
-        (_with("swarm", state="solo", reason="no peers were given"), "no"),
+        (_with("swarm", state="standalone", reason="no peers were given"), "no"),
         (_with("generation", state="failed"), "no"),
         (_with("swarm", groups_sent=0, groups_confirmed=0), "not yet"),
         (_with("swarm", groups_confirmed=0), "no"),
         (_with("swarm", groups_sent=3, groups_confirmed=0), "not yet"),
-        (_with("node", role="learner"), "weights"),
+        (_with("generation", state="off"), "yes"),
         (STOPPED, "no"),
         (replace(RUNNING, phase=Phase.STARTING), "not yet"),
     ],
@@ -97,30 +97,36 @@ def test_contributing(snapshot: NodeSnapshot, word: str) -> None:
 
 
 def test_learning_is_told_from_noise() -> None:
-    assert trend([0.1, 0.2] * 8 + [0.5, 0.6] * 8)[2] == "yes"
-    assert trend([0.5, 0.6] * 8 + [0.1, 0.2] * 8)[2] == "falling"
+    assert trend([0.1, 0.2] * 8 + [0.5, 0.6] * 8)[2] == "up"
+    assert trend([0.5, 0.6] * 8 + [0.1, 0.2] * 8)[2] == "down"
     assert trend([0.1, 0.9] * 8 + [0.2, 0.9] * 8)[2] == "flat"
-    assert _words(replace(RUNNING, history=History(HISTORY.steps[:7])))[1] == "too early"
-    assert _words(_with("node", role="generator"))[1] == "follows"
+    early = replace(RUNNING, history=History(HISTORY.steps[:7]))
+    assert "the trend shows after 8 steps" in _texts(answer_lines(early))
+    assert _words(_with("learner", state="off"))[1] == "not applicable"
     assert _words(_with("learner", kept_fraction=0.0, last_step_at=NOW))[1] == "no"
 
 
 @pytest.mark.parametrize(
-    ("snapshot", "complaint"),
+    ("snapshot", "complaint", "word"),
     [
-        (_with("learner", state="backing-off"), "the learner worker died and starts again: look into logs/learner.log"),
-        (_with("generation", state="failed"), "the generation worker was given up"),
-        (_with("swarm", clock_skew_s=-40.0), "peers' clocks are -40 s off ours: switch on time synchronisation"),
-        (_with("learner", out_of_memory=2), "ran out of memory 2 times"),
-        (replace(RUNNING, machine=MachineUsage(disk_free_bytes=1_000_000_000)), "1.0 GB of disk left"),
-        (replace(RUNNING, machine=MachineUsage(ram_used_bytes=99, ram_total_bytes=100)), "memory is nearly full"),
-        (replace(_with("node", uptime_s=9000.0), taken_at=NOW + 500), "no step for 8 min"),
+        (_with("learner", state="backing-off"), "the learner worker died and restarts: see logs/learner.log", "no"),
+        (_with("generation", state="failed"), "the generation worker failed for good", "no"),
+        (_with("swarm", clock_skew_s=-40.0), "peers' clocks are -40 s off ours: switch on time synchronization", "no"),
+        (_with("learner", out_of_memory=2), "ran out of memory 2 times", "no"),
+        (_with("limits", disk_free_bytes=1_000_000_000), "1.0 GB of disk left", "no"),
+        (
+            replace(RUNNING, machine=MachineUsage(ram_used_bytes=99, ram_total_bytes=100)),
+            "memory is nearly full",
+            "yes",
+        ),
+        (replace(_with("node", uptime_s=9000.0), taken_at=NOW + 500), "no step for 8 min", "yes"),
     ],
 )
-def test_what_is_wrong_is_said(snapshot: NodeSnapshot, complaint: str) -> None:
+def test_what_is_wrong_is_said(snapshot: NodeSnapshot, complaint: str, word: str) -> None:
     assert len(found := problems(snapshot)) == 1
     assert complaint in found[0]
-    assert _words(snapshot)[2] == "look"
+    assert _words(snapshot)[2] == word
+    assert complaint in _texts(answer_lines(snapshot))
 
 
 def test_a_node_that_was_started_just_now_has_not_stalled() -> None:
@@ -131,7 +137,7 @@ def test_a_stopped_node_is_faded_and_says_what_to_do() -> None:
     lines = metric_lines(STOPPED)
     assert {span.tone for shown in lines[:-1] for span in shown} == {Tone.FAINT}
     assert {span.tone for shown in metric_lines(RUNNING)[:-1] for span in shown} > {Tone.FAINT, Tone.STRONG}
-    assert "as it was asked to, 1 min ago" in _texts(answer_lines(STOPPED))
+    assert "stopped on request 1 min ago" in _texts(answer_lines(STOPPED))
     assert RUNNING.start_command in _texts(next_lines(STOPPED))
     killed = replace(STOPPED, history=HISTORY)
     assert "killed, or a fault" in _texts(answer_lines(killed))

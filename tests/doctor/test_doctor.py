@@ -16,11 +16,11 @@ import pytest
 from ftis_node.config.home import Home
 from ftis_node.doctor import engine as doctor_engine
 from ftis_node.doctor import sockets as doctor_sockets
-from ftis_node.doctor.doctor import CHECKS, Patient, checks_of, examine, exit_code_of
-from ftis_node.doctor.findings import Finding, worst_first
-from ftis_node.doctor.machine import look_at_disk, read_driver
-from ftis_node.doctor.memory import ask
-from ftis_node.doctor.model import look_at_model
+from ftis_node.doctor.check_result import CheckResult, worst_first
+from ftis_node.doctor.doctor import CHECKS, DoctorTarget, checks_of, examine, exit_code_of
+from ftis_node.doctor.machine import check_disk, read_driver
+from ftis_node.doctor.memory import memory_question
+from ftis_node.doctor.model import check_model
 from ftis_node.doctor.network import nat_kind
 from ftis_node.doctor.runner import Check, run_checks
 from ftis_node.doctor.table import FINDINGS, as_markdown
@@ -37,7 +37,7 @@ CONFIG = {
 }  # fmt: skip
 
 
-def told(findings: Iterable[Finding]) -> list[tuple[str, str]]:
+def told(findings: Iterable[CheckResult]) -> list[tuple[str, str]]:
     return [(finding.id, finding.level) for finding in findings]
 
 
@@ -52,14 +52,14 @@ def test_the_document_has_every_finding_and_the_code_no_other() -> None:
 
 
 def test_a_check_that_hangs_is_cut_off_and_one_that_breaks_is_told_with_what_it_found() -> None:
-    def broken() -> Iterator[Finding]:
-        yield Finding("ram.free", "ok", "much")
+    def broken() -> Iterator[CheckResult]:
+        yield CheckResult("ram.free", "ok", "much")
         raise ZeroDivisionError("two\nlines")
 
     never = threading.Event()
     words: list[str] = []
     checks = [
-        Check("disk", "the disk", 0.3, lambda: [Finding("disk.free", "ok", str(never.wait(30)))]),
+        Check("disk", "the disk", 0.3, lambda: [CheckResult("disk.free", "ok", str(never.wait(30)))]),
         Check("ram", "memory", 5.0, broken),
     ]
     findings = run_checks(checks, on_progress=words.append)
@@ -78,8 +78,12 @@ def test_what_is_waited_for_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_worst_check_comes_first_and_stays_together() -> None:
     findings = [
-        *(Finding("ram.free", "ok", ""), Finding("gpu.driver", "ok", ""), Finding("gpu.memory", "warn", "")),
-        *(Finding("memory.plan", "fail", ""), Finding("memory.part", "ok", "")),
+        *(
+            CheckResult("ram.free", "ok", ""),
+            CheckResult("gpu.driver", "ok", ""),
+            CheckResult("gpu.memory", "warn", ""),
+        ),
+        *(CheckResult("memory.plan", "fail", ""), CheckResult("memory.part", "ok", "")),
     ]
     ids = ["memory.plan", "memory.part", "gpu.driver", "gpu.memory", "ram.free"]
     assert [finding.id for finding in worst_first(findings)] == ids
@@ -89,13 +93,15 @@ def test_the_worst_check_comes_first_and_stays_together() -> None:
     ("failed", "code"), [(["peer.dial"], 4), (["peer.dial", "disk.free"], 3), (["memory.plan"], 3), ([], 0)]
 )
 def test_the_exit_code_is_the_machines_before_the_networks(failed: list[str], code: int) -> None:
-    assert exit_code_of([Finding("gpu.none", "warn", ""), *(Finding(name, "fail", "") for name in failed)]) == code
+    assert (
+        exit_code_of([CheckResult("gpu.none", "warn", ""), *(CheckResult(name, "fail", "") for name in failed)]) == code
+    )
 
 
 def test_the_command_line_names_the_checks_that_there_are(tmp_path: Path) -> None:
     from ftis_node.cli.commands.doctor import CHECKS as OFFERED
 
-    assert tuple(check.name for check in checks_of(Patient(Home(tmp_path), ()))) == CHECKS == OFFERED
+    assert tuple(check.name for check in checks_of(DoctorTarget(Home(tmp_path), ()))) == CHECKS == OFFERED
 
 
 def test_drivers_as_they_answer() -> None:
@@ -114,29 +120,29 @@ def test_a_driver_too_old_for_vllms_torch_is_one_clear_line() -> None:
     assert old.finding == (
         "NVIDIA driver 570.133.20: vLLM and its torch are built for CUDA 13, which needs 580 or newer"
     )
-    blind = doctor_engine.Answer({"version": "2.13.0", "cuda": "13.0", "has_gpu": False, "gpus": []})
-    _, found = doctor_engine.judge_torch(blind, has_gpu=True)
+    blind = doctor_engine.ProbeAnswer({"version": "2.13.0", "cuda": "13.0", "has_gpu": False, "gpus": []})
+    _, found = doctor_engine.torch_results(blind, has_gpu=True)
     assert (found.id, found.level) == ("engine.gpu", "fail")
     assert found.advice.startswith("install NVIDIA's driver 580 or newer")
 
 
 def test_engines_that_crash_hang_or_are_for_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    crash = doctor_engine.ask("raise ImportError('libcuda.so.1: cannot open')", limit_s=20)
+    crash = doctor_engine.run_probe("raise ImportError('libcuda.so.1: cannot open')", limit_s=20)
     assert crash.problem == "ImportError: libcuda.so.1: cannot open"
-    assert "signal 11" in doctor_engine.ask("import os; os.kill(os.getpid(), 11)", limit_s=20).problem
-    assert "cut off" in doctor_engine.ask("import time; time.sleep(60)", limit_s=0.5).problem
-    on_cpu = doctor_engine.Answer({"version": "2", "cuda": None, "has_gpu": False, "gpus": []})
-    levels = told(doctor_engine.judge_torch(on_cpu, has_gpu=True))
+    assert "signal 11" in doctor_engine.run_probe("import os; os.kill(os.getpid(), 11)", limit_s=20).problem
+    assert "cut off" in doctor_engine.run_probe("import time; time.sleep(60)", limit_s=0.5).problem
+    on_cpu = doctor_engine.ProbeAnswer({"version": "2", "cuda": None, "has_gpu": False, "gpus": []})
+    levels = told(doctor_engine.torch_results(on_cpu, has_gpu=True))
     assert levels == [("engine.torch", "ok"), ("engine.gpu", "fail")]
-    assert told(doctor_engine.judge_torch(crash, has_gpu=None)) == [("engine.torch", "fail")]
-    assert told([doctor_engine.judge_vllm(crash, on_gpu=False)]) == [("engine.vllm", "warn")]
-    assert told([doctor_engine.judge_vllm(crash, on_gpu=True)]) == [("engine.vllm", "fail")]
+    assert told(doctor_engine.torch_results(crash, has_gpu=None)) == [("engine.torch", "fail")]
+    assert told([doctor_engine.vllm_result(crash, on_gpu=False)]) == [("engine.vllm", "warn")]
+    assert told([doctor_engine.vllm_result(crash, on_gpu=True)]) == [("engine.vllm", "fail")]
 
 
 def test_a_disk_that_is_nearly_full_and_small_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ftis_node.doctor.machine.free_bytes", lambda path: 64 << 20)
-    assert told(look_at_disk(tmp_path / "home", tmp_path)) == [("disk.free", "fail"), ("shm.size", "warn")]
-    assert told(look_at_disk(Path("/proc/self/home"), tmp_path / "no"))[0] == ("disk.writable", "fail")
+    assert told(check_disk(tmp_path / "home", tmp_path)) == [("disk.free", "fail"), ("shm.size", "warn")]
+    assert told(check_disk(Path("/proc/self/home"), tmp_path / "no"))[0] == ("disk.writable", "fail")
 
 
 def test_ports_that_are_taken(tmp_path: Path) -> None:
@@ -144,15 +150,15 @@ def test_ports_that_are_taken(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        patient = Patient(Home(tmp_path), (f"/ip4/127.0.0.1/tcp/{port}",), port)
-        findings = examine(patient, only=["port"])
+        target = DoctorTarget(Home(tmp_path), (f"/ip4/127.0.0.1/tcp/{port}",), port)
+        findings = examine(target, only=["port"])
     assert told(findings) == [("port.listen", "fail"), ("port.status", "fail")]
     assert exit_code_of(findings) == 4
     assert ["--listen" in findings[0].advice, "--status-port" in findings[1].advice] == [True, True]
 
 
 def test_the_port_of_the_node_that_runs_here_is_its_own() -> None:
-    findings = doctor_sockets.look_at_ports(["/ip4/127.0.0.1/tcp/1"], 1, runs_here=True)
+    findings = doctor_sockets.check_listen_ports(["/ip4/127.0.0.1/tcp/1"], 1, runs_here=True)
     assert told(findings) == [("port.listen", "ok")]
 
 
@@ -173,7 +179,7 @@ def test_kinds_of_nat(ipv4: str, ipv6: str, level: str, word: str) -> None:
 
 def test_a_machine_without_a_network_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_sockets, "own_address", lambda family: "")
-    assert told(doctor_sockets.look_at_routes()) == [("route.ipv4", "warn")]
+    assert told(doctor_sockets.check_routes()) == [("route.ipv4", "warn")]
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -220,8 +226,8 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[type[Hub]]:
     server.server_close()
 
 
-def look(tmp_path: Path) -> list[Finding]:
-    return list(look_at_model(ask(Home(tmp_path), model=REPO, gpus_gib=[24])))
+def look(tmp_path: Path) -> list[CheckResult]:
+    return list(check_model(memory_question(Home(tmp_path), model=REPO, gpus_gib=[24])))
 
 
 def test_a_model_that_the_hub_offers_is_planned_without_its_weights(hub: type[Hub], tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 RUN = (  # by test_running.py, with what its swarm has in the place of the words in capitals
     "ftis-node join --model models/s --task arithmetic --peers ADDRESS --home homes/s --engine torch --steps 10",
     "ftis-node join --model DIR --run examples/ftis-node-task-sorting/run.toml --steps 1",
-    "ftis-node bootstrap --home homes/meeting",
+    "ftis-node bootstrap --home homes/bootstrap",
     "ftis-node doctor --model DIR --peers ADDRESS",
     "ftis-node status*",
     "ftis-node peers*",
@@ -37,6 +37,7 @@ NOT_RUN = {
     "pip install*": INSTALLS,
     "pip uninstall*": "changes the environment that the tests run in; make setup-vllm does it where there is no GPU",
     "ftis-node --help": "tests/cli and bench/startup.py",
+    "ftis-node --install-completion": "changes the reader's shell",
     "ftis-node --version": "tests/test_architecture.py",
     "ftis-node --debug *": OTHERWISE,
     "ftis-node status*--watch*": "goes on until ctrl-C; tests/cli/test_status.py watches a node",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 ALL = list(chain.from_iterable(commands(page) for page in PAGES))
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 PROGRAM = typer.main.get_command(app)
+ACTS_AT_ONCE = {"--install-completion", "--show-completion"}  # typer carries these out while it parses
 CUT_SHORT = ("...", "…", "|")  # in a sentence a command may be named by its beginning
 
 
@@ -49,6 +50,8 @@ def test_there_are_commands() -> None:
 
 def _complaint(command: Command) -> str:
     """What the program says against a command; "" where it takes it, or where a sentence names it by its beginning."""
+    if ACTS_AT_ONCE & set(command.words):
+        return ""
     if command.words[0] != "ftis-node" or (command.is_inline and any(cut in command.text for cut in CUT_SHORT)):
         return ""
     try:

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from ftis_node import errors
-from tests.documented.pages import PAGES, ROOT, blocks
+from tests.documented.pages import PAGES, ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,7 +51,7 @@ def test_the_index_reaches_every_page() -> None:
     index = ROOT / "docs/index.md"
     linked = {(index.parent / link.partition("#")[0]).resolve() for link in LINK.findall(index.read_text())}
     assert {*PAGES[1:]} - {index} <= linked
-    assert "docs/index.md" in LINK.findall(PAGES[0].read_text())
+    assert "docs/index.md#get-started" in LINK.findall(PAGES[0].read_text())
 
 
 def test_a_wrong_anchor_would_be_seen() -> None:
@@ -64,14 +64,6 @@ def test_code_that_is_shown_is_the_code_that_is_there() -> None:
     assert len(shown) == 2
     for path, code in shown:
         assert code == (ROOT / path).read_text(), path
-
-
-def test_the_drawing_is_one() -> None:
-    readme, how_it_works = (
-        next(block.lines for block in blocks(page) if "your node" in block.lines[0])
-        for page in (PAGES[0], ROOT / "docs/get-started/concepts.md")
-    )
-    assert readme == how_it_works
 
 
 def test_every_path_that_a_page_names_is_there() -> None:

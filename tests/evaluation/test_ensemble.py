@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM
 from ftis_node.cli.app import run
 from ftis_node.errors import ConfigError, MachineError
 from ftis_node.evaluation import memory as ensemble_memory
-from ftis_node.evaluation.ensemble import MIXTURES, MODES, _weighings, evaluate_ensemble
+from ftis_node.evaluation.ensemble import MIXTURES, MODES, _mixture_weights, evaluate_ensemble
 from ftis_node.evaluation.evaluate import evaluate_model
 from ftis_node.evaluation.memory import check_mixture_fits, mixture_bytes
-from ftis_node.evaluation.study import Seen
+from ftis_node.evaluation.study import ExpertOutputs
 from ftis_node.models import load_tokenizer, resolve_model
 from tests.models.tiny_models import VOCAB_SIZE, make_tokenizer, save_tiny
 
@@ -46,7 +46,7 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_mixtures_differ_in_what_they_weigh_by() -> None:
-    found = _weighings(["posterior", "mean", "answer"], [Seen([], [], [], [], [])] * 2, decay=0.9)
+    found = _mixture_weights(["posterior", "mean", "answer"], [ExpertOutputs([], [], [], [], [])] * 2, decay=0.9)
     assert {mode: (how.learns, how.reads_prompt) for mode, how in found.items()} == {
         "posterior": (True, True),
         "mean": (False, True),

@@ -12,6 +12,7 @@ import sqlite3
 import tempfile
 from collections import Counter
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +23,10 @@ from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.gossip.interface import GossipLimits
 from ftis_node.gossip.loopback import LoopbackSwarm
-from ftis_node.lab.stub_node import FreeTokenizer, StubNode, stub_group
+from ftis_node.lab.stub_node import StubNode, StubTokenizer, stub_group
 from ftis_node.lab.wire_probe import VOCABULARY
-from ftis_node.node.loops.peers import PeersLoop
 from ftis_node.node.loops.train import note_teacher
+from ftis_node.node.startup.wiring import Wiring
 from ftis_node.records.codec import CODECS
 from ftis_node.records.envelope import open_envelope
 from ftis_node.records.identity import Identity
@@ -33,7 +34,7 @@ from ftis_node.records.text_codec import unpack_any
 from ftis_node.replay.lifecycle import ReleaseReason
 from tests.fuzz.hostile import Hostile
 from tests.fuzz.virtual import Clock, VirtualLoop
-from tests.fuzz.world import MEMORY, InlineDisk, Worker, by_the_calendar, check_bounds, look_at
+from tests.fuzz.world import MEMORY, InlineDisk, by_the_calendar, check_bounds, look_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -56,7 +57,7 @@ UNIX_S = 1.7e9
 PAUSES_S = (0.0, 0.02, 0.1, 0.5, 1.0, 3.0)
 
 
-class WordTokenizer(FreeTokenizer):
+class WordTokenizer(StubTokenizer):
     """Says texts whose words are ids."""
 
     eos_id = VOCABULARY
@@ -114,7 +115,7 @@ class Battle:
         self.honest = self._node(2, lambda *_: None)
         for node in (self.victim, self.honest):
             await node.start()
-        self.housekeeping = asyncio.ensure_future(PeersLoop(self.victim.parts).run())
+        self.housekeeping = asyncio.ensure_future(self.victim.wiring.peers_loop().run())
         for _ in range(WARM_UP):
             await self.honest_publishes()
             await asyncio.sleep(0.2)
@@ -129,13 +130,10 @@ class Battle:
             identity.peer_id, run_id=RUN.run_id, num_shards=RUN.wire.announcement_shards, limits=GossipLimits()
         )
         node = StubNode(home, identity, gossip, manifest=RUN, settings=NODE_SETTINGS, on_event=on_event)
-        parts: Any = node.parts
-        object.__setattr__(parts, "disk", InlineDisk())
-        object.__setattr__(parts, "generation", Worker())
-        parts.learner.worker_state, parts.learner.restarts = "off", 0
-        charge = gossip.guard.on_fault
         tokenizer: Any = WordTokenizer()
-        object.__setattr__(parts, "tokenizer", tokenizer)
+        node.parts = replace(node.parts, disk=InlineDisk(), tokenizer=tokenizer)
+        node.wiring = Wiring(node.parts)
+        charge = gossip.guard.on_fault
         by_the_calendar(node.intake, tokenizer=tokenizer)
         gossip.guard.on_fault = lambda peer, place, error: (self.faults.append(error), charge(peer, place, error))
         return node
@@ -143,7 +141,7 @@ class Battle:
     def _on_event(self, name: str, fields: dict[str, Any]) -> None:
         if name == "admitted" and not fields["own"]:
             self.admitted[fields["sender"]] += 1
-            if fields["sender"] == self.honest.parts.identity.peer_id and fields["number"] in self._due:
+            if fields["sender"] == self.honest.parts.context.peer_id and fields["number"] in self._due:
                 since, _ = self._due.pop(fields["number"])
                 self.longest_s = max(self.longest_s, self.clock.steady_s - since)
 
@@ -163,7 +161,7 @@ class Battle:
 
     async def honest_publishes(self) -> None:
         """One more group of the honest member, which the victim is to have soon."""
-        await self.honest.publish(stub_group(self.honest.parts.identity, RUN, self.rng_groups, num_tokens=4))
+        await self.honest.publish(stub_group(self.honest.parts.context.identity, RUN, self.rng_groups, num_tokens=4))
         self.num_honest += 1
         self._due[self.num_honest] = (self.clock.steady_s, self.num_steps)
 
@@ -203,10 +201,11 @@ class Battle:
             assert node.is_running, f"a loop has ended: {node._runner}"
             assert not node.gossip.guard.num_faults
             assert not node.gossip.counters.serve_errors.get("fault"), "a served request failed by a fault"
-            check_bounds(node.pull)
+            check_bounds(node.wiring.announcements)
             self._check_sizes(node)
         assert not self.housekeeping.done(), self.housekeeping
-        assert not self.victim.parts.peers.is_banned(self.honest.parts.identity.peer_id), "an honest member is banned"
+        honest_id = self.honest.parts.context.peer_id
+        assert not self.victim.parts.peers.is_banned(honest_id), "an honest member is banned"
         for number, (since, at_step) in self._due.items():
             waited = self.clock.steady_s - since
             is_late = waited > PATIENCE_S and self.num_steps - at_step > PATIENCE_STEPS
@@ -214,7 +213,7 @@ class Battle:
 
     @staticmethod
     def _check_sizes(node: StubNode) -> None:
-        ear, parts = node.pull.ear, node.parts
+        ear, parts = node.wiring.announcements, node.parts
         sizes = {
             "refused": (len(ear._refused), 4096),
             "refused_of": (len(ear._refused_of), 4096),

@@ -38,7 +38,7 @@ async def announce(battle: Battle, who: Hostile, rng: random.Random) -> None:
     own = battle.victim.parts.reader.own_ready()[:1]
     stored = battle.victim.parts.reader.list_groups(limit=3)
     known = [bytes.fromhex(group.id) for group in stored]
-    senders = [one.parts.identity.peer_id for one in (battle.victim, battle.honest)] + [
+    senders = [one.parts.context.peer_id for one in (battle.victim, battle.honest)] + [
         m.peer_id for m in battle.hostile
     ]
     announcement = Announcement(
@@ -89,7 +89,7 @@ async def make(battle: Battle, who: Hostile, rng: random.Random) -> bytes:
         stub_group(who.identity, RUN, battle.rng_groups, num_tokens=4),
         number=rng.choice((rng.randrange(1, 40), rng.randrange(1, 10**6), *NUMBERS)),
         created_at=round(battle.clock.time() + rng.choice((0.0, 0.0, 0.0, -3.0, 50.0, 120.0, -1790.0)), 3),
-        weights_of=rng.choice((None, None, battle.victim.parts.identity.peer_id, who.peer_id)),
+        weights_of=rng.choice((None, None, battle.victim.parts.context.peer_id, who.peer_id)),
     )
     body = pb.Body.FromString(pack_group(group, codec=rng.choice(tuple(CODECS))))
     for _ in range(rng.choice((0, 0, 1, 2))):
@@ -97,7 +97,7 @@ async def make(battle: Battle, who: Hostile, rng: random.Random) -> bytes:
     if rng.random() < 0.1:
         body.codec = rng.randrange(6)
     if rng.random() < 0.1:
-        body.sender = battle.honest.parts.identity.peer
+        body.sender = battle.honest.parts.context.identity.peer
     return who.sign_body(body.SerializeToString())
 
 
@@ -119,7 +119,7 @@ async def two_under_one_number(battle: Battle, who: Hostile, rng: random.Random)
 async def forge(battle: Battle, who: Hostile, rng: random.Random) -> None:
     """A group in good form that names the honest member as its sender, under the own signature."""
     group = replace(
-        stub_group(battle.honest.parts.identity, RUN, battle.rng_groups, num_tokens=4),
+        stub_group(battle.honest.parts.context.identity, RUN, battle.rng_groups, num_tokens=4),
         number=battle.num_honest + rng.randrange(1, 1000),
         created_at=round(battle.clock.time(), 3),
     )
@@ -163,7 +163,7 @@ async def resend(battle: Battle, who: Hostile, rng: random.Random) -> None:
             damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
         group_id = who.put(bytes(damaged))
         claim = Announcement(group_id, 1, len(data), 48, bytes.fromhex(FINGERPRINT)[:8], 1, battle.clock.time())
-        await who.announce(replace(claim, sender=rng.choice((None, battle.honest.parts.identity.peer_id))).to_bytes())
+        await who.announce(replace(claim, sender=rng.choice((None, battle.honest.parts.context.peer_id))).to_bytes())
 
 
 async def behave(battle: Battle, who: Hostile, rng: random.Random) -> None:
@@ -198,7 +198,7 @@ async def ask(battle: Battle, who: Hostile, rng: random.Random) -> None:
     stored = [bytes.fromhex(group.id) for group in battle.victim.parts.reader.list_groups(limit=8)]
     ids = b"".join(rng.choices([*stored, rng.randbytes(32)], k=rng.choice((1, 2, 64, 65))))
     question = pb.Question.FromString(
-        BackfillRequest(sender=rng.choice((None, battle.honest.parts.identity.peer_id)), first_number=0).to_bytes()
+        BackfillRequest(sender=rng.choice((None, battle.honest.parts.context.peer_id)), first_number=0).to_bytes()
     )
     for _ in range(rng.choice((0, 1, 2))):
         change_field(question, rng)

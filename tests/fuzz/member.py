@@ -63,7 +63,7 @@ def main() -> None:
         f"{battle.num_steps} steps with seed {options.seed} in {time.perf_counter() - began_at:.0f} s, "
         f"{battle.clock.steady_s - 1000:.0f} s of the node's time, {battle.num_identities} hostile identities\n"
         f"rules: {dict(battle.done)}\nrefused: {dict(counters.refused)}\n"
-        f"admitted: {battle.admitted[battle.honest.parts.identity.peer_id]} of the honest member, "
+        f"admitted: {battle.admitted[battle.honest.parts.context.peer_id]} of the honest member, "
         f"{sum(battle.admitted.values())} in all; the slowest honest one took {battle.longest_s:.2f} s\n"
     )
 

@@ -82,8 +82,8 @@ async def test_the_seeds_of_announcements_reach_wants_and_gaps() -> None:
     seen: list[Any] = []
     with patch.object(announced, "_repair", wraps=announced._repair) as repair:
         await announced.chain(split(announced.seeds()[1]))
-        seen = [call.args[0].pull for call in repair.call_args_list]
-    assert any(pull.ear.senders() for pull in seen)
+        seen = [call.args[0].wiring.announcements for call in repair.call_args_list]
+    assert any(ear.senders() for ear in seen)
     assert repair.call_count == 2
 
 
@@ -93,7 +93,7 @@ async def test_a_chain_reports_what_the_guard_swallows() -> None:
     def fail(*_: Any) -> None:
         raise ZeroDivisionError
 
-    with patch("ftis_node.node.loops.announcements.Ear._take", fail), pytest.raises(ZeroDivisionError):
+    with patch("ftis_node.node.loops.announcements.AnnouncementHandler._take", fail), pytest.raises(ZeroDivisionError):
         await announced.chain(split(announced.seeds()[0]))
 
 

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from ftis_node.node.loops.announcements import Ear
-from ftis_node.node.loops.backfill import Repair
+from ftis_node.node.loops.announcements import AnnouncementHandler
+from ftis_node.node.loops.backfill import BackfillLoop
 from tests.fuzz.battle import Battle
 from tests.fuzz.deeds import CHOICES, RULES
 from tests.fuzz.member import play
@@ -47,8 +47,8 @@ def test_hostile_members_in_short_lives() -> None:
 def test_a_hostile_member_in_one_longer_life() -> None:
     battle = play(STEPS_IN_ONE_LIFE, seed=4, quiet=True)
     assert battle.num_steps == STEPS_IN_ONE_LIFE
-    assert battle.admitted[battle.honest.parts.identity.peer_id] >= STEPS_IN_ONE_LIFE // 5
-    assert sum(battle.admitted.values()) > battle.admitted[battle.honest.parts.identity.peer_id]
+    assert battle.admitted[battle.honest.parts.context.peer_id] >= STEPS_IN_ONE_LIFE // 5
+    assert sum(battle.admitted.values()) > battle.admitted[battle.honest.parts.context.peer_id]
     assert battle.victim.parts.counters.refused.total() > 0
 
 
@@ -74,12 +74,15 @@ def _fails_later(right: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def test_the_battle_sees_a_fault_that_the_guard_catches() -> None:
-    with patch.object(Ear, "consider", _fails_later(Ear.consider)), pytest.raises(ZeroDivisionError):
+    with (
+        patch.object(AnnouncementHandler, "consider", _fails_later(AnnouncementHandler.consider)),
+        pytest.raises(ZeroDivisionError),
+    ):
         play(STEPS_IN_ONE_LIFE, seed=4, quiet=True)
 
 
 def test_the_battle_sees_a_loop_that_ends(capsys: pytest.CaptureFixture[str]) -> None:
-    broken = patch.object(Repair, "_tell_how_far", _fails_later(Repair._tell_how_far))
+    broken = patch.object(BackfillLoop, "_tell_how_far", _fails_later(BackfillLoop._tell_how_far))
     with broken, pytest.raises((AssertionError, ExceptionGroup)) as caught:
         play(STEPS_IN_ONE_LIFE, seed=4, quiet=True)
     first = caught.value.__context__ if isinstance(caught.value, ExceptionGroup) else caught.value

@@ -14,8 +14,7 @@ import time
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from unittest.mock import patch
 
 from ftis_node.cli.commands.peers import _line
@@ -27,11 +26,9 @@ from ftis_node.dashboard.view.events import event_line
 from ftis_node.dashboard.view.peers import ban_words, peer_lines, peer_row, sorted_peers
 from ftis_node.dashboard.view.spans import text_of
 from ftis_node.gossip.loopback import LoopbackSwarm
-from ftis_node.lab.stub_node import StubNode
-from ftis_node.node.loops.intake import IntakeLoop
-from ftis_node.node.loops.pull import PullLoop
-from ftis_node.node.loops.status import StatusLoop
-from ftis_node.node.peers.serve import Served
+from ftis_node.lab.stub_node import StubNode, StubTask
+from ftis_node.node.startup.wiring import Wiring
+from ftis_node.node.supervision.disk_thread import Disk
 from ftis_node.records.backfill_request import open_backfill_request
 from ftis_node.records.codec import CODECS
 from ftis_node.records.identity import Identity
@@ -44,6 +41,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 
     from ftis_node.gossip.loopback import LoopbackGossip
+    from ftis_node.node.components import NodeComponents
+    from ftis_node.node.loops.announcements import AnnouncementHandler
+    from ftis_node.node.loops.intake import IntakeLoop
     from ftis_node.records.group import PromptRef
 
 OWN = Identity.from_seed(bytes([1]) * 32)
@@ -74,28 +74,20 @@ def quiet() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _problem(ref: PromptRef) -> TaskItem:
-    """The problems of the door's tests."""
-    if ref.index >= 1000 or ref.task != TASK:
-        raise KeyError(ref)
-    return TaskItem(ref=ref, prompt=PROMPT, answer="5")
-
-
-class InlineDisk:
+class InlineDisk(Disk):
     """The disk's work, done at once."""
 
     async def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
 
-class Worker:
-    """A worker of which nothing is asked."""
+class ProblemTask(StubTask):
+    """The problems of the validator's tests."""
 
-    engine = state = worker_state = "off"
-    policy_version = restarts = 0
-    hand_over = ""
-    tokens_per_s = 0.0
-    learner_state = None
+    def resolve(self, ref: PromptRef) -> TaskItem:
+        if ref.index >= 1000 or ref.task != TASK:
+            raise KeyError(ref)
+        return TaskItem(ref=ref, prompt=PROMPT, answer="5")
 
 
 class World:
@@ -111,17 +103,15 @@ class World:
         self.node = StubNode(
             self.home, OWN, gossip, manifest=manifest, settings=SETTINGS, on_event=lambda *_: None, domain=domain
         )
-        task = SimpleNamespace(resolve=_problem)
-        self.parts: Any = replace(
+        task: Any = ProblemTask()
+        self.parts = replace(
             self.node.parts,
             disk=InlineDisk(),
-            tokenizer=SpeakingTokenizer(),
+            tokenizer=cast("Any", SpeakingTokenizer()),
             task=task,
             domain=self.node.parts.domain if domain else task,
-            scorer=_Scorer(),
-            strangers_scorer=_Scorer(),
-            generation=Worker(),
-            learner=SimpleNamespace(state=None, worker_state="off", restarts=0),
+            scorer=cast("Any", _Scorer()),
+            strangers_scorer=cast("Any", _Scorer()),
         )
         self.gossip: LoopbackGossip = gossip
         self.gossip.guard.on_fault = lambda peer, place, error: self.faults.append(error)
@@ -131,22 +121,13 @@ class World:
         ]
         self.answers: dict[str, list[bytes]] = {one.peer_id: [] for one in HOSTILE}
         self.bodies: dict[str, list[bytes]] = {one.peer_id: [] for one in HOSTILE}
-        self.intake = IntakeLoop(self.parts)
+        self.wiring = Wiring(self.parts)
+        self.intake, self.pull = self.wiring.intake, self.wiring.pull
         by_the_calendar(self.intake)
-        self.pull = PullLoop(self.parts, self.intake)
 
     async def start(self) -> None:
         """All members join; the node serves."""
-        served = Served(self.parts)
-        self.gossip.serve(
-            served.lookup,
-            on_confirm=served.confirmed,
-            answer=served.answer,
-            lookup_text=served.retell,
-            is_refused=self.parts.peers.is_banned,
-            on_sent=served.sent,
-            on_refusal=served.announcement_refused,
-        )
+        self.wiring.serve_peers()
         await self.gossip.start()
         for member in self.members:
             self._arm(member)
@@ -172,19 +153,20 @@ class World:
         if self.faults:
             raise self.faults[0]
         assert not self.gossip.guard.num_faults
-        check_bounds(self.pull)
+        check_bounds(self.wiring.announcements)
 
 
-async def look_at(parts: Any, *, at_all: bool = True) -> None:
+async def look_at(parts: NodeComponents, *, at_all: bool = True) -> None:
     """The status, the event trail and the peer table; `at_all`: the table in all its forms."""
-    status = StatusLoop(parts)
+    wiring = Wiring(parts)
+    status, peer_table = wiring.status_loop(), wiring.peer_table
     document = json.loads((await status.refresh()).to_json())
-    json.dumps([document, status.peers()], allow_nan=False)
+    json.dumps([document, peer_table.rows()], allow_nan=False)
     for event in read_events(parts.home.events):
         assert text_of(event_line(event)).isprintable(), event
     if not at_all:
         return
-    rows = status.peers()
+    rows = peer_table.rows()
     now = time.time()
     for row in sorted_peers(rows):
         shown = [span.text for span in peer_row(row, now=now)] + [text_of(one) for one in peer_lines(row, now=now)]
@@ -192,9 +174,8 @@ async def look_at(parts: Any, *, at_all: bool = True) -> None:
         assert all(text.isprintable() for text in shown), shown
 
 
-def check_bounds(pull: PullLoop) -> None:
+def check_bounds(ear: AnnouncementHandler) -> None:
     """What is kept of peers is bounded, and holds only values that fit where they go."""
-    ear = pull.ear
     assert len(ear.wants) <= 8192 + 1024
     assert len(ear.senders()) <= 4096
     for peer_id in ear.senders():

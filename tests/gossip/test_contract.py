@@ -287,7 +287,7 @@ async def test_members_are_the_others_of_the_run(four: Four) -> None:
         assert node.state.state is SwarmPhase.CONNECTED
         assert "2 other members" in node.state.reason
     assert await four.stranger.members() == []
-    assert four.stranger.state.state is SwarmPhase.SOLO
+    assert four.stranger.state.state is SwarmPhase.STANDALONE
 
 
 async def _has_members(node: Gossip, others: set[str]) -> bool:

@@ -93,7 +93,7 @@ async def test_insiders_talk_and_an_outsider_hears_and_gets_nothing(tmp_path: Pa
         await eventually(lambda: _has_record(alice, bob, b"bob's record"))
         assert (await outsider.fetch(alice.peer_id, shelf.ids)).outcome is FetchOutcome.UNREACHABLE
         assert await outsider.get_record(bob.peer_id) is None
-        await eventually(lambda: mistaken.state.state == "solo")
+        await eventually(lambda: mistaken.state.state == "standalone")
         assert "swarm.secret_file" in mistaken.state.reason
         assert "secret_file" not in outsider.state.reason
         await _attack_by_name(outsider, alice, bob, shelf)

@@ -78,7 +78,7 @@ async def test_a_node_that_left_is_gone() -> None:
     first, second = await _nodes(LoopbackSwarm(), "first", "second")
     assert first.state.state is SwarmPhase.CONNECTED
     await second.close()
-    assert first.state.state is SwarmPhase.SOLO
+    assert first.state.state is SwarmPhase.STANDALONE
     assert second.state.state is SwarmPhase.STARTING
     assert not await second.announce(b"nobody hears this")
     assert await first.members() == second.addresses == []

@@ -50,18 +50,18 @@ def test_slots_have_two_bounds() -> None:
     [
         (ConnectionFacts(num_given=1), SwarmPhase.STARTING, "looking for peers"),
         (ConnectionFacts(num_members=1, num_connected=2), SwarmPhase.CONNECTED, "1 other member of this run"),
-        (ConnectionFacts(has_looked=True), SwarmPhase.SOLO, "no peers were given"),
+        (ConnectionFacts(has_looked=True), SwarmPhase.STANDALONE, "no peers were given"),
         (
             ConnectionFacts(num_given=2, dial_error="refused", has_looked=True),
-            SwarmPhase.SOLO,
+            SwarmPhase.STANDALONE,
             "no bootstrap peer answers, retrying in 40 s (refused)",
         ),
         (
             ConnectionFacts(num_given=2, num_given_connected=1, num_connected=1, has_looked=True),
-            SwarmPhase.SOLO,
+            SwarmPhase.STANDALONE,
             "1 peer connected, but no member of this run yet; looking again in 40 s",
         ),
-        (ConnectionFacts(num_connected=2, has_looked=True), SwarmPhase.SOLO, "2 peers connected, but no member"),
+        (ConnectionFacts(num_connected=2, has_looked=True), SwarmPhase.STANDALONE, "2 peers connected, but no member"),
     ],
 )
 def test_the_standing_in_words(standing: ConnectionFacts, phase: SwarmPhase, words: str) -> None:

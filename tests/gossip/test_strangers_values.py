@@ -104,7 +104,7 @@ async def test_a_given_peer_whose_name_has_an_underscore_is_tried_again(tmp_path
         await node.start()
         assert node.addresses == [f"/dns4/my_host.invalid/tcp/4001/p2p/{node.peer_id}"]
         if isinstance(node, Libp2pGossip):
-            await eventually(lambda node=node: node.state.state is SwarmPhase.SOLO)
+            await eventually(lambda node=node: node.state.state is SwarmPhase.STANDALONE)
             assert "no bootstrap peer answers" in node.state.reason
         await node.close()
 

@@ -76,7 +76,7 @@ async def test_a_bootstrap_node_passes_announcements_on_and_is_no_member(start: 
     await announce_until_heard(first, [second], b"through the bootstrap node")
     assert [peer.peer_id for peer in await second.connected_peers()] == [bootstrap.peer_id]
     assert await second.members() == []
-    await eventually(lambda: second.state.state is SwarmPhase.SOLO)
+    await eventually(lambda: second.state.state is SwarmPhase.STANDALONE)
 
 
 async def test_bootstrap_nodes_hold_one_directory_together(start: Start) -> None:
@@ -99,26 +99,26 @@ async def test_a_dead_bootstrap_node_leaves_a_node_solo_until_it_answers(start: 
     address = bootstrap.addresses[0]
     await bootstrap.close()
     node = await start(peers=(address,))
-    await eventually(lambda: node.state.state is SwarmPhase.SOLO)
+    await eventually(lambda: node.state.state is SwarmPhase.STANDALONE)
     assert "no bootstrap peer answers, retrying" in node.state.reason
     assert "connection refused" in node.state.reason
     assert address.split("/p2p/")[0] in node.state.reason
 
     await start(run_id=None, identity=identity, listen=(address.split("/p2p/")[0],))
     await eventually(lambda: node.state.reason.startswith("1 peer connected, but no member of this run yet"))
-    assert node.state.state is SwarmPhase.SOLO
+    assert node.state.state is SwarmPhase.STANDALONE
     await start(peers=(address,))
     await eventually(lambda: node.state.state is SwarmPhase.CONNECTED)
 
 
 async def test_a_node_without_peers_waits_to_be_dialled(start: Start) -> None:
     first = await start()
-    await eventually(lambda: first.state.state is SwarmPhase.SOLO)
+    await eventually(lambda: first.state.state is SwarmPhase.STANDALONE)
     assert "no peers were given" in first.state.reason
     second = await start(peers=tuple(first.addresses))
     await eventually(lambda: first.state.state is second.state.state is SwarmPhase.CONNECTED)
     await second.close()
-    await eventually(lambda: first.state.state is SwarmPhase.SOLO)
+    await eventually(lambda: first.state.state is SwarmPhase.STANDALONE)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hanging"])

@@ -18,13 +18,14 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.delay import NO_DELAY
-from ftis_node.lab.experiment.in_process import InProcessMakers
-from ftis_node.node import daemon as node_module
+from ftis_node.lab.experiment.in_process import InProcessNodeFactory
 from ftis_node.node.loops import backfill as repair
 from ftis_node.node.loops import directory, status
 from ftis_node.node.loops import peers as peers_loop
-from ftis_node.node.startup.assemble import built_parts
+from ftis_node.node.startup import shared, wiring
+from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.factories import gossip_limits
+from ftis_node.node.startup.roles import run_node
 from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.telemetry.faults import unhandled_errors
 from tests.attacks.member import Maker, Member
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ftis_node.config.home import Home
-    from ftis_node.node.context import Parts
+    from ftis_node.node.components import NodeComponents
     from ftis_node.node.loops.audit import AuditLoop
     from ftis_node.node.loops.directory import DirectoryLoop
     from ftis_node.node.loops.pull import PullLoop
@@ -102,7 +103,7 @@ def node_settings(home: Home) -> NodeSettings:
     )
 
 
-class Makers(InProcessMakers):
+class NodeFactory(InProcessNodeFactory):
     """Workers in this process, a network of its own."""
 
     def __init__(self, folder: Path) -> None:
@@ -121,7 +122,7 @@ class Makers(InProcessMakers):
 class Victim:
     """What the members of `tests/attacks/member.py` want to know of the node."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: NodeComponents) -> None:
         self._parts = parts
 
     async def addresses(self) -> list[str]:
@@ -138,7 +139,7 @@ class FullNode:
     """The running node and its loops. `task` ends when the node does."""
 
     def __init__(self) -> None:
-        self.parts: Parts
+        self.parts: NodeComponents
         self.pull: PullLoop
         self.directory: DirectoryLoop
         self.audit: AuditLoop
@@ -148,30 +149,30 @@ class FullNode:
     async def run(self, home: Home, folder: Path, is_up: asyncio.Event) -> None:
         """Until cancelled."""
         plan = RunPlan(parse_manifest(MANIFEST, source="test"), "arithmetic", ())
-        async with built_parts(node_settings(home), plan, home, Makers(folder)) as self.parts:
-            on_fault = self.parts.guard.on_fault
+        async with running_components(node_settings(home), plan, home, NodeFactory(folder)) as self.parts:
+            on_fault = self.parts.gossip.guard.on_fault
             assert on_fault is not None
 
             def noted(peer_id: str, place: Any, error: Exception) -> None:
                 self.faults.append({"peer": peer_id, "place": place.value, "error": str(error)})
                 on_fault(peer_id, place, error)
 
-            self.parts.guard.on_fault = noted
+            self.parts.gossip.guard.on_fault = noted
             with ExitStack() as stack:
                 stack.enter_context(unhandled_errors(lambda where, error: self.unhandled.append(f"{where}: {error!r}")))
                 for module, name, seconds in PERIODS:
                     stack.enter_context(patch.object(module, name, seconds))
-                stack.enter_context(patch.object(node_module, "PullLoop", self._made(node_module.PullLoop, "pull")))
-                stack.enter_context(patch.object(node_module, "AuditLoop", self._made(node_module.AuditLoop, "audit")))
-                made_directory = self._made(node_module.DirectoryLoop, "directory", is_up)
-                stack.enter_context(patch.object(node_module, "DirectoryLoop", made_directory))
-                await node_module.run_loops(self.parts, steps=None)
+                stack.enter_context(patch.object(shared, "PullLoop", self._made(shared.PullLoop, "pull")))
+                stack.enter_context(patch.object(wiring, "AuditLoop", self._made(wiring.AuditLoop, "audit")))
+                made_directory = self._made(wiring.DirectoryLoop, "directory", is_up)
+                stack.enter_context(patch.object(wiring, "DirectoryLoop", made_directory))
+                await run_node(self.parts, steps=None)
 
     def _made(self, kind: Any, name: str, made: asyncio.Event | None = None) -> Callable[..., Any]:
         """Makes a loop as the node does, and keeps it here, too."""
 
-        def make(*arguments: Any) -> Any:
-            loop = kind(*arguments)
+        def make(**arguments: Any) -> Any:
+            loop = kind(**arguments)
             setattr(self, name, loop)
             if made is not None:
                 made.set()
@@ -186,7 +187,7 @@ class FullNode:
 
     def forgive(self, peer_ids: Iterable[str]) -> None:
         """The next point finds these peers as if they had done nothing."""
-        guard, peers = self.parts.guard, self.parts.peers
+        guard, peers = self.parts.gossip.guard, self.parts.peers
         for peer_id in peer_ids:
             if not peers.is_trusted(peer_id):
                 peers.trust(peer_id)  # it would be banned within a second, and reach no further point

@@ -97,7 +97,7 @@ class Hostile:
 
     async def _send_audited(self) -> None:
         """Log-probs that the learner can compare."""
-        version, node_id = self.node.parts.state.policy_version, self.member.victim_id
+        version, node_id = self.node.parts.context.state.policy_version, self.member.victim_id
         group = self.member.group(num_tokens=4)
         completions = tuple(
             replace(one, policy_version=version, policy_version_newest=version) for one in group.completions

@@ -16,7 +16,7 @@ from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from ftis_node.node.context import Parts
+from ftis_node.node.context import NodeContext
 from ftis_node.node.peers.registry import PeerRegistry
 from ftis_node.node.state import NodeCounters
 
@@ -132,7 +132,7 @@ class Injector:
 
 def _parts_of(value: object) -> Iterator[object]:
     """What a value consists of, where it is data and no part of the node."""
-    if isinstance(value, Parts | NodeCounters | PeerRegistry):
+    if isinstance(value, NodeContext | NodeCounters | PeerRegistry):
         return
     if is_dataclass(value) and not isinstance(value, type):
         yield from (getattr(value, entry.name) for entry in fields(value))

@@ -65,7 +65,9 @@ async def _inject_all(home: Home, folder: Path, node: FullNode, task: asyncio.Ta
             return is_so
 
         try:
-            await eventually(lambda: has_ended_or(node.accepted_of(honest.peer_id) > 1 and node.parts.state.step > 1))
+            await eventually(
+                lambda: has_ended_or(node.accepted_of(honest.peer_id) > 1 and node.parts.context.state.step > 1)
+            )
             for _ in range(NUM_TRIES):  # an error in a clean-up hides the one before it
                 left = set(injected()) - {fault["error"] for fault in node.faults}
                 injector.arm(left - FOR_ALL)
@@ -75,8 +77,8 @@ async def _inject_all(home: Home, folder: Path, node: FullNode, task: asyncio.Ta
                     await eventually(lambda: has_ended_or(not injector.armed), within_s=WITHIN_S)
                 except AssertionError as error:
                     raise AssertionError(f"not reached: {sorted(injector.armed)}") from error
-            steps, groups = node.parts.state.step + MORE_STEPS, node.accepted_of(honest.peer_id) + MORE_GROUPS
-            await eventually(lambda: has_ended_or(node.parts.state.step >= steps))
+            steps, groups = node.parts.context.state.step + MORE_STEPS, node.accepted_of(honest.peer_id) + MORE_GROUPS
+            await eventually(lambda: has_ended_or(node.parts.context.state.step >= steps))
             await eventually(lambda: has_ended_or(node.accepted_of(honest.peer_id) >= groups))
         finally:
             await stopped(*sending)
@@ -87,7 +89,7 @@ async def _inject_all(home: Home, folder: Path, node: FullNode, task: asyncio.Ta
 
 def _is_at_rest(node: FullNode) -> bool:
     """No pull is left under way, and no envelope without a verdict."""
-    places = node.parts.settings.swarm.pulls_in_flight
+    places = node.parts.context.settings.swarm.pulls_in_flight
     is_judging = any(turn().waiting for turn in node.pull._intake.turns.values())
     return node.pull._pulls_in_flight._value == places and not +node.pull._asking and not is_judging
 

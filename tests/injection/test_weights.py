@@ -39,5 +39,7 @@ async def test_weights_arrive_whatever_a_question_or_an_offer_raises(tmp_path: P
             assert not injector.armed, f"not reached: {sorted(injector.armed)}"
             await pair.offer(version, os.urandom(NUM_BYTES))
             await eventually(lambda: pair.served[-1:] == [version])
-            faults = pair.generator.guard.num_faults if points is GENERATORS else pair.learner.gossip.guard.num_faults
+            faults = (
+                pair.generator.gossip.guard.num_faults if points is GENERATORS else pair.learner.gossip.guard.num_faults
+            )
             assert faults == {Place.WEIGHTS if points is GENERATORS else Place.SERVE: len(points)}

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import msgspec
 import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from ftis_node.learner.messages import LearnerBoot, TrainCompletion, TrainGroup
+from ftis_node.lab.train_groups import pack_train_group
+from ftis_node.learner.data.groups import UnpackedGroup, unpack_train_group
+from ftis_node.learner.messages import LearnerBoot
+from ftis_node.records.token_batch import NO_LOGPROBS, TokenBatch
 
 PROMPT = (5, 80, 3)
 
@@ -34,7 +39,12 @@ def float32(values):
     return np.asarray(values, "<f4").tobytes()
 
 
-def make_group(
+def make_group(completions, rewards, **settings):
+    """A group as the daemon sends it: its body has the tokens of `unpacked_group`."""
+    return pack_train_group(unpacked_group(completions, rewards, **settings))
+
+
+def unpacked_group(
     completions,
     rewards,
     *,
@@ -48,20 +58,30 @@ def make_group(
     sender="",
 ):
     """A group of the given completions (lists of ids); behaviour log-probs -5.5 unless given."""
-    logprobs = logprobs or [[-5.5] * len(ids) for ids in completions]
-    return TrainGroup(
+    return UnpackedGroup(
         group_id=f"group-{number}",
         advantage_key=key or f"group-{number}",
         own=own,
         policy_version=version,
         policy_version_newest=version if newest is None else newest,
-        prompt_ids=int32(prompt),
-        completions=tuple(
-            TrainCompletion(token_ids=int32(ids), logprobs=float32(values), reward=reward)
-            for ids, values, reward in zip(completions, logprobs, rewards, strict=True)
-        ),
+        prompt_ids=np.asarray(prompt, dtype="<i4"),
+        tokens=TokenBatch.from_parts(completions, logprobs or [[-5.5] * len(ids) for ids in completions]),
+        rewards=tuple(rewards),
         sender=sender,
     )
+
+
+def with_tokens(group, **changes):
+    """The group, packed again with other values of its `TokenBatch`."""
+    unpacked = unpack_train_group(group)
+    return pack_train_group(dataclasses.replace(unpacked, tokens=dataclasses.replace(unpacked.tokens, **changes)))
+
+
+def as_text(group, means):
+    """The same group from a peer with another tokenizer: one mean log-prob per completion, and no others."""
+    unpacked = unpack_train_group(group)
+    tokens = dataclasses.replace(unpacked.tokens, logprobs=NO_LOGPROBS)
+    return pack_train_group(dataclasses.replace(unpacked, tokens=tokens, mean_logprobs=tuple(means)))
 
 
 def random_groups(num_groups=4, group_size=4, *, seed=0, max_length=12, prompt_lengths=(3, 5, 9), distance=0.3):

@@ -8,6 +8,7 @@ import shutil
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from learner_rig import PROMPT, make_boot, make_group, one_by_one_logprobs, random_groups, sample_group
@@ -327,3 +328,21 @@ def test_entropy_is_reported_where_it_is_asked_for(model_folder, tmp_path):
     assert without.entropy is None
     assert 3.0 < first.entropy < 5.8  # a random model of 320 ids: log 320 is 5.77
     assert abs(second.entropy - first.entropy) > 1e-3
+
+
+@pytest.mark.parametrize("body", [b"", b"\xff\xff", bytes(40)], ids=["empty", "no message", "zeros"])
+def test_a_body_that_cannot_be_unpacked_is_left_out_of_its_step_and_reported(model_folder, tmp_path, caplog, body):
+    own, foreign, *rest = random_groups()
+    spoiled = msgspec.structs.replace(foreign, body=body)
+    report = Learner(make_boot(model_folder, tmp_path / "a")).train([own, spoiled, *rest], step=1).report
+    without = Learner(make_boot(model_folder, tmp_path / "b")).train([own, *rest], step=1).report
+    assert report.unreadable == (foreign.group_id,)
+    assert (report.num_updates, report.loss, report.grad_norm) == (1, without.loss, without.grad_norm)
+    assert (report.own_groups, report.foreign_groups) == (without.own_groups, without.foreign_groups)
+    assert foreign.group_id in caplog.text
+
+
+def test_a_step_of_unreadable_bodies_alone_is_skipped(model_folder, tmp_path):
+    groups = [msgspec.structs.replace(group, body=b"\xff") for group in random_groups()]
+    report = Learner(make_boot(model_folder, tmp_path)).train(groups, step=1).report
+    assert (report.skipped, len(report.unreadable)) == ("no groups", len(groups))

@@ -6,11 +6,11 @@ import math
 
 import msgspec
 import pytest
-from learner_rig import PROMPT, make_boot, make_group, one_by_one_logprobs, without_times
+from learner_rig import PROMPT, as_text, make_boot, make_group, one_by_one_logprobs, without_times
 from msgspec.structs import replace
 
 from ftis_node.learner.core import Learner
-from ftis_node.learner.messages import StepReport, TrainCompletion
+from ftis_node.learner.messages import StepReport
 from ftis_node.learner.senders import MAX_SENDERS, SenderStats, add_up, largest_senders
 
 COMPLETIONS = [[1, 2, 3], [4, 5]]
@@ -79,10 +79,7 @@ def test_a_convicted_group_taught_nothing(model_folder, tmp_path):
 
 def test_texts_of_a_peer_are_counted_without_ratios(learner):
     group = groups_of(learner)[1]
-    told = tuple(
-        TrainCompletion(each.token_ids, b"", each.reward, behaviour_mean_logprob=-20.0) for each in group.completions
-    )
-    ann = learner.train([replace(group, completions=told)], step=1).report.by_sender[0]
+    ann = learner.train([as_text(group, [-20.0, -20.0])], step=1).report.by_sender[0]
     assert (ann.completions, ann.kept, ann.kept_negatives, ann.taught) == (2, 1, 0, 1)
     assert (ann.weight_sum, ann.measured, ann.tokens) == (pytest.approx(2.0), 0, 5)  # by the cap
     assert (ann.shares()["mean_kl"], ann.ess) == (None, 1.0)
@@ -90,8 +87,7 @@ def test_texts_of_a_peer_are_counted_without_ratios(learner):
 
 def test_a_refused_pass_has_no_figures(learner):
     first, *_ = groups_of(learner)
-    infinite = tuple(replace(each, reward=math.inf) for each in first.completions)
-    report = learner.train([replace(first, completions=infinite)], step=1).report
+    report = learner.train([replace(first, rewards=(math.inf,) * len(first.rewards))], step=1).report
     assert (report.refused, report.by_sender) == ("a reward is not finite", ())
 
 

@@ -6,13 +6,12 @@ import math
 
 import pytest
 import torch
-from learner_rig import int32, make_group, one_by_one_logprobs, random_groups
+from learner_rig import as_text, make_group, one_by_one_logprobs, random_groups
 from msgspec.structs import replace
 from tiny_models import make_model
 
 from ftis_node.algorithms import METHODS
 from ftis_node.learner.data.batch import make_batch, make_micro_batches
-from ftis_node.learner.messages import TrainCompletion
 from ftis_node.learner.model.logprobs import completion_logprobs
 from ftis_node.learner.step.objective import make_objective
 from ftis_node.learner.step.train_step import compute_gradients
@@ -22,11 +21,7 @@ PARAMS = {"dr_grpo": {"max_completion_length": 12}}
 
 def text_group(completions, rewards, means, *, number=9):
     """A foreign group without log-probs by token."""
-    told = tuple(
-        TrainCompletion(token_ids=int32(ids), logprobs=b"", reward=reward, behaviour_mean_logprob=mean)
-        for ids, reward, mean in zip(completions, rewards, means, strict=True)
-    )
-    return replace(make_group(completions, rewards, number=number, own=False), completions=told)
+    return as_text(make_group(completions, rewards, number=number, own=False), means)
 
 
 def log(*values):
@@ -175,8 +170,12 @@ def test_a_mean_that_is_not_finite_refuses_the_step(mean):
     assert found.refused == "a behaviour log-prob is not finite"
 
 
-def test_log_probs_beside_a_mean_are_a_fault():
+@pytest.mark.parametrize(
+    "changes",
+    [{"text_token_ids": ((1, 2), (3,))}, {"text_token_ids": ()}, {"rewards": (1.0, 0.0)}, {"prompt_ids": b""}],
+    ids=["more ids than texts", "no ids", "more rewards than texts", "no prompt"],
+)
+def test_parts_that_do_not_fit_the_texts_are_a_fault(changes):
     good = text_group([[1, 2]], [1.0], [-1.0])
-    both = replace(good.completions[0], logprobs=int32([0, 0]))
     with pytest.raises(ValueError, match="cannot be trained on"):
-        make_batch([replace(good, completions=(both,))])
+        make_batch([replace(good, **changes)])

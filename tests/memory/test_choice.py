@@ -16,9 +16,9 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.errors import MachineError, ModelError
 from ftis_node.memory import cards, placement
 from ftis_node.memory import choice as memory_choice
-from ftis_node.memory.choice import Choice, choose, choose_here, refuse_what_does_not_fit
-from ftis_node.memory.home_training import Begun, begun_with
-from ftis_node.memory.placement import arrange_on
+from ftis_node.memory.choice import TrainingChoice, choose, choose_training, refuse_what_does_not_fit
+from ftis_node.memory.home_training import PreviousTraining, read_previous_training
+from ftis_node.memory.placement import place_workers_on
 from ftis_node.memory.plan import USABLE_SHARE, Machine, plan
 from ftis_node.models import Accelerator, published_qwen25
 
@@ -41,7 +41,9 @@ def machine(*gpus_gib: float, host_gib: float = 64) -> Machine:
     return Machine(tuple(int(gib * GIB) for gib in gpus_gib), int(host_gib * GIB))
 
 
-def chosen(model: str, *gpus_gib: float, host_gib: float = 64, begun: Begun | None = None, **changes: Any) -> Choice:
+def chosen(
+    model: str, *gpus_gib: float, host_gib: float = 64, begun: PreviousTraining | None = None, **changes: Any
+) -> TrainingChoice:
     return choose(settings(**changes), RUN, QWEN[model], machine(*gpus_gib, host_gib=host_gib), begun)
 
 
@@ -67,7 +69,7 @@ def test_the_first_that_fits_is_taken(model: str, gib: float, host_gib: float, n
     assert choice.training.split(": ")[0] == name
     before = choice.options[: [option.name for option in choice.options].index(name)]
     assert not any(option.fits for option in before)
-    assert arrange_on(machine(gib), QWEN[model], choice.settings, RUN).cache_bytes, "`join` goes on with these"
+    assert place_workers_on(machine(gib), QWEN[model], choice.settings, RUN).cache_bytes, "`join` goes on with these"
 
 
 def test_the_line_says_what_and_why() -> None:
@@ -117,7 +119,7 @@ def test_full_and_lora_insist(lora: bool, training: str) -> None:
     refused = not lora
     if refused:
         with pytest.raises(MachineError, match="does not fit on the GPU"):
-            arrange_on(machine(22), QWEN["3B"], choice.settings, RUN)
+            place_workers_on(machine(22), QWEN["3B"], choice.settings, RUN)
 
 
 def test_without_a_gpu_all_weights_are_trained_however_little_memory_there_is() -> None:
@@ -134,12 +136,12 @@ def test_8_bit_states_need_their_package(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_home_goes_on_with_what_it_began_with_on_any_card() -> None:
-    full = chosen("3B", 22, begun=Begun(lora=False, optimizer_states="float32"), host_gib=8)
+    full = chosen("3B", 22, begun=PreviousTraining(lora=False, optimizer_states="float32"), host_gib=8)
     assert {option.settings.lora for option in full.options} == {False}
     assert full.settings.learner.optimizer_states == "offload"
-    eight = chosen("0.5B", 139, begun=Begun(lora=False, optimizer_states="8bit"))
+    eight = chosen("0.5B", 139, begun=PreviousTraining(lora=False, optimizer_states="8bit"))
     assert (eight.settings.lora, eight.settings.learner.optimizer_states) == (False, "8bit")
-    adapter = chosen("0.5B", 139, begun=Begun(lora=True, rank=32, alpha=64))
+    adapter = chosen("0.5B", 139, begun=PreviousTraining(lora=True, rank=32, alpha=64))
     assert (adapter.settings.lora, adapter.settings.lora_adapter.rank, adapter.settings.lora_adapter.alpha) == (
         *(True, 32, 64),
     )
@@ -180,16 +182,20 @@ def begin(home: Home, *, trains: str | None = None, **saved: Any) -> None:
 
 def test_a_checkpoint_says_what_a_home_began_with_and_before_it_the_last_settings(tmp_path: Path) -> None:
     empty, started, trained, full = (Home(tmp_path / name) for name in ("empty", "started", "trained", "full"))
-    assert begun_with(empty, "m") is None
+    assert read_previous_training(empty, "m") is None
     begin(started, lora=True, lora_adapter={"rank": 32, "alpha": 64})
-    assert begun_with(started, "m") == Begun(lora=True, rank=32, alpha=64, optimizer_states="float32")
-    assert begun_with(started, "another model") is None
+    assert read_previous_training(started, "m") == PreviousTraining(
+        lora=True, rank=32, alpha=64, optimizer_states="float32"
+    )
+    assert read_previous_training(started, "another model") is None
     begin(trained, trains="LoRA of rank 16, alpha 32, on all-linear", lora=False)
-    assert begun_with(trained, "m") == Begun(lora=True, rank=16, alpha=32, optimizer_states="float32")
+    assert read_previous_training(trained, "m") == PreviousTraining(
+        lora=True, rank=16, alpha=32, optimizer_states="float32"
+    )
     begin(full, trains="full", lora=False, learner={"optimizer_states": "8bit"})
-    assert begun_with(full, "m") == Begun(lora=False, optimizer_states="8bit")
+    assert read_previous_training(full, "m") == PreviousTraining(lora=False, optimizer_states="8bit")
     full.settings.write_text("{")
-    assert begun_with(full, "m") == Begun(lora=False)
+    assert read_previous_training(full, "m") == PreviousTraining(lora=False)
 
 
 def test_a_generator_and_settings_that_say_nothing_have_begun_nothing(tmp_path: Path) -> None:
@@ -198,7 +204,7 @@ def test_a_generator_and_settings_that_say_nothing_have_begun_nothing(tmp_path: 
     begin(undecided)
     begin(damaged, lora=True)
     damaged.settings.write_text(damaged.settings.read_text().replace("true", '"yes"', 1))
-    assert [begun_with(home, "m") for home in (generator, undecided, damaged)] == [None] * 3
+    assert [read_previous_training(home, "m") for home in (generator, undecided, damaged)] == [None] * 3
 
 
 @pytest.fixture
@@ -218,24 +224,26 @@ SOURCE: Any = SimpleNamespace(name="m")
 def test_join_chooses_by_the_card_and_a_later_start_does_not_choose_again(tmp_path: Path, card: list[float]) -> None:
     home = Home(tmp_path / "home")
     card[:] = [22.0]
-    first = choose_here(settings(engine="auto"), RUN, home, SOURCE).settings
+    first = choose_training(settings(engine="auto"), RUN, home, SOURCE).settings
     assert (first.lora, first.lora_adapter.rank, first.engine) == (True, 128, "auto")
     begin(home, **first.model_dump(include={"lora", "lora_adapter", "learner", "generation"}))
     card[:] = [139.0]
-    again = choose_here(settings(), RUN, home, SOURCE)
+    again = choose_training(settings(), RUN, home, SOURCE)
     assert again.settings.lora is True
     assert again.training == "a LoRA adapter of rank 128, as this home began; activations are kept"
     card[:] = []
-    assert choose_here(settings(), RUN, home, SOURCE).settings.lora is True
-    assert choose_here(settings(), RUN, Home(tmp_path / "new"), SOURCE).settings.lora is False
+    assert choose_training(settings(), RUN, home, SOURCE).settings.lora is True
+    assert choose_training(settings(), RUN, Home(tmp_path / "new"), SOURCE).settings.lora is False
 
 
 def test_lora_alone_keeps_the_rank_of_the_home(tmp_path: Path, card: list[float]) -> None:
     home = Home(tmp_path / "home")
     begin(home, trains="LoRA of rank 32, alpha 64, dropout 0.0 on all", lora=True)
-    assert choose_here(settings(lora=True), RUN, home, SOURCE).settings.lora_adapter.rank == 32
+    assert choose_training(settings(lora=True), RUN, home, SOURCE).settings.lora_adapter.rank == 32
     asked = settings(lora=True, lora_adapter={"rank": 16})
-    assert choose_here(asked, RUN, home, SOURCE).settings.lora_adapter.rank == 16, "and the learner refuses it by name"
+    assert choose_training(asked, RUN, home, SOURCE).settings.lora_adapter.rank == 16, (
+        "and the learner refuses it by name"
+    )
 
 
 def test_a_home_that_trains_all_weights_is_never_switched_for_lack_of_memory(
@@ -245,10 +253,10 @@ def test_a_home_that_trains_all_weights_is_never_switched_for_lack_of_memory(
     begin(home, trains="full", lora=False)
     card[:] = [8.0]
     monkeypatch.setattr(placement.psutil, "virtual_memory", lambda: SimpleNamespace(available=GIB))
-    choice = choose_here(settings(), RUN, home, SOURCE)
+    choice = choose_training(settings(), RUN, home, SOURCE)
     assert choice.settings.lora is False
     with pytest.raises(MachineError, match="does not fit on the GPU"):
-        arrange_on(machine(8.0), QWEN["3B"], choice.settings, RUN)
+        place_workers_on(machine(8.0), QWEN["3B"], choice.settings, RUN)
 
 
 def test_nothing_is_chosen_where_there_is_no_plan(
@@ -259,18 +267,18 @@ def test_nothing_is_chosen_where_there_is_no_plan(
 
     card[:] = [22.0]
     home = Home(tmp_path / "home")
-    assert choose_here(settings(lora=False), RUN, home, SOURCE).training == "all weights, as asked (--full)"
-    assert choose_here(settings(role="learner"), RUN, home, SOURCE).settings.lora is False
+    assert choose_training(settings(lora=False), RUN, home, SOURCE).training == "all weights, as asked (--full)"
+    assert choose_training(settings(role="learner"), RUN, home, SOURCE).settings.lora is False
     generator = settings(role="generator", roles={"follow": "12D3"})
-    assert choose_here(generator, RUN, home, SOURCE) == Choice(generator, "")
+    assert choose_training(generator, RUN, home, SOURCE) == TrainingChoice(generator, "")
     monkeypatch.setattr(memory_choice, "read_shape", unreadable)
-    assert choose_here(settings(), RUN, home, SOURCE).settings.lora is False
+    assert choose_training(settings(), RUN, home, SOURCE).settings.lora is False
 
 
 def test_a_machine_that_has_too_little_refuses_before_anything_is_loaded(tmp_path: Path, card: list[float]) -> None:
     card[:] = [7.6]
     with pytest.raises(MachineError, match="the largest Qwen2.5 model that fits is Qwen/Qwen2.5-0.5B"):
-        choose_here(settings(), RUN, Home(tmp_path / "home"), SOURCE)
+        choose_training(settings(), RUN, Home(tmp_path / "home"), SOURCE)
 
 
 def test_the_table_of_cards_in_the_documents_is_what_the_command_prints() -> None:

@@ -19,16 +19,16 @@ from ftis_node.generation.engines.vllm_options import engine_arguments
 from ftis_node.memory import placement
 from ftis_node.memory.components import Workload, learner_memory
 from ftis_node.memory.placement import (
-    Arrangement,
-    Seats,
+    GpuAssignment,
+    WorkerPlacement,
     arrange,
-    arrange_alone,
-    arrange_on,
-    find_seats,
+    assign_gpus,
+    place_single_worker,
+    place_workers_on,
     visible_gpus,
 )
 from ftis_node.memory.plan import USABLE_SHARE, Machine, MemoryPlan, plan
-from ftis_node.memory.suggestions import Change
+from ftis_node.memory.suggestions import MemorySuggestion
 from ftis_node.models import ModelSource, shape_of
 from ftis_node.node.startup import factories as makers
 from ftis_node.node.startup.factories import generation_boot, learner_boot
@@ -52,9 +52,9 @@ def settings(**changes: Any) -> NodeSettings:
     return NodeSettings.model_validate({"model": "m", "engine": "vllm", "generation": generation} | changes)
 
 
-def arranged(shape: ModelShape | None, *gpus_gib: float, **changes: Any) -> Arrangement:
+def arranged(shape: ModelShape | None, *gpus_gib: float, **changes: Any) -> WorkerPlacement:
     machine = Machine(tuple(int(gib * GIB) for gib in gpus_gib), HOST_BYTES)
-    return arrange_on(machine, shape, settings(**changes), RUN)
+    return place_workers_on(machine, shape, settings(**changes), RUN)
 
 
 def planned(shape: ModelShape, *gpus_gib: float, **changes: Any) -> Any:
@@ -69,7 +69,7 @@ def of_learner(made: MemoryPlan) -> dict[str, Any]:
 def test_a_split_gives_the_engine_the_plans_share_and_cache() -> None:
     made = planned(HALF_B, 24)
     assert made.placement == "shared"
-    assert arranged(HALF_B, 24) == Arrangement(
+    assert arranged(HALF_B, 24) == WorkerPlacement(
         memory_share=made.gpu_memory_utilization,
         cache_bytes=made.kv_cache_bytes,
         learner_share=made.learner_share,
@@ -114,7 +114,7 @@ def test_how_weights_cross_follows_from_the_plan(gpus: tuple[int, ...], changes:
 def test_where_both_do_not_fit_they_take_turns() -> None:
     made = planned(THREE_B, 24, lora=True)
     assert made.placement == "time_shared"
-    assert arranged(THREE_B, 24, lora=True) == Arrangement(
+    assert arranged(THREE_B, 24, lora=True) == WorkerPlacement(
         takes_turns=True,
         can_sleep=True,
         memory_share=made.gpu_memory_utilization,
@@ -161,7 +161,7 @@ def test_two_gpus_are_one_each_unless_configured() -> None:
 def test_a_generator_on_two_gpus_halves_its_cache() -> None:
     made = arranged(THREE_B, 24, 24, 80, generation={"engine_options": {"tensor_parallel_size": 2}})
     whole = planned(THREE_B, 48, 80)
-    assert made == Arrangement(
+    assert made == WorkerPlacement(
         memory_share=whole.gpu_memory_utilization,
         cache_bytes=whole.kv_cache_bytes // 2,
         hand_over="pinned",
@@ -194,14 +194,14 @@ def test_a_generator_on_two_gpus_halves_its_cache() -> None:
 )
 def test_gpus_that_cannot_be_had_are_refused(num_gpus: int, changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
-        find_seats(num_gpus, settings(**changes))
+        assign_gpus(num_gpus, settings(**changes))
 
 
 def test_a_learner_on_two_gpus_holds_half_of_its_weights_on_each() -> None:
     small = {"micro_batch_tokens": 2048, "recompute_activations": True}
     made = arranged(THREE_B, 80, 40, 40, learner={"processes": 2, **small})
     assert (made.generator_gpus, made.learner_gpus, made.takes_turns) == ((0,), (1, 2), False)
-    assert find_seats(3, settings(learner={"gpus": [0, 2]})) == Seats((1,), (0, 2))
+    assert assign_gpus(3, settings(learner={"gpus": [0, 2]})) == GpuAssignment((1,), (0, 2))
     alone, together = (
         planned(THREE_B, 80, 40, learner=small),
         planned(THREE_B, 80, 40, learner=small | {"processes": 2}),
@@ -220,7 +220,7 @@ def test_a_learner_on_two_gpus_holds_half_of_its_weights_on_each() -> None:
 
 
 def test_a_plan_for_one_gpu_seats_both_there() -> None:
-    assert find_seats(1, settings()) == Seats((0,), (0,))
+    assert assign_gpus(1, settings()) == GpuAssignment((0,), (0,))
 
 
 def test_a_model_that_does_not_fit_is_refused_in_one_line() -> None:
@@ -248,14 +248,14 @@ def test_a_warning_goes_on_with_turns_and_a_share_that_can_start(caplog: pytest.
 
 def test_host_memory_that_looks_short_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        made = arrange_on(Machine((), GIB // 2), HALF_B, settings(), RUN)
-    assert made == Arrangement()
+        made = place_workers_on(Machine((), GIB // 2), HALF_B, settings(), RUN)
+    assert made == WorkerPlacement()
     assert "memory may be short: m seems to need" in caplog.text
 
 
 def test_without_a_shape_there_is_no_plan_and_the_engine_has_its_own_defaults() -> None:
-    assert arranged(None, 24) == Arrangement(takes_turns=True, can_sleep=True, hand_over="ipc")
-    assert arranged(None, 24, 24) == Arrangement(generator_gpus=(0,), learner_gpus=(1,), hand_over="pinned")
+    assert arranged(None, 24) == WorkerPlacement(takes_turns=True, can_sleep=True, hand_over="ipc")
+    assert arranged(None, 24, 24) == WorkerPlacement(generator_gpus=(0,), learner_gpus=(1,), hand_over="pinned")
 
 
 def test_a_share_that_was_set_leaves_the_cache_to_vllm() -> None:
@@ -351,7 +351,7 @@ def test_gpus_that_a_node_cannot_have_are_the_user_s_error(
         if given.role == "full":
             arrange(given, RUN, source)
         else:
-            arrange_alone(given)
+            place_single_worker(given)
     assert refused.value.exit_code == 2
     assert "\n" not in str(refused.value)
 
@@ -359,10 +359,10 @@ def test_gpus_that_a_node_cannot_have_are_the_user_s_error(
 def test_a_node_with_one_worker_gives_it_all_of_its_gpus(tmp_path: Path, torch_sees: list[float]) -> None:
     torch_sees[:] = [80] * 4
     given = flags(tmp_path, 3, role="learner")
-    assert (arrange_alone(given).learner_gpus, given.learner.num_processes) == ((0, 1, 2), 3)
+    assert (place_single_worker(given).learner_gpus, given.learner.num_processes) == ((0, 1, 2), 3)
     given = flags(tmp_path, 2, 2, role="generator", roles={"follow": PEER_ID})
-    assert (arrange_alone(given).generator_gpus, given.num_generator_gpus) == ((0, 1), 2)
-    assert arrange_alone(flags(tmp_path, role="learner")) == Arrangement()
+    assert (place_single_worker(given).generator_gpus, given.num_generator_gpus) == ((0, 1), 2)
+    assert place_single_worker(flags(tmp_path, role="learner")) == WorkerPlacement()
 
 
 def test_what_a_worker_sees_is_named_as_this_process_sees_it() -> None:
@@ -380,12 +380,12 @@ def test_the_machine_is_looked_at_and_a_shape_that_cannot_be_read_is_told(
     monkeypatch.setattr(placement, "read_shape", unreadable)
     monkeypatch.setattr(placement, "pick_device", lambda device: "cpu")
     with caplog.at_level(logging.WARNING):
-        assert arrange(settings(engine="auto"), RUN, source=None) == Arrangement()  # type: ignore[arg-type]
+        assert arrange(settings(engine="auto"), RUN, source=None) == WorkerPlacement()  # type: ignore[arg-type]
     assert "mixture of experts" in caplog.text
 
 
 def test_the_boots_have_what_was_arranged(tmp_path: Path) -> None:
-    made = Arrangement(takes_turns=True, can_sleep=True, memory_share=0.5, cache_bytes=GIB, learner_share=0.25)
+    made = WorkerPlacement(takes_turns=True, can_sleep=True, memory_share=0.5, cache_bytes=GIB, learner_share=0.25)
     source = ModelSource(name="m", folder=tmp_path)
     tokenizer: Any = SimpleNamespace(eos_ids=(1,), vocab_size=90)
     boot = generation_boot(settings(device="cpu"), RUN, source, tokenizer, made)
@@ -404,7 +404,7 @@ def test_the_learner_is_told_what_the_plan_has_room_for(tmp_path: Path, monkeypa
     def booted(*gpus_gib: float, **changes: Any) -> tuple[bool, bool, int]:
         given, machine = settings(**changes), Machine(tuple(int(gib * GIB) for gib in gpus_gib), HOST_BYTES)
         boot = learner_boot(
-            given, RUN, source, Home(tmp_path), arrange_on(machine, HALF_B, given, RUN), weights=tmp_path
+            given, RUN, source, Home(tmp_path), place_workers_on(machine, HALF_B, given, RUN), weights=tmp_path
         )
         return boot.recompute_activations, boot.may_recompute, boot.head_chunk_tokens
 
@@ -414,13 +414,13 @@ def test_the_learner_is_told_what_the_plan_has_room_for(tmp_path: Path, monkeypa
     assert booted(139, learner={"recompute_activations": True}) == (True, False, 2048)
     assert booted(139, learner={"recompute_activations": False}) == (False, False, 2048)
     assert learner_boot(
-        settings(), RUN, source, Home(tmp_path), Arrangement(), weights=tmp_path
+        settings(), RUN, source, Home(tmp_path), WorkerPlacement(), weights=tmp_path
     ).recompute_activations, "without a plan the smaller is taken"
 
 
 def test_the_first_change_that_fits_is_the_advice() -> None:
     changes = (
-        Change("learner.optimizer_states = 8bit", "does_not_fit", peak_bytes=1, fits=False),
-        Change("dtype = bfloat16", "shared", peak_bytes=1, fits=True),
+        MemorySuggestion("learner.optimizer_states = 8bit", "does_not_fit", peak_bytes=1, fits=False),
+        MemorySuggestion("dtype = bfloat16", "shared", peak_bytes=1, fits=True),
     )
     assert placement._advice(replace(planned(THREE_B, 24), changes=changes)) == "dtype = bfloat16 would do"

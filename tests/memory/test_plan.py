@@ -12,7 +12,7 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.memory.components import HOST_PROCESS_BYTES, Workload, learner_memory
 from ftis_node.memory.generator import generator_memory
 from ftis_node.memory.plan import HAND_OVER, TIGHT_SHARE, USABLE_SHARE, MemoryPlan, plan
-from ftis_node.memory.suggestions import find_changes
+from ftis_node.memory.suggestions import suggest_changes
 from ftis_node.models import ModelShape, published_qwen25, shape_of
 from tests.models.test_model_shape import QWEN_05B, QWEN_3B
 
@@ -167,7 +167,7 @@ def test_changes_are_put_together_until_they_fit() -> None:
         fits = asked.lora and asked.recompute_activations
         return replace(now, fits=fits, peak_bytes=now.peak_bytes - asked.lora - asked.recompute_activations - 1)
 
-    changes = list(find_changes(Workload.of(settings(), RUN, on_gpu=True), now, place))
+    changes = list(suggest_changes(Workload.of(settings(), RUN, on_gpu=True), now, place))
     assert (changes[-1].name, changes[-1].fits) == ("--lora (rank 128) + learner.recompute_activations = true", True)
 
 

@@ -11,7 +11,7 @@ from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.memory.components import Workload, learner_memory
 from ftis_node.memory.plan import plan
-from ftis_node.memory.weight_transport import choose_way, is_wsl, way_of
+from ftis_node.memory.weight_transport import choose_transport, is_wsl, transport_of
 from ftis_node.models import published_qwen25
 from ftis_node.node.storage.quota import num_versions
 
@@ -45,14 +45,14 @@ GIB = 1 << 30
     ],
 )
 def test_the_way(changes: dict[str, Any], way: Way) -> None:
-    assert choose_way(**ONE_GPU | changes) == way
+    assert choose_transport(**ONE_GPU | changes) == way
 
 
 def test_on_a_cpu_and_for_adapters_it_is_always_a_file() -> None:
     for shares, lora, ranks, wsl in product((True, False), (True, False), (1, 2), (True, False)):
         options = {"shares_gpu": shares, "lora": lora, "num_ranks": ranks, "is_wsl": wsl}
-        assert choose_way(on_gpu=False, serves_adapters=False, **options) == "file"
-        assert choose_way(on_gpu=True, serves_adapters=True, **options) == "file"
+        assert choose_transport(on_gpu=False, serves_adapters=False, **options) == "file"
+        assert choose_transport(on_gpu=True, serves_adapters=True, **options) == "file"
 
 
 def test_windows_says_so_in_the_kernels_name(tmp_path: Path) -> None:
@@ -61,10 +61,10 @@ def test_windows_says_so_in_the_kernels_name(tmp_path: Path) -> None:
     kernel.write_text("6.8.0-45-generic\n")
     assert not is_wsl(kernel)
     settings = NodeSettings(model="m")
-    assert way_of(settings, on_gpu=True, shares_gpu=True, serves_adapters=False, kernel=kernel) == "ipc"
+    assert transport_of(settings, on_gpu=True, shares_gpu=True, serves_adapters=False, kernel=kernel) == "ipc"
     kernel.write_text("5.15.153.1-microsoft-standard-WSL2\n")
     assert is_wsl(kernel)
-    assert way_of(settings, on_gpu=True, shares_gpu=True, serves_adapters=False, kernel=kernel) == "pinned"
+    assert transport_of(settings, on_gpu=True, shares_gpu=True, serves_adapters=False, kernel=kernel) == "pinned"
 
 
 def test_mapped_weights_are_staged_nowhere_in_the_learner_and_not_in_host_memory() -> None:

@@ -55,7 +55,7 @@ async def test_after_a_partition_both_halves_hold_all_fresh_groups(start: Start,
 async def _publish(nodes: list[StubNode], manifest: RunManifest) -> None:
     """A group of 64 KiB by each node."""
     for node in nodes:
-        await node.publish(stub_group(node.parts.identity, manifest, RNG, num_tokens=680))
+        await node.publish(stub_group(node.parts.context.identity, manifest, RNG, num_tokens=680))
 
 
 def _foreign(nodes: list[StubNode]) -> list[int]:

@@ -154,11 +154,16 @@ def bootstrap(home: Path) -> Iterator[str]:
         yield node.first_line()
 
 
-def admission_of(**settings: object) -> Admission:
-    """Return the sections on peers, with each setting in the section that has it."""
+def sections_of(**settings: object) -> dict[str, dict[str, object]]:
+    """Return the sections on peers as `NodeSettings` takes them, with each setting in the section that has it."""
     sections = {
         name: {key: value for key, value in settings.items() if key in field.annotation.model_fields}
         for name, field in Admission.model_fields.items()
     }
     assert sum(map(len, sections.values())) == len(settings), "an unknown setting"
-    return Admission.model_validate(sections)
+    return sections
+
+
+def admission_of(**settings: object) -> Admission:
+    """Return the sections on peers, with each setting in the section that has it."""
+    return Admission.model_validate(sections_of(**settings))

@@ -16,18 +16,15 @@ from ftis_node.config.manifest import RunManifest, parse_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.delay import NO_DELAY
-from ftis_node.lab.experiment.in_process import InProcessMakers
+from ftis_node.lab.experiment.in_process import InProcessNodeFactory
 from ftis_node.lab.experiment.rounds import Rounds
 from ftis_node.lab.experiment.synchronous_rounds import RoundGate, SynchronousRounds, Validator
 from ftis_node.lab.experiment.trial import HonestSender
 from ftis_node.lab.stub_node import StubNode, stub_group
-from ftis_node.node.daemon import rollout_loops
-from ftis_node.node.loops.announcements import Ear
-from ftis_node.node.loops.intake import IntakeLoop
-from ftis_node.node.loops.pull import PullLoop
-from ftis_node.node.loops.train import TrainLoop
-from ftis_node.node.startup.assemble import built_parts
+from ftis_node.node.loops.announcements import AnnouncementHandler
+from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.run_plan import plan_run
+from ftis_node.node.startup.wiring import Wiring
 from ftis_node.records.group import PromptRef
 from ftis_node.records.identity import Identity
 from ftis_node.telemetry.events import read_events
@@ -38,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from ftis_node.node.context import Parts
+    from ftis_node.node.components import NodeComponents
 
 NEAR, FAR = "arithmetic:add", "arithmetic:sub"
 RNG = np.random.default_rng(0)
@@ -91,14 +88,14 @@ class LightSwarm:
         """Groups about a task; returns when they are announced."""
         before = node.parts.counters.groups_sent
         for index in range(count):
-            group = stub_group(node.parts.identity, self._manifest, RNG, num_tokens=4)
+            group = stub_group(node.parts.context.identity, self._manifest, RNG, num_tokens=4)
             await node.publish(replace(group, prompt_ref=PromptRef(task, "train", index)))
         await eventually(lambda: node.parts.counters.groups_sent == before + count)
 
 
 def told(node: StubNode, peer: StubNode) -> str | None:
     """The domain of a peer by its record; None before it was read."""
-    record = node.parts.registry.record_of(peer.parts.identity.peer_id)
+    record = node.parts.registry.record_of(peer.parts.context.peer_id)
     return None if record is None else record.domain
 
 
@@ -109,7 +106,7 @@ async def test_a_domain_is_told_and_shown_and_what_is_none_of_the_run_counts_as_
         honest, boaster = await swarm.node(stack, 2, NEAR), await swarm.node(stack, 3, "gsm8k+\x1b[2J")
         await eventually(lambda: told(alice, honest) is not None and told(alice, boaster) is not None)
         assert (told(alice, honest), told(alice, boaster), told(honest, alice)) == (NEAR, "", "")
-        row = alice.parts.registry.peers[honest.parts.identity.peer_id].as_dict()
+        row = alice.parts.registry.peers[honest.parts.context.peer_id].as_dict()
         assert row["domain"] == NEAR
 
 
@@ -120,7 +117,7 @@ async def test_the_wanted_side_is_pulled_though_the_other_has_filled_the_stock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float | None, pulled: tuple[int, int]
 ) -> None:
     """A stock of 8: what is announced first fills it, and stands in until the wanted side has something."""
-    monkeypatch.setattr(Ear, "_is_duty", lambda *_: False)
+    monkeypatch.setattr(AnnouncementHandler, "_is_duty", lambda *_: False)
     swarm = LightSwarm(tmp_path, light_manifest(share))
     async with AsyncExitStack() as stack:
         reader = await swarm.node(stack, 1, NEAR, pull_policy="needed")
@@ -152,9 +149,9 @@ async def _steps(
             settings = NodeSettings(
                 model=str(models["s"]), engine="torch", seed=number, generation={"threads": 1}, learner={"threads": 1}
             )
-            makers = InProcessMakers(swarm, delay=NO_DELAY, seed=number)
-            parts = await stack.enter_async_context(built_parts(settings, plan, home, makers))
-            lockstep.enter(HonestSender(parts), Validator(parts.state, parts.registry), last_step=STEPS)
+            makers = InProcessNodeFactory(swarm, delay=NO_DELAY, seed=number)
+            parts = await stack.enter_async_context(running_components(settings, plan, home, makers))
+            lockstep.enter(HonestSender(parts), Validator(parts.context.state, parts.registry), last_step=STEPS)
             nodes.append(parts)
         async with asyncio.TaskGroup() as tasks:
             for parts in nodes:
@@ -177,22 +174,22 @@ def _write(path: Path, manifest: RunManifest) -> str:
     return str(path)
 
 
-async def _live(parts: Parts, lockstep: SynchronousRounds) -> None:
-    intake = IntakeLoop(parts)
-    loops = rollout_loops(parts, intake, PullLoop(parts, intake))
+async def _live(parts: NodeComponents, lockstep: SynchronousRounds) -> None:
+    wiring = Wiring(parts)
+    loops = wiring.rollout_loops()
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(loop, name=name) for name, loop in loops.items()]
-        await TrainLoop(parts, RoundGate(lockstep, parts), last_step=STEPS).run()
+        await wiring.train_loop(RoundGate(lockstep, parts), last_step=STEPS).run()
         for task in running:
             task.cancel()
 
 
-def _foreign_tasks(parts: Parts) -> list[Counter[str]]:
+def _foreign_tasks(parts: NodeComponents) -> list[Counter[str]]:
     """By the trail: what each step took of others, by task."""
     events = parts.home.events
     foreign = {event["group"]: event["prompt"] for event in read_events(events, name="admitted") if not event["own"]}
     own = {event["group"]: event["prompt"] for event in read_events(events, name="admitted") if event["own"]}
-    assert {prompt.split("/")[0] for prompt in own.values()} == {parts.domain_name}, "it generates for its domain"
+    assert {prompt.split("/")[0] for prompt in own.values()} == {parts.about.domain}, "it generates for its domain"
     steps = [Counter[str]() for _ in range(STEPS)]
     for event in read_events(events, name="taken"):
         if event["group"] in foreign:

@@ -25,12 +25,12 @@ LIMIT_S = 240.0
 RUN = "\nsys.argv = ['ftis-node', *sys.argv[4:]]\nfrom ftis_node.cli.app import main\nmain()\n"
 THREAD_FAILS = """
 import sys, threading
-from ftis_node.node.training.slots import Slots
+from ftis_node.node.training.slots import SlotPool
 from ftis_node.node.loops.status import StatusLoop
 save = StatusLoop.save
 def saves(self):
     save(self)
-    threading.Thread(target=Slots.fill, args=(None,), name="counter").start()
+    threading.Thread(target=SlotPool.fill, args=(None,), name="counter").start()
 StatusLoop.save = saves
 """
 READER_FAILS = """

@@ -105,7 +105,7 @@ async def _light(stack: AsyncExitStack, folder: Path, identity: Identity, gossip
 async def _publish(node: StubNode, count: int, *, num_tokens: int) -> None:
     before = node.parts.counters.groups_sent
     for _ in range(count):
-        await node.publish(stub_group(node.parts.identity, MANIFEST, RNG, num_tokens=num_tokens))
+        await node.publish(stub_group(node.parts.context.identity, MANIFEST, RNG, num_tokens=num_tokens))
     await eventually(lambda: node.parts.counters.groups_sent == before + count)
 
 
@@ -124,7 +124,7 @@ async def test_no_more_is_pulled_than_the_line_may_carry(
     await eventually(receiver.members)
     if lies:
         _announce_one_byte(monkeypatch)
-    room = taker.parts.room
+    room = taker.parts.space
     room.limit = HomeLimit(1000, reserve_bytes=100)
     room.note(HomeUse(1000, free_bytes=10_000))  # so that all of them wait to be pulled
     await _publish(giver, 9, num_tokens=300)
@@ -153,7 +153,7 @@ async def test_a_full_home_pulls_nothing_until_there_is_room(tmp_path: Path, sta
         await _light(stack, tmp_path / identity.peer_id, identity, swarm.join(identity.peer_id, run_id=MANIFEST.run_id))
         for identity in (ann, bob)
     ]
-    room = taker.parts.room
+    room = taker.parts.space
     room.limit = HomeLimit(1000, reserve_bytes=100)
     room.note(HomeUse(950, free_bytes=10_000))
     assert room.why_full

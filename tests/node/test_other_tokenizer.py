@@ -9,15 +9,13 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
 
-from ftis_node.config.admission import Admission
-from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.gossip.loopback import LoopbackSwarm
@@ -25,31 +23,24 @@ from ftis_node.lab.tiny.tokenizer import make_tokenizer as make_alices_tokenizer
 from ftis_node.learner.core import Learner
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.models import PromptTokenizer, load_tokenizer, resolve_model
-from ftis_node.node.context import Parts
-from ftis_node.node.loops.intake import IntakeLoop
-from ftis_node.node.loops.publish import PublishLoop
-from ftis_node.node.loops.pull import PullLoop
-from ftis_node.node.loops.train import TrainLoop
-from ftis_node.node.peers.manager import PeerBook
-from ftis_node.node.peers.serve import Served
-from ftis_node.node.supervision.disk_thread import Disk
-from ftis_node.node.training.slots import Slots
-from ftis_node.node.training.step_gate import PatientGate
+from ftis_node.node.startup.null_workers import NullGeneration, NullLearner
+from ftis_node.node.startup.wiring import Wiring
+from ftis_node.node.training.slots import SlotPool
 from ftis_node.records.codec import hash_prompt
 from ftis_node.records.group import Completion, FinishReason, Group, SamplingSettings
 from ftis_node.records.identity import Identity
-from ftis_node.replay.buffer import ReplayBuffer
-from ftis_node.replay.reader import ReplayReader
 from ftis_node.tasks import load_task
 from ftis_node.tasks.scoring.scorer import IsolatedScorer
-from ftis_node.telemetry.events import EventTrail, read_events
+from ftis_node.telemetry.events import read_events
 from tests.gossip.helpers import eventually
 from tests.models.tiny_models import save_tiny
-from tests.node.bookkeeping import bookkeeping
+from tests.node.nodes import components
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
+
+    from ftis_node.node.components import NodeComponents
 
 TEXTS = ("10", "35", " 10 ", "think: 25 - 15")  # answers to 25-15=; the last one was cut off
 REWARDS = (1.0, 0.0, 1.0, 0.0)
@@ -66,10 +57,11 @@ def _manifest(other_tokenizers: str) -> RunManifest:
     )
 
 
-class _InProcessLearner:
+class _InProcessLearner(NullLearner):
     """The learner without its worker process."""
 
     def __init__(self, learner: Learner) -> None:
+        super().__init__(parameters=1)
         self._learner = learner
 
     async def start(self) -> Any:
@@ -79,11 +71,8 @@ class _InProcessLearner:
         return self._learner.train(groups, step=step)
 
 
-class _Generation:
+class _Generation(NullGeneration):
     """Takes new weights, and makes nothing."""
-
-    tokens_per_s = 0.0
-    hand_over = "file"
 
     async def update_weights(self, weights: Any, proof: Any) -> None:
         assert proof.version == weights.version
@@ -92,54 +81,32 @@ class _Generation:
 @asynccontextmanager
 async def _node(
     root: Path, swarm: LoopbackSwarm, manifest: RunManifest, tokenizer: PromptTokenizer, learner: Any = None
-) -> AsyncIterator[Parts]:
+) -> AsyncIterator[NodeComponents]:
     """The parts of a node, with its intake loop still to be run."""
-    home, identity, task = Home(root), Identity.generate(), load_task("arithmetic")
-    home.create()
-    generation = _Generation()
-    made: dict[str, Any] = {"source": None, "generation": generation, "evaluated": generation, "learner": learner}
-    with ExitStack() as stack:
-        events, disk, buffer = EventTrail(home.events), Disk(), ReplayBuffer(home.replay)
-        reader = ReplayReader(home.replay)
-        peers = PeerBook(home.peers, own_id=identity.peer_id, settings=Admission(), events=events)
-        for part in (events, disk, buffer, reader, peers):
-            stack.callback(part.close)
-        parts = Parts(
-            settings=NodeSettings(model="tiny"),
-            manifest=manifest,
-            home=home,
-            identity=identity,
-            name="node",
-            tokenizer=tokenizer,
-            task=task,
-            domain=task,
-            eval_tasks=(),
-            scorer=IsolatedScorer(task),
-            strangers_scorer=IsolatedScorer(task),
-            gossip=swarm.join(identity.peer_id, run_id=manifest.run_id, num_shards=manifest.wire.announcement_shards),
-            buffer=buffer,
-            reader=reader,
-            disk=disk,
-            peers=peers,
-            slots=Slots(4),
-            events=events,
-            **bookkeeping(),
-            **made,
-        )
-        served = Served(parts)
-        parts.gossip.serve(
-            served.lookup,
-            on_confirm=served.confirmed,
-            answer=served.answer,
-            lookup_text=served.retell,
-            on_sent=served.sent,
-        )
-        await parts.gossip.start()
-        yield parts
-        await parts.gossip.close()
+    identity, task = Identity.generate(), load_task("arithmetic")
+    gossip = swarm.join(identity.peer_id, run_id=manifest.run_id, num_shards=manifest.wire.announcement_shards)
+    with components(
+        root,
+        identity=identity,
+        settings=NodeSettings(model="tiny"),
+        manifest=manifest,
+        gossip=gossip,
+        model="node",
+        tokenizer=tokenizer,
+        task=task,
+        scorer=IsolatedScorer(task),
+        strangers_scorer=IsolatedScorer(task),
+        generation=_Generation(lambda: 0),
+        learner=learner or NullLearner(0),
+        slots=SlotPool(4),
+    ) as node:
+        Wiring(node).serve_peers()
+        await gossip.start()
+        yield node
+        await gossip.close()
 
 
-def _sampled(parts: Parts) -> Group:
+def _sampled(parts: NodeComponents) -> Group:
     """A group as the generate loop hands it on: the sender's own ids, with log-probs of a confident model."""
     item, tokenizer = parts.task[0], parts.tokenizer
     assert item.answer == "10"
@@ -156,8 +123,8 @@ def _sampled(parts: Parts) -> Group:
             )
         )
     return Group.from_completions(
-        run_id=parts.manifest.run_id,
-        sender=parts.identity.peer_id,
+        run_id=parts.context.manifest.run_id,
+        sender=parts.context.peer_id,
         number=0,
         prompt_ref=item.ref,
         prompt_hash=hash_prompt(tokenizer.encode_prompt(item.prompt)),
@@ -170,11 +137,11 @@ def _sampled(parts: Parts) -> Group:
 
 
 @asynccontextmanager
-async def _publishing(parts: Parts) -> AsyncIterator[asyncio.Queue[Group]]:
+async def _publishing(parts: NodeComponents) -> AsyncIterator[asyncio.Queue[Group]]:
     """The sender's loops; what is put on the queue is published."""
     scored: asyncio.Queue[Group] = asyncio.Queue()
-    intake = IntakeLoop(parts)
-    async with _running(intake.run(), PublishLoop(parts, scored, intake).run()):
+    wiring = Wiring(parts)
+    async with _running(wiring.intake.run(), wiring.publish_loop(scored).run()):
         yield scored
 
 
@@ -242,12 +209,11 @@ async def test_a_group_of_another_tokenizer_is_learnt_from(
         group = _sampled(alice)
         expected = _expected_loss(learner, bobs, group, alice.task[0].prompt)
         assert 0 < -expected < 0.5, "the weights are not all at the cap"
-        intake = IntakeLoop(bob)
-        pull = PullLoop(bob, intake)
-        async with _running(intake.run(), pull.run()):
+        wiring = Wiring(bob)
+        async with _running(wiring.intake.run(), wiring.pull.run()):
             await scored.put(group)
-            await asyncio.wait_for(TrainLoop(bob, PatientGate(bob, intake), last_step=1).run(), 30)
-            await pull.catch_up(alice.identity.peer_id)  # announced once more, and not pulled again
+            await asyncio.wait_for(wiring.train_loop(wiring.step_gate(), last_step=1).run(), 30)
+            await wiring.backfill.catch_up(alice.context.peer_id)  # announced once more, and not pulled again
             await asyncio.sleep(0.2)
         assert dict(bob.counters.refused) == {}
         assert bob.gossip.counters.bodies_in == alice.gossip.counters.bodies_out == 1
@@ -275,16 +241,15 @@ async def test_a_run_that_ignores_other_tokenizers_moves_nothing(
         _node(tmp_path / "bob", swarm, manifest, load_tokenizer(resolve_model(str(bobs_model)))) as bob,
         _publishing(alice) as scored,
     ):
-        intake = IntakeLoop(bob)
-        pull = PullLoop(bob, intake)
-        async with _running(intake.run(), pull.run()):
+        wiring = Wiring(bob)
+        async with _running(wiring.intake.run(), wiring.pull.run()):
             await scored.put(_sampled(alice))
             await eventually(lambda: alice.counters.groups_sent)
-            await pull.catch_up(alice.identity.peer_id)
+            await wiring.backfill.catch_up(alice.context.peer_id)
             await asyncio.sleep(0.2)
         (announced,) = read_events(alice.home.events, name="announced")
-        assert (bob.identity.peer_id, bytes.fromhex(announced["group"])) not in sent, "a request is the ids"
-        asked = await bob.gossip.fetch(alice.identity.peer_id, [bytes.fromhex(announced["group"])], as_text=True)
+        assert (bob.context.peer_id, bytes.fromhex(announced["group"])) not in sent, "a request is the ids"
+        asked = await bob.gossip.fetch(alice.context.peer_id, [bytes.fromhex(announced["group"])], as_text=True)
         assert asked.bodies == ()
         assert bob.gossip.counters.announcements_received == 1
         assert alice.gossip.counters.bodies_out == 0

@@ -23,10 +23,10 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.errors import WorkerTaskError
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.delay import NO_DELAY
-from ftis_node.lab.experiment.in_process import InProcessMakers
-from ftis_node.node.daemon import run_loops
-from ftis_node.node.startup.assemble import built_parts
-from ftis_node.node.startup.factories import ProcessMakers
+from ftis_node.lab.experiment.in_process import InProcessNodeFactory
+from ftis_node.node.startup.assemble import running_components
+from ftis_node.node.startup.factories import ProcessNodeFactory
+from ftis_node.node.startup.roles import run_node
 from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.records.envelope import Accepted, seal_group
 from ftis_node.records.identity import Identity
@@ -48,7 +48,7 @@ pytestmark = pytest.mark.timeout(240)
 NO_TOKEN = np.array([1 << 20], dtype="<i4").tobytes()  # no model has a row for it
 
 
-class _Poisoned(InProcessMakers):
+class _Poisoned(InProcessNodeFactory):
     """The first group that comes to the learner kills it, or fails the request, in whatever step it is."""
 
     def __init__(self, home: Home, *, kills: bool, of_peer: bool = False) -> None:
@@ -60,7 +60,7 @@ class _Poisoned(InProcessMakers):
         self._of_peer = of_peer
 
     def learner(self, of: Any) -> LearnerClient:
-        client = ProcessMakers(of.settings, self._home).learner(of)
+        client = ProcessNodeFactory(of.settings, self._home).learner(of)
         train = client.train
 
         async def poisoned(groups: list[TrainGroup], **how: Any) -> TrainReply:
@@ -111,10 +111,10 @@ async def _live(home: Home, makers: _Poisoned, *, steps: int, foreign: Sequence[
         }
     )
     plan = RunPlan(parse_manifest(manifest_text(foreign_wait_s=0.1), source="test"), "arithmetic", ())
-    async with built_parts(settings, plan, home, makers) as parts:
+    async with running_components(settings, plan, home, makers) as parts:
         parts.buffer.admit_many(foreign)
-        await run_loops(parts, steps=steps)
-        return parts.state.step
+        await run_node(parts, steps=steps)
+        return parts.context.state.step
 
 
 def _assert_let_go(home: Home, makers: _Poisoned) -> None:

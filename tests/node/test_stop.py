@@ -110,7 +110,7 @@ def test_a_worker_that_is_killed_costs_no_group(tmp_path: Path, join: tuple[str,
     assert status["learner"]["restarts"] == 1
     assert (status["node"]["state"], status["swarm"]["state"]) == ("stopped", "stopped")
     left = json.loads((tmp_path / "node" / "status.json").read_text())
-    assert left["swarm"]["state"] == "solo", "what it left says how it was when it ran"
+    assert left["swarm"]["state"] == "standalone", "what it left says how it was when it ran"
     assert status["learner"]["step"] == 6
     assert status["learner"]["own_groups"] == 6 * 4
     numbers = [event["number"] for event in node.events("announced")]

@@ -11,12 +11,15 @@ import time
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from ftis_node.errors import ConfigError, DamagedError
+from ftis_node.records.codec import unpack_group
 from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
-from ftis_node.replay.buffer import ReplayBuffer
+from ftis_node.records.text_codec import unpack_any
+from ftis_node.replay.buffer import ReplayBuffer, StoredGroup
 from ftis_node.replay.failures import MAX_FAILED_STEPS
 from ftis_node.replay.lifecycle import Candidate, Freshness, ReleaseReason, choose_foreign, choose_own
 from ftis_node.replay.reader import ReplayReader
@@ -78,10 +81,14 @@ def test_a_step_takes_what_was_admitted_and_gets_it_back_unchanged(buffer: Repla
     fill(buffer, own=3, ann=2)
     taken = buffer.take(1, own=2, foreign=1).groups
     assert [group.own for group in taken] == [True, True, False]
-    assert [group.group.number for group in taken] == [1, 2, 2], "own: oldest first; foreign: newest first"
-    assert taken[0].prompt_ids == tuple(PROMPT_IDS)
+    assert [group.number for group in taken] == [1, 2, 2], "own: oldest first; foreign: newest first"
+    assert taken[0].prompt_ids == np.array(PROMPT_IDS, dtype="<i4").tobytes()
     assert taken[0].rewards == (1.0, 0.0)
-    assert taken[0].group.completions[0].token_ids.tolist() == [10, 11, 2]
+    assert first_ids(taken[0]) == [10, 11, 2]
+
+
+def first_ids(stored: StoredGroup) -> list[int]:
+    return unpack_group(stored.body).completions[0].token_ids.tolist()
 
 
 def test_a_group_told_as_text_comes_back_in_the_tokens_given_at_the_door(path: Path) -> None:
@@ -93,12 +100,15 @@ def test_a_group_told_as_text_comes_back_in_the_tokens_given_at_the_door(path: P
     assert buffer.admit(accepted(BOB, 1), own=False)
     buffer.close()
     buffer, reader = ReplayBuffer(path), ReplayReader(path)
-    again, exact = sorted(buffer.take(1, own=0, foreign=2).groups, key=lambda taken: taken.group.sender != ANN.peer_id)
-    assert [completion.token_ids.tolist() for completion in again.group.completions] == [[10, 2], [7, 8, 9]]
-    assert [completion.mean_logprob for completion in again.group.completions] == [-0.25, -2.0]
-    assert [len(completion.logprobs) for completion in again.group.completions] == [0, 0]
-    assert (again.group.policy_version, again.group.policy_version_newest) == (3, 4)
-    assert [completion.mean_logprob for completion in exact.group.completions] == [None, None]
+    again, exact = sorted(buffer.take(1, own=0, foreign=2).groups, key=lambda taken: taken.sender != ANN.peer_id)
+    assert again.text_token_ids == ((10, 2), (7, 8, 9))
+    as_trained = unpack_any(again.body).in_tokens(again.text_token_ids)
+    assert as_trained == group
+    assert [completion.mean_logprob for completion in as_trained.completions] == [-0.25, -2.0]
+    assert [len(completion.logprobs) for completion in as_trained.completions] == [0, 0]
+    assert (as_trained.policy_version, as_trained.policy_version_newest) == (3, 4)
+    assert exact.text_token_ids == ()
+    assert unpack_group(exact.body).mean_logprobs == ()
     assert reader.envelopes([envelope.id]) == [envelope.to_bytes()], "as received"
     assert again.rewards == (1.0, 0.0)
     buffer.close()
@@ -119,7 +129,7 @@ def test_a_buffer_of_a_former_schema_is_kept(path: Path, buffer: ReplayBuffer, v
         assert again.last_number() == 1
         again.close()
     again = ReplayBuffer(path)
-    assert [group.group.completions[0].token_ids.tolist() for group in again.take(1, own=1, foreign=1).groups] == [
+    assert [first_ids(group) for group in again.take(1, own=1, foreign=1).groups] == [
         [10, 11, 2],
         [10, 11, 2],
     ]

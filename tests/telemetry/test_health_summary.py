@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ftis_node.telemetry.health_summary import Word, duration, judge
+from ftis_node.telemetry.health_summary import AnswerWord, duration, summarize_health
 from ftis_node.telemetry.status import (
     GenerationStatus,
     HealthStatus,
@@ -29,7 +29,7 @@ WELL = Status(
     swarm=SwarmStatus(state="connected", peers_connected=1, groups_sent=40, groups_confirmed=4, groups_received=40),
     health=HealthStatus(healthy=True, ready=True, taken_at=NOW - 1),
 )
-YES, NO, NOT_YET, ELSEWHERE = Word.YES, Word.NO, Word.NOT_YET, Word.ELSEWHERE
+YES, NO, NOT_YET, NOT_APPLICABLE = AnswerWord.YES, AnswerWord.NO, AnswerWord.NOT_YET, AnswerWord.NOT_APPLICABLE
 
 
 def _document(**changes: Any) -> dict[str, Any]:
@@ -44,22 +44,25 @@ def _document(**changes: Any) -> dict[str, Any]:
     ("changes", "words", "said"),
     [
         ({}, (YES, YES, YES), "40 groups sent, 4 confirmed"),
-        ({"swarm": {"state": "solo", "reason": "no peers were given; waiting"}}, (NO, YES, YES), "give --peers"),
-        ({"swarm": {"state": "solo", "reason": "no bootstrap peer answers"}}, (NO, YES, YES), "doctor --peers"),
+        ({"swarm": {"state": "standalone", "reason": "no peers were given; waiting"}}, (NO, YES, YES), "give --peers"),
+        ({"swarm": {"state": "standalone", "reason": "no bootstrap peer answers"}}, (NO, YES, YES), "doctor --peers"),
         ({"swarm": {"state": "starting", "reason": "looking for peers"}}, (NOT_YET, YES, YES), "looking for peers"),
-        ({"swarm": {"groups_sent": 0}}, (NOT_YET, YES, YES), "no group was sent"),
-        ({"swarm": {"groups_confirmed": 0}}, (NO, YES, YES), "no peer confirmed"),
-        ({"swarm": {"clock_skew_s": -11.0}}, (YES, YES, NO), "time synchronisation"),
+        ({"swarm": {"groups_sent": 0}}, (NOT_YET, YES, YES), "no group sent"),
+        ({"swarm": {"groups_confirmed": 0}}, (NO, YES, YES), "none confirmed"),
+        ({"swarm": {"groups_sent": 3, "groups_confirmed": 0}}, (NOT_YET, YES, YES), "3 groups sent, none confirmed"),
+        ({"limits": {"disk_free_bytes": 1_900_000_000}}, (YES, YES, NO), "1.9 GB of disk left"),
+        ({"learner": {"out_of_memory": 2}}, (YES, YES, NO), "ran out of memory 2 times"),
+        ({"swarm": {"clock_skew_s": -11.0}}, (YES, YES, NO), "time synchronization"),
         ({"swarm": {"groups_refused": {"reward": 30, "stale": 11}}}, (YES, YES, NO), "41 of 81 groups"),
         ({"swarm": {"groups_refused": {"reward": 29, "stale": 11}}}, (YES, YES, YES), ""),
         ({"generation": {"state": "starting"}}, (NOT_YET, YES, YES), "logs/generation.log"),
-        ({"generation": {"state": "backing-off"}}, (NO, YES, NO), "died and starts again"),
-        ({"generation": {"state": "off"}}, (YES, YES, YES), "1 peer may take its weights"),
-        ({"generation": {"last_group_at": NOW - 1000}}, (NO, YES, YES), "no group was made for 16 min 40 s"),
+        ({"generation": {"state": "backing-off"}}, (NO, YES, NO), "died and restarts"),
+        ({"generation": {"state": "off"}}, (YES, YES, YES), "1 peer may fetch its weights"),
+        ({"generation": {"last_group_at": NOW - 1000}}, (NO, YES, YES), "no group generated for 16 min 40 s"),
         ({"generation": {"last_group_at": NOW - 1000}, "replay": {"ready": 4}}, (YES, YES, YES), ""),
-        ({"generation": {"last_group_at": None}}, (NO, YES, YES), "no group was made for 2 h 13 min"),
-        ({"learner": {"state": "off"}}, (YES, ELSEWHERE, YES), "follows"),
-        ({"learner": {"state": "failed"}}, (YES, NO, NO), "given up"),
+        ({"generation": {"last_group_at": None}}, (NO, YES, YES), "no group generated for 2 h 13 min"),
+        ({"learner": {"state": "off"}}, (YES, NOT_APPLICABLE, YES), "follows"),
+        ({"learner": {"state": "failed"}}, (YES, NO, NO), "failed for good"),
         ({"learner": {"last_step_at": NOW - 3601}}, (YES, NO, YES), "no step for 1 h"),
         ({"learner": {"last_step_at": None}, "node": {"uptime_s": 60.0}}, (YES, NOT_YET, YES), "wait for the first"),
         ({"learner": {"kept_fraction": 0.0}}, (YES, NO, YES), "kl_threshold"),
@@ -70,18 +73,18 @@ def _document(**changes: Any) -> dict[str, Any]:
         ({"node": {"state": "failed"}}, (NO, NO, NO), "start it as before"),
     ],
 )
-def test_each_finding(changes: dict[str, Any], words: tuple[Word, ...], said: str) -> None:
-    verdict = judge(_document(**changes), now=NOW)
+def test_each_finding(changes: dict[str, Any], words: tuple[AnswerWord, ...], said: str) -> None:
+    verdict = summarize_health(_document(**changes), now=NOW)
     assert tuple(answer.word for _, answer in verdict.items()) == words
     assert said in " ".join(f"{answer.why} {answer.advice}" for _, answer in verdict.items())
     assert "node" in changes or all(answer.advice for _, answer in verdict.items() if answer.word is NO)
 
 
 def test_a_stopped_and_a_starting_node() -> None:
-    words = [answer.word for _, answer in judge(json.loads(stopped(WELL).to_json()), now=NOW).items()]
+    words = [answer.word for _, answer in summarize_health(json.loads(stopped(WELL).to_json()), now=NOW).items()]
     assert words == [NO, NO, NO]
-    words = [answer.word for _, answer in judge(json.loads(starting(WELL).to_json()), now=NOW).items()]
-    assert words == [NOT_YET, NOT_YET, YES]
+    words = [answer.word for _, answer in summarize_health(json.loads(starting(WELL).to_json()), now=NOW).items()]
+    assert words == [NOT_YET, NOT_YET, NOT_YET]
 
 
 @pytest.mark.parametrize(

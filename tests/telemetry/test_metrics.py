@@ -28,7 +28,7 @@ STATUS = Status(
     run=RunStatus(name="test"),
     generation=GenerationStatus(state="ready", groups_made=3),
     learner=LearnerStatus(state="backing-off", step=7, loss=0.25, own_groups=4, foreign_groups=5),
-    swarm=SwarmStatus(state="solo", groups_refused={"reward": 2}),
+    swarm=SwarmStatus(state="standalone", groups_refused={"reward": 2}),
     replay=ReplayStatus(ready=6),
     eval=[EvalStatus(step=0, task="t", pass_at_1=0.1, n=8), EvalStatus(step=5, task="t", pass_at_1=0.5, n=8)],
 )
@@ -88,7 +88,7 @@ def test_what_prometheus_reads() -> None:
     assert samples["ftis_learner_used_groups", ("origin", "foreign")] == 5
     assert samples["ftis_replay_groups", ("state", "ready")] == 6
     assert samples["ftis_eval_pass_at_1", ("task", "t")] == 0.5, "the newest"
-    assert samples["ftis_swarm_state", ("state", "solo")] == 1
+    assert samples["ftis_swarm_state", ("state", "standalone")] == 1
     assert samples["ftis_swarm_state", ("state", "connected")] == 0
     assert samples["ftis_worker_state", ("state", "backing-off"), ("worker", "learner")] == 1
     assert samples["ftis_node_contributing",] == 0

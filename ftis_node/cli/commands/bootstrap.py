@@ -36,9 +36,9 @@ def bootstrap(
 
     It holds no model and no rollouts. Give one of its lines to `join --peers`. The home keeps its peer id.
     """
-    from ftis_node.node.startup.bootstrap import run_meeting_point
+    from ftis_node.node.startup.bootstrap import run_bootstrap_node
 
-    run_meeting_point(
+    run_bootstrap_node(
         home_at(home),
         listen=tuple(listen or ()),
         peers=tuple(peers or ()),

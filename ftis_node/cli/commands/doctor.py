@@ -25,7 +25,7 @@ from ftis_node.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ftis_node.doctor.findings import Finding
+    from ftis_node.doctor.check_result import CheckResult
 
 # as doctor/doctor.py has them
 CHECKS = ("python", "gpu", "ram", "disk", "limits", "engine", "port", "route", "peer", "model")
@@ -91,8 +91,8 @@ def doctor(
         raise ConfigError(f"--only {min(unknown)}: there is no such check, but {', '.join(CHECKS)}")
 
     from ftis_node.config.node import load_node_settings
-    from ftis_node.doctor.doctor import Patient, examine, exit_code_of
-    from ftis_node.doctor.memory import DETAILS, ask
+    from ftis_node.doctor.doctor import DoctorTarget, examine, exit_code_of
+    from ftis_node.doctor.memory import DETAILS, memory_question
     from ftis_node.gossip import parse_multiaddr
     from ftis_node.gossip.multiaddr import parse_listen_address
 
@@ -111,9 +111,9 @@ def doctor(
     question = None
     if model:
         flags = {"lora": lora, "gpus": gpus, "generation": spread_over(tensor_parallel)}
-        question = ask(place, model=model, run=run, gpus_gib=gpu_memory or (), **flags)
-    patient = Patient(place, settings.listen, settings.status_port, settings.peers, question, settings)
-    findings = examine(patient, only=only or CHECKS, on_progress=_show_progress)
+        question = memory_question(place, model=model, run=run, gpus_gib=gpu_memory or (), **flags)
+    target = DoctorTarget(place, settings.listen, settings.status_port, settings.peers, question, settings)
+    findings = examine(target, only=only or CHECKS, on_progress=_show_progress)
     if as_json:
         print_json([finding.as_dict() for finding in findings])
     else:
@@ -129,7 +129,7 @@ def _show_progress(text: str) -> None:
     typer.echo(f"{text} ...", err=True)
 
 
-def _screen(findings: list[Finding]) -> Iterator[str]:
+def _screen(findings: list[CheckResult]) -> Iterator[str]:
     """The lines of all findings; the options of a model are a table with a head."""
     from ftis_node.doctor.memory import OPTIONS_HEAD
 
@@ -141,7 +141,7 @@ def _screen(findings: list[Finding]) -> Iterator[str]:
         yield from _lines(finding)
 
 
-def _lines(finding: Finding) -> Iterator[str]:
+def _lines(finding: CheckResult) -> Iterator[str]:
     """`fail  what was found`, and under it what to do; folded where a person reads it."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
     level = finding.level.upper() if finding.level == "fail" else finding.level

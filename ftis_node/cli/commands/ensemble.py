@@ -15,7 +15,7 @@ from ftis_node.cli.progress import show_fraction
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ftis_node.evaluation.result import EnsembleResult, Entry, TextFigures
+    from ftis_node.evaluation.result import EnsembleResult, EvaluationRow, TextFigures
 
 
 def ensemble(
@@ -120,7 +120,7 @@ def _document(result: EnsembleResult) -> dict[str, Any]:
     }
 
 
-def _flat(entry: Entry, *, leave_out: Sequence[str]) -> dict[str, Any]:
+def _flat(entry: EvaluationRow, *, leave_out: Sequence[str]) -> dict[str, Any]:
     values = dataclasses.asdict(entry)
     figures = values.pop("result")
     return {**{key: value for key, value in values.items() if key not in leave_out}, **figures}
@@ -150,7 +150,7 @@ def _by_expert(result: EnsembleResult, shares: Sequence[float]) -> str:
     return ", ".join(f"{entry.name} {share:.3f}" for entry, share in zip(result.experts, shares, strict=True))
 
 
-def _row(entry: Entry, *, sampled: bool) -> tuple[str, ...]:
+def _row(entry: EvaluationRow, *, sampled: bool) -> tuple[str, ...]:
     shares = [entry.result.pass_at_1, *((entry.result.pass_at_k, entry.majority_at_k) if sampled else ())]
     tokens = (f"{entry.generated_tokens:,}", f"{entry.forward_tokens:,}")
     return (entry.name, *("-" if share is None else f"{share:.3f}" for share in shares), *tokens, entry.domain or "")

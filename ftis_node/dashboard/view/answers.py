@@ -1,7 +1,7 @@
-"""The three questions that one looks at the screen for: does it contribute, does it learn, is it healthy.
+"""The three answers at the top of the screen: contributing, learning, healthy.
 
-A "no" is that of `telemetry/health_summary.py`, which `status` and `/metrics` use too. The screen adds what a status
-document lacks (the curves, the machine).
+The words are those of `telemetry/health_summary.py`, as in `status` and `/metrics`. The screen adds explanations from
+what a status document lacks: the curves and the machine.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import msgspec
 
 from ftis_node.dashboard.snapshot import Phase
 from ftis_node.dashboard.view.spans import Line, Span, Tone, ago, count, labelled, line, moment, percent, sanitized
-from ftis_node.telemetry.health_summary import judge
+from ftis_node.telemetry.health_summary import OFF, AnswerWord, summarize_health
+from ftis_node.telemetry.status import starting, stopped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ftis_node.dashboard.snapshot import NodeSnapshot
-    from ftis_node.telemetry.health_summary import Answer, Verdict
+    from ftis_node.telemetry.health_summary import HealthAnswer, HealthSummary
 
-LABEL_WIDTH, WORD_WIDTH = 14, 10
+LABEL_WIDTH, WORD_WIDTH = 14, 9
 MIN_STEPS = 8  # before that, a trend is noise
 MARKS = ("start", "stop", "failed")  # events that say whether a node runs
 CLEAR_ERRORS = 2.0  # so many standard errors apart are two means called different
 STALL_FACTOR, STALL_AT_LEAST_S = 10.0, 120.0
-DISK_LOW_BYTES = 2e9
 RAM_FULL = 0.95
 
 
@@ -35,59 +35,62 @@ def answer_lines(snapshot: NodeSnapshot) -> tuple[Line, Line, Line]:
     return contributing(snapshot), learning(snapshot), healthy(snapshot)
 
 
-def health_of(snapshot: NodeSnapshot) -> Verdict:
-    """What everybody says of this status."""
-    return judge(msgspec.to_builtins(snapshot.status), now=snapshot.taken_at)
+def health_of(snapshot: NodeSnapshot) -> HealthSummary:
+    """Return the answers for this status, or for that of a node that starts or no longer runs."""
+    status = snapshot.status
+    if snapshot.phase is Phase.STARTING:
+        status = starting(status)
+    elif snapshot.phase is Phase.STOPPED:
+        status = stopped(status)
+    return summarize_health(msgspec.to_builtins(status), now=snapshot.taken_at)
 
 
-def said(answer: Answer) -> str:
+def said(answer: HealthAnswer) -> str:
     """Why, and what to do about it; the text of peers in it is sanitized."""
     return sanitized(f"{answer.why}: {answer.advice}" if answer.advice else answer.why)
 
 
-def _answer(question: str, word: str, tone: Tone, why: str) -> Line:
-    return labelled(question, Span(word.ljust(WORD_WIDTH), tone), why, width=LABEL_WIDTH)
+TONES = {AnswerWord.YES: Tone.GOOD, AnswerWord.NO: Tone.BAD}
+
+
+def _answer(question: str, word: AnswerWord, why: str, *, tone: Tone | None = None) -> Line:
+    tone = tone or TONES.get(word, Tone.PLAIN)
+    return labelled(question, Span(word.ljust(WORD_WIDTH) + " ", tone), why, width=LABEL_WIDTH)
 
 
 def contributing(snapshot: NodeSnapshot) -> Line:
-    """Whether what it makes reaches others."""
+    """Return whether the node's groups, or a learner's weights, reach peers."""
     status, swarm = snapshot.status, snapshot.status.swarm
-    sent, confirmed = swarm.groups_sent, swarm.groups_confirmed
-    made = f"{count(status.generation.groups_made)} groups made"
-    tally = f"{count(sent)} sent, {count(confirmed)} confirmed"
-    if snapshot.phase is Phase.STARTING:
-        return _answer("contributing", "not yet", Tone.FAINT, "the node is starting: models are being loaded")
-    if not snapshot.is_live:
-        return _answer("contributing", "no", Tone.FAINT, f"not running; {made}, {tally}")
     answer = health_of(snapshot).contributing
-    if not answer.is_well:
-        return _answer("contributing", "no", Tone.BAD, said(answer))
-    if status.node.role == "learner":
-        words = f"a learner makes no groups; {swarm.weights_bytes_out / 1e6:.1f} MB of weights sent"
-        return _answer("contributing", "weights", Tone.PLAIN, words)
-    if not confirmed:
-        return _answer("contributing", "not yet", Tone.PLAIN, f"{made}, {tally}")
-    return _answer("contributing", "yes", Tone.GOOD, f"{made}, {tally} ({percent(confirmed, sent)})")
+    made = f"{count(status.generation.groups_made)} groups made"
+    tally = f"{made}, {count(swarm.groups_sent)} sent, {count(swarm.groups_confirmed)} confirmed"
+    if snapshot.phase is Phase.STOPPED:
+        return _answer("contributing", answer.word, f"not running; {tally}", tone=Tone.FAINT)
+    if answer.word is AnswerWord.NO or snapshot.phase is Phase.STARTING:
+        return _answer("contributing", answer.word, said(answer))
+    if status.generation.state == OFF:
+        return _answer("contributing", answer.word, f"{swarm.weights_bytes_out / 1e6:.1f} MB of weights sent")
+    share = f" ({percent(swarm.groups_confirmed, swarm.groups_sent)})" if swarm.groups_confirmed else ""
+    return _answer("contributing", answer.word, tally + share)
 
 
 def learning(snapshot: NodeSnapshot) -> Line:
-    """Whether the reward rises, or the pass@1."""
+    """Return whether steps change the model, with the trend of the reward."""
     status = snapshot.status
-    if status.node.role == "generator":
+    answer = health_of(snapshot).learning
+    if answer.word is AnswerWord.NOT_APPLICABLE:
         age_s = status.swarm.weights_age_s
         words = f"it follows a learner; version {status.generation.policy_version}"
-        return _answer("learning", "follows", Tone.PLAIN, words + ("" if age_s is None else f", {age_s:.0f} s old"))
-    answer = health_of(snapshot).learning
-    if snapshot.is_live and not answer.is_well:
-        return _answer("learning", "no", Tone.BAD, said(answer))
+        return _answer("learning", answer.word, words + ("" if age_s is None else f", {age_s:.0f} s old"))
+    if snapshot.is_live and answer.word is not AnswerWord.YES:
+        return _answer("learning", answer.word, sanitized(answer.why) if answer.is_well else said(answer))
     rewards = [point.reward_mean for point in snapshot.history.steps if point.reward_mean is not None]
-    step = f"step {status.learner.step}"
+    step, tone = f"step {status.learner.step}", None if snapshot.is_live else Tone.FAINT
     if len(rewards) < MIN_STEPS:
-        return _answer("learning", "too early", Tone.PLAIN, f"{step}; {MIN_STEPS} steps tell something")
-    first, last, word = trend(rewards)
-    tone = {"yes": Tone.GOOD, "falling": Tone.BAD}.get(word, Tone.PLAIN)
-    why = f"{step}, reward {first:.2f} -> {last:.2f}{_pass_words(snapshot)}"
-    return _answer("learning", word, tone if snapshot.is_live else Tone.FAINT, why)
+        return _answer("learning", answer.word, f"{step}; the trend shows after {MIN_STEPS} steps", tone=tone)
+    first, last, direction = trend(rewards)
+    why = f"{step}, reward {direction} {first:.2f} -> {last:.2f}{_pass_words(snapshot)}"
+    return _answer("learning", answer.word, why, tone=tone)
 
 
 def _pass_words(snapshot: NodeSnapshot) -> str:
@@ -100,40 +103,41 @@ def _pass_words(snapshot: NodeSnapshot) -> str:
 
 
 def trend(values: Sequence[float]) -> tuple[float, float, str]:
-    """Mean of the first quarter, of the last one, and `yes`, `flat` or `falling`: whether they differ clearly."""
+    """Return the means of the first and last quarter, and `up`, `flat` or `down`: whether they differ."""
     quarter = max(2, len(values) // 4)
     head, tail = values[:quarter], values[-quarter:]
     first, last = statistics.fmean(head), statistics.fmean(tail)
     error = ((statistics.variance(head) + statistics.variance(tail)) / quarter) ** 0.5
     if abs(last - first) <= CLEAR_ERRORS * error:
         return first, last, "flat"
-    return first, last, "yes" if last > first else "falling"
+    return first, last, "up" if last > first else "down"
 
 
 def healthy(snapshot: NodeSnapshot) -> Line:
-    """The first thing that is wrong, with what to do, and how many more there are."""
+    """Return the first problem, with what to do, and how many more there are."""
+    answer = health_of(snapshot).healthy
     if not snapshot.is_live:
-        return _not_running(snapshot)
-    found = problems(snapshot)
-    if not found:
+        return _not_running(snapshot, answer.word)
+    if not (found := problems(snapshot)):
         swarm = snapshot.status.swarm
-        return _answer("healthy", "yes", Tone.GOOD, f"{swarm.state}: {sanitized(swarm.reason)}")
+        return _answer("healthy", answer.word, f"{swarm.state}: {sanitized(swarm.reason)}")
     more = f" (and {len(found) - 1} more: `?`)" if len(found) > 1 else ""
-    return _answer("healthy", "look", Tone.BAD, found[0] + more)
+    tone = Tone.WARN if answer.is_well else Tone.BAD
+    return _answer("healthy", answer.word, found[0] + more, tone=tone)
 
 
-def _not_running(snapshot: NodeSnapshot) -> Line:
+def _not_running(snapshot: NodeSnapshot, word: AnswerWord) -> Line:
     if snapshot.phase is Phase.STARTING:
-        return _answer("healthy", "starting", Tone.WARN, f"this takes a while for a large model; log: {snapshot.logs}")
+        why = f"the node starts; a large model takes a while; see {snapshot.logs}"
+        return _answer("healthy", word, why, tone=Tone.WARN)
     if snapshot.phase is Phase.SILENT:
-        return _answer("healthy", "no", Tone.BAD, f"it runs and does not answer: look into {snapshot.logs}")
+        return _answer("healthy", AnswerWord.NO, f"it runs and does not answer: see {snapshot.logs}")
     if not snapshot.history.events:
-        return _answer("healthy", "stopped", Tone.WARN, "the node does not run")
+        return _answer("healthy", word, "the node does not run", tone=Tone.WARN)
     if ended_cleanly(snapshot):
-        return _answer(
-            "healthy", "stopped", Tone.WARN, f"as it was asked to, {ago(snapshot.reported_at, snapshot.taken_at)} ago"
-        )
-    return _answer("healthy", "stopped", Tone.BAD, f"without a word (killed, or a fault): look into {snapshot.logs}")
+        why = f"stopped on request {ago(snapshot.reported_at, snapshot.taken_at)} ago"
+        return _answer("healthy", word, why, tone=Tone.WARN)
+    return _answer("healthy", word, f"ended without a stop event (killed, or a fault): see {snapshot.logs}")
 
 
 def ended_cleanly(snapshot: NodeSnapshot) -> bool:
@@ -143,18 +147,14 @@ def ended_cleanly(snapshot: NodeSnapshot) -> bool:
 
 
 def problems(snapshot: NodeSnapshot) -> list[str]:
-    """What keeps a running node from being healthy, the worst first; each says what to do."""
-    status, machine = snapshot.status, snapshot.machine
+    """Return the problems of a running node, the answer's own first; each says what to do."""
+    machine = snapshot.machine
     answer = health_of(snapshot).healthy
     found = [] if answer.is_well else [said(answer)]
     if (stalled_s := _stalled_s(snapshot)) is not None:
         found.append(f"no step for {ago(snapshot.taken_at - stalled_s, snapshot.taken_at)}: are groups ready? see `g`")
-    if machine.disk_free_bytes and machine.disk_free_bytes < DISK_LOW_BYTES:
-        found.append(f"{machine.disk_free_bytes / 1e9:.1f} GB of disk left: make room")
     if machine.ram_total_bytes and machine.ram_used_bytes > RAM_FULL * machine.ram_total_bytes:
-        found.append("memory is nearly full: `ftis-node doctor` says what would make it fit")
-    if status.learner.out_of_memory:
-        found.append(f"the last step ran out of memory {status.learner.out_of_memory} times: lower micro_batch_tokens")
+        found.append("memory is nearly full: `ftis-node doctor` suggests settings that fit")
     return found
 
 

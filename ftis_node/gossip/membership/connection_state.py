@@ -34,11 +34,13 @@ class ConnectionFacts:
         again = f"in {next_try_in_s:.0f} s" if next_try_in_s >= 0.5 else "now"
         if self.num_given and not self.num_given_connected and not self.num_connected:
             why = f" ({self.dial_error})" if self.dial_error else ""
-            return SwarmState(SwarmPhase.SOLO, f"no bootstrap peer answers, retrying {again}{why}")
+            return SwarmState(SwarmPhase.STANDALONE, f"no bootstrap peer answers, retrying {again}{why}")
         if self.num_connected:
             who = _counted(self.num_connected, "peer")
-            return SwarmState(SwarmPhase.SOLO, f"{who} connected, but no member of this run yet; looking again {again}")
-        return SwarmState(SwarmPhase.SOLO, "no peers were given; waiting for others to dial this node")
+            return SwarmState(
+                SwarmPhase.STANDALONE, f"{who} connected, but no member of this run yet; looking again {again}"
+            )
+        return SwarmState(SwarmPhase.STANDALONE, "no peers were given; waiting for others to dial this node")
 
 
 def with_duplicate_identity(state: SwarmState) -> SwarmState:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
-from ftis_node.node.loops.generate import GenerateLoop
+from ftis_node.node.startup.wiring import Wiring
 from ftis_node.records.envelope import announce_group, seal_group
 from ftis_node.records.group import FinishReason
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from ftis_node.lab.experiment.in_process import InProcessGeneration
     from ftis_node.lab.experiment.synchronous_rounds import SynchronousRounds
-    from ftis_node.node.context import Parts
+    from ftis_node.node.components import NodeComponents
     from ftis_node.records.group import Completion, Group
 
 Lie = Literal["rewards", "logprobs", "positives", "mimic"]
@@ -47,7 +47,13 @@ class ByzantineNode:
     """
 
     def __init__(
-        self, parts: Parts, untrained: InProcessGeneration, learner: InProcessGeneration, *, lie: Lie, seed: int
+        self,
+        parts: NodeComponents,
+        untrained: InProcessGeneration,
+        learner: InProcessGeneration,
+        *,
+        lie: Lie,
+        seed: int,
     ) -> None:
         """`learner` has the newest weights of the node whose log-probs `mimic` reports."""
         self._parts = parts
@@ -63,18 +69,18 @@ class ByzantineNode:
 
     @property
     def peer_id(self) -> str:
-        return self._parts.identity.peer_id
+        return self._parts.context.peer_id
 
     async def run(self, lockstep: SynchronousRounds, *, steps: int) -> None:
         """Send its groups in every round."""
         slots = self._parts.slots
         scored: asyncio.Queue[Group] = asyncio.Queue(slots.capacity)
         async with asyncio.TaskGroup() as tasks:
-            generating = tasks.create_task(GenerateLoop(self._parts, scored).run())
+            generating = tasks.create_task(Wiring(self._parts).generate_loop(scored).run())
             for step in range(1, steps + 1):
                 await lockstep.begin(step)
                 self._bodies.clear()
-                for _ in range(self._parts.manifest.step.own_groups):
+                for _ in range(self._parts.context.manifest.step.own_groups):
                     await self._send(await scored.get())
                     slots.fill()
                 slots.hold(0)
@@ -84,7 +90,7 @@ class ByzantineNode:
         prompt_ids = self._parts.tokenizer.encode_prompt(self._parts.task.resolve(group.prompt_ref).prompt)
         completions = [await self._distorted(completion, prompt_ids) for completion in group.completions]
         false = replace(group.with_completions(completions), number=self.groups_sent + 1)
-        envelope = seal_group(false, self._parts.identity, codec=self._parts.settings.swarm.codec)
+        envelope = seal_group(false, self._parts.context.identity, codec=self._parts.context.settings.swarm.codec)
         data = envelope.to_bytes()
         self._bodies[envelope.id] = data
         await self._parts.gossip.announce(announce_group(envelope, false, envelope_bytes=len(data)).to_bytes())
@@ -127,4 +133,4 @@ class ByzantineNode:
         return replace(completion, token_ids=ids, logprobs=np.full(len(ids), UNLIKELY_LOGPROB, dtype=np.float32))
 
     def _limit(self, num_prompt_tokens: int) -> int:
-        return self._parts.manifest.sampling.completion_limit(num_prompt_tokens)
+        return self._parts.context.manifest.sampling.completion_limit(num_prompt_tokens)

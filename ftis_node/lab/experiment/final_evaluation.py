@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from ftis_node.node.context import Learning
+    from ftis_node.node.protocols import Learning
 
 
 @dataclass(frozen=True, slots=True)

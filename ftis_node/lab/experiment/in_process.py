@@ -19,10 +19,11 @@ from ftis_node.errors import FtisError
 from ftis_node.generation.client import PROOF_TOLERANCES
 from ftis_node.generation.engines import choose_engine
 from ftis_node.generation.local import LocalGenerator
+from ftis_node.learner.data.groups import unpack_train_group
 from ftis_node.learner.messages import AuditReply
-from ftis_node.memory.placement import Arrangement
+from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.node.startup.factories import generation_boot, learner_boot
-from ftis_node.node.startup.worker_settings import dtype_of
+from ftis_node.node.worker_settings import dtype_of
 from ftis_node.swarm.transit import VersionsInTransit
 from ftis_node.workers.supervisor import WorkerState
 from ftis_node.workers.weights.store import WEIGHTS_FILE, find_difference
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from ftis_node.learner.core import Learner
     from ftis_node.learner.messages import LearnerBoot, LearnerState, TrainGroup, TrainReply
     from ftis_node.models import ModelSource
-    from ftis_node.node.startup.factories import Ingredients
+    from ftis_node.node.startup.factories import NodeInputs
     from ftis_node.records.group import SamplingSettings
     from ftis_node.workers.weights.store import PublishedWeights, WeightProof
 
@@ -259,7 +260,7 @@ class InProcessLearner:
         """Compare a peer's log-probs with the learner's own."""
         if self._learner is None:
             raise FtisError("the learner was not started")
-        found = self._learner.audit(group, version=group.policy_version)
+        found = self._learner.audit(group, version=unpack_train_group(group).policy_version)
         return AuditReply() if found is None else AuditReply(kl=found.kl, num_tokens=found.num_tokens)
 
     async def give_memory_back(self) -> None:
@@ -287,19 +288,19 @@ class InProcessLearner:
         export_policy(self._learner.policy, out, merge=True)
 
 
-class InProcessMakers:
-    """`node.makers.Makers` for one member of an experiment's swarm."""
+class InProcessNodeFactory:
+    """`node.makers.NodeFactory` for one member of an experiment's swarm."""
 
     def __init__(self, swarm: LoopbackSwarm, *, delay: Delay, seed: int) -> None:
         self._swarm = swarm
         self._delay = delay
         self._seed = seed
 
-    def arrange(self, settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> Arrangement:
+    def arrange(self, settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> WorkerPlacement:
         """Plan nothing: all members of a swarm share this process. They take turns if the settings say so."""
-        return Arrangement(takes_turns=settings.memory.placement == "time_shared")
+        return WorkerPlacement(takes_turns=settings.memory.placement == "time_shared")
 
-    def generation(self, of: Ingredients) -> InProcessGeneration:
+    def generation(self, of: NodeInputs) -> InProcessGeneration:
         from msgspec.structs import replace
 
         boot = generation_boot(of.settings, of.manifest, of.source, of.tokenizer, of.arrangement)
@@ -311,11 +312,11 @@ class InProcessMakers:
             proof_tolerance=PROOF_TOLERANCES[dtype_of(of.settings)],
         )
 
-    def learner(self, of: Ingredients) -> InProcessLearner:
+    def learner(self, of: NodeInputs) -> InProcessLearner:
         boot = learner_boot(of.settings, of.manifest, of.source, of.home, of.arrangement, weights=of.home.weights)
         return InProcessLearner(boot)
 
-    def gossip(self, of: Ingredients) -> LoopbackGossip:
+    def gossip(self, of: NodeInputs) -> LoopbackGossip:
         return self._swarm.join(
             of.identity.peer_id, run_id=of.manifest.run_id, num_shards=of.manifest.wire.announcement_shards
         )

@@ -11,14 +11,14 @@ import asyncio
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ftis_node.lab.experiment.rounds import Quota
-from ftis_node.node.training.foreign_shortfall import Fill
+from ftis_node.node.training.foreign_shortfall import ForeignShortfall
 from ftis_node.swarm.reputation.reasons import AFTER_VALIDATION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ftis_node.lab.experiment.rounds import Rounds
-    from ftis_node.node.context import Parts
+    from ftis_node.node.components import NodeComponents
     from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.state import NodeState
 
@@ -114,11 +114,11 @@ class RoundGate:
     round.
     """
 
-    def __init__(self, lockstep: SynchronousRounds, parts: Parts, *, quota: Quota | None = None) -> None:
+    def __init__(self, lockstep: SynchronousRounds, parts: NodeComponents, *, quota: Quota | None = None) -> None:
         self._lockstep = lockstep
         self._parts = parts
         self._quota = quota or Quota(lockstep.rounds)
-        self._fill = Fill()
+        self._fill = ForeignShortfall()
         self._parts.slots.capacity = self._made(1)
 
     async def wait(self, step: int) -> bool:
@@ -127,11 +127,11 @@ class RoundGate:
         Its groups are generated once every node has finished the previous step. A node that takes that step late would
         otherwise count them in its own round.
         """
-        self._lockstep.arrive(self._parts.identity.peer_id, step)
+        self._lockstep.arrive(self._parts.context.peer_id, step)
         await self._lockstep.begin(step)
         self._parts.slots.resize(self._made(step))
         await self._lockstep.wait(step)
-        if self._parts.manifest.step.backfill_with_own:
+        if self._parts.context.manifest.step.backfill_with_own:
             self._plan(step)
         self._parts.slots.resize(0)
         return True
@@ -139,7 +139,7 @@ class RoundGate:
     def shares(self, step: int) -> tuple[int, int]:
         """Return the round's own and remote groups that the step takes."""
         own, foreign = self._quota.shares(step)
-        drawn = self._parts.manifest.step
+        drawn = self._parts.context.manifest.step
         return (own, foreign) if drawn.generated_groups is None else (min(own, drawn.own_groups), foreign)
 
     def _made(self, step: int) -> int:

@@ -23,17 +23,14 @@ from ftis_node.config.node import GenerationSection, LearnerSection, LoraSection
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.byzantine import ByzantineNode
 from ftis_node.lab.experiment.final_evaluation import run_final_evaluation
-from ftis_node.lab.experiment.in_process import InProcessGeneration, InProcessMakers
+from ftis_node.lab.experiment.in_process import InProcessGeneration, InProcessNodeFactory
 from ftis_node.lab.experiment.provenance import made_by
 from ftis_node.lab.experiment.rounds import Quota, Rounds
 from ftis_node.lab.experiment.synchronous_rounds import RoundGate, SynchronousRounds, Validator
 from ftis_node.lab.experiment.trial_result import TrialResult, read_member
-from ftis_node.node.daemon import rollout_loops
-from ftis_node.node.loops.intake import IntakeLoop
-from ftis_node.node.loops.pull import PullLoop
-from ftis_node.node.loops.train import TrainLoop
-from ftis_node.node.startup.assemble import built_parts
+from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.run_plan import RunPlan
+from ftis_node.node.startup.wiring import Wiring
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,7 +40,8 @@ if TYPE_CHECKING:
     from ftis_node.lab.experiment.delay import Delay
     from ftis_node.lab.experiment.final_evaluation import FinalEvaluation
     from ftis_node.lab.experiment.trial_result import FinalEvaluationResult, MemberResult
-    from ftis_node.node.context import Generation, Parts
+    from ftis_node.node.components import NodeComponents
+    from ftis_node.node.protocols import Generation
     from ftis_node.node.state import NodeState
     from ftis_node.records.codec import CodecName
 
@@ -110,11 +108,11 @@ class Trial:
 class HonestSender:
     """A member as the rounds count it."""
 
-    parts: Parts
+    parts: NodeComponents
 
     @property
     def peer_id(self) -> str:
-        return self.parts.identity.peer_id
+        return self.parts.context.peer_id
 
     @property
     def groups_sent(self) -> int:
@@ -126,7 +124,7 @@ class Node(NamedTuple):
     """A member that was built, the rounds that it keeps to, and what it makes of them."""
 
     member: TrialMember
-    parts: Parts
+    parts: NodeComponents
     lockstep: SynchronousRounds
     quota: Quota
 
@@ -168,13 +166,13 @@ async def _run(
             home = _make_home(folder / f"{index}-{member.name}", trial.seed, index)
             plan = RunPlan(trial.manifest, trial.task_spec, trial.eval_specs, domain_spec=member.domain)
             seed = trial.seed * len(trial.members) + index
-            makers = InProcessMakers(swarm, delay=trial.delay_of(member), seed=seed)
-            parts = await stack.enter_async_context(built_parts(_settings(trial, member), plan, home, makers))
+            makers = InProcessNodeFactory(swarm, delay=trial.delay_of(member), seed=seed)
+            parts = await stack.enter_async_context(running_components(_settings(trial, member), plan, home, makers))
             quota = Quota(together.rounds, plans=trial.manifest.step.backfill_with_own and member.lie is None)
             nodes.append(Node(member, parts, together, quota))
         await _run_together(trial, nodes, on_progress)
         honest = [node for node in nodes if node.member.lie is None]
-        names = {node.parts.identity.peer_id: node.member.name for node in nodes}
+        names = {node.parts.context.peer_id: node.member.name for node in nodes}
         results = [read_member(node.member.name, node.parts, due=node.lockstep.due, names=names) for node in honest]
         if trial.exam is None:
             return results, []
@@ -189,11 +187,11 @@ async def _run_together(trial: Trial, nodes: Sequence[Node], on_progress: Callab
             last_step = trial.last_step(node.member)
             sender = HonestSender(node.parts)
             node.lockstep.enter(
-                sender, Validator(node.parts.state, node.parts.registry), last_step=last_step, quota=node.quota
+                sender, Validator(node.parts.context.state, node.parts.registry), last_step=last_step, quota=node.quota
             )
     try:
         async with asyncio.TaskGroup() as tasks:
-            watching = tasks.create_task(_watch([node.parts.state for node in nodes], on_progress))
+            watching = tasks.create_task(_watch([node.parts.context.state for node in nodes], on_progress))
             lives = [
                 tasks.create_task(_live(trial, node, index, learner=nodes[0].parts.generation), name=node.member.name)
                 for index, node in enumerate(nodes)
@@ -214,12 +212,12 @@ async def _live(trial: Trial, node: Node, index: int, *, learner: Generation) ->
         lockstep.enter(liar, last_step=last_step)
         await liar.run(lockstep, steps=last_step)
         return
-    intake = IntakeLoop(parts)
-    loops = rollout_loops(parts, intake, PullLoop(parts, intake))
+    wiring = Wiring(parts)
+    loops = wiring.rollout_loops()
     gate = RoundGate(lockstep, parts, quota=quota)
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(loop, name=name) for name, loop in loops.items()]
-        await TrainLoop(parts, gate, last_step=last_step).run()
+        await wiring.train_loop(gate, last_step=last_step).run()
         for task in running:
             task.cancel()
 

@@ -12,7 +12,7 @@ from ftis_node.telemetry.events import read_events
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ftis_node.node.context import Parts
+    from ftis_node.node.components import NodeComponents
 
 STEP_FIGURES = (
     *("reward_mean", "own_reward_mean", "kept_fraction", "truncated_fraction", "mean_kl", "grad_norm", "entropy"),
@@ -113,7 +113,9 @@ class TrialResult(msgspec.Struct, frozen=True):
     processor_seconds: float = 0.0
 
 
-def read_member(name: str, parts: Parts, *, due: Callable[[str, int], int], names: Mapping[str, str]) -> MemberResult:
+def read_member(
+    name: str, parts: NodeComponents, *, due: Callable[[str, int], int], names: Mapping[str, str]
+) -> MemberResult:
     """The figures of a member that has ended.
 
     `due`: how many groups a sender has made for the steps up to one. `names` of all members by peer id.
@@ -156,7 +158,7 @@ def read_member(name: str, parts: Parts, *, due: Callable[[str, int], int], name
             if event["event"] == "eval"
         ],
         steps={figure: [event[figure] for event in steps] for figure in STEP_FIGURES} | _by_side(steps),
-        domain=parts.domain_name or None,
+        domain=parts.about.domain or None,
         tokens_generated=tokens(state.step, own=True),
         tokens_trained=sum(event["num_tokens"] for event in steps),
         log_ratios=_log_ratios(steps),

@@ -16,12 +16,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from ftis_node.learner.data.groups import unpack_train_group
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from ftis_node.learner.data.groups import UnpackedGroup
     from ftis_node.learner.messages import TrainGroup
 
 PADDING_ID = 0  # any id will do: its outputs are never read
@@ -117,40 +120,35 @@ class MicroBatch:
 
 
 def make_batch(groups: Sequence[TrainGroup]) -> TrainBatch:
-    """The batch of a step.
+    """Return the batch of these groups. Raises as `unpack_train_group`."""
+    return batch_of([unpack_train_group(group) for group in groups])
 
-    Raises ValueError for an empty prompt, and where a completion's ids and log-probs are not equally many (of one that
-    was told as text: where there are log-probs).
-    """
-    rows = [(number, group, completion) for number, group in enumerate(groups) for completion in group.completions]
-    completions = tuple(np.frombuffer(completion.token_ids, "<i4") for _, _, completion in rows)
-    logprobs = [np.frombuffer(completion.logprobs, "<f4") for _, _, completion in rows]
-    means = [completion.behaviour_mean_logprob for _, _, completion in rows]
-    for ids, values, mean, (_, group, _) in zip(completions, logprobs, means, rows, strict=True):
-        if len(values) != (len(ids) if mean is None else 0) or not group.prompt_ids:
-            sizes = f"{len(group.prompt_ids)} prompt bytes, {len(ids)} token ids, {len(values)} log-probs"
-            raise ValueError(f"group {group.group_id} cannot be trained on: {sizes}")
+
+def batch_of(groups: Sequence[UnpackedGroup]) -> TrainBatch:
+    """Return the batch of a step."""
+    rows = [(number, group) for number, group in enumerate(groups) for _ in range(len(group.tokens))]
+    completions = [ids for group in groups for ids in group.tokens.ids_of_each()]
+    means = [mean for group in groups for mean in group.mean_logprobs or (None,) * len(group.tokens)]
     keys = {key: number for number, key in enumerate(dict.fromkeys(group.advantage_key for group in groups))}
     peers = dict.fromkeys(_sender(group) for group in groups if not group.own)
     senders = {name: number for number, name in enumerate(peers, start=1)}
     num_own_groups = sum(group.own for group in groups)
+    logprobs = [values for group in groups for values in group.tokens.logprobs_of_each()]
     return TrainBatch(
-        prompts=tuple(np.frombuffer(group.prompt_ids, "<i4") for _, group, _ in rows),
-        completions=completions,
+        prompts=tuple(group.prompt_ids for _, group in rows),
+        completions=tuple(completions),
         behaviour_logprobs=_padded(logprobs, num_columns=max(map(len, completions), default=0)),
         mask=_mask([len(ids) for ids in completions]),
-        rewards=torch.tensor([completion.reward for _, _, completion in rows], dtype=torch.float64),
-        group_ids=torch.tensor([number for number, _, _ in rows], dtype=torch.int64),
-        advantage_ids=torch.tensor([keys[group.advantage_key] for _, group, _ in rows], dtype=torch.int64),
-        sender_ids=torch.tensor(
-            [0 if group.own else senders[_sender(group)] for _, group, _ in rows], dtype=torch.int64
-        ),
-        weights=torch.tensor([group.weight for _, group, _ in rows], dtype=torch.float64),
+        rewards=torch.tensor([reward for group in groups for reward in group.rewards], dtype=torch.float64),
+        group_ids=torch.tensor([number for number, _ in rows], dtype=torch.int64),
+        advantage_ids=torch.tensor([keys[group.advantage_key] for _, group in rows], dtype=torch.int64),
+        sender_ids=torch.tensor([0 if group.own else senders[_sender(group)] for _, group in rows], dtype=torch.int64),
+        weights=torch.tensor([group.weight for _, group in rows], dtype=torch.float64),
         senders=(next((group.sender for group in groups if group.own), ""), *peers),
-        is_own=torch.tensor([group.own for _, group, _ in rows], dtype=torch.bool),
-        of_own_weights=torch.tensor([group.own or group.of_own_weights for _, group, _ in rows], dtype=torch.bool),
-        policy_versions=torch.tensor([group.policy_version for _, group, _ in rows], dtype=torch.int64),
-        policy_versions_newest=torch.tensor([group.policy_version_newest for _, group, _ in rows], dtype=torch.int64),
+        is_own=torch.tensor([group.own for _, group in rows], dtype=torch.bool),
+        of_own_weights=torch.tensor([group.own or group.of_own_weights for _, group in rows], dtype=torch.bool),
+        policy_versions=torch.tensor([group.policy_version for _, group in rows], dtype=torch.int64),
+        policy_versions_newest=torch.tensor([group.policy_version_newest for _, group in rows], dtype=torch.int64),
         is_text=torch.tensor([mean is not None for mean in means], dtype=torch.bool),
         behaviour_means=torch.tensor([mean or 0.0 for mean in means], dtype=torch.float64),
         num_own_groups=num_own_groups,
@@ -158,7 +156,7 @@ def make_batch(groups: Sequence[TrainGroup]) -> TrainBatch:
     )
 
 
-def _sender(group: TrainGroup) -> str:
+def _sender(group: UnpackedGroup) -> str:
     return group.sender or group.group_id
 
 

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from ftis_node.errors import ConfigError
-from ftis_node.learner.data.batch import make_batch, make_micro_batches
+from ftis_node.learner.data.batch import batch_of, make_micro_batches
 from ftis_node.learner.data.packing import make_packed_micro_batches
 from ftis_node.learner.model import attention
 from ftis_node.learner.model.layout_choice import difference_from, probe_group, probe_values
@@ -227,7 +227,7 @@ def _micro_batch(policy: Policy, num_tokens: int) -> MicroBatch:
         for number in range(num_groups)
     ]
     make = make_packed_micro_batches if policy.packs else make_micro_batches
-    return max(make(make_batch(groups), max_tokens=num_tokens), key=lambda made: made.token_ids.numel())
+    return max(make(batch_of(groups), max_tokens=num_tokens), key=lambda made: made.token_ids.numel())
 
 
 def _layers(causal_lm: Any) -> list[Any]:

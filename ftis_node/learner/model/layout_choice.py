@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ftis_node.learner.data.batch import make_batch, make_micro_batches
+from ftis_node.learner.data.batch import batch_of, make_micro_batches
+from ftis_node.learner.data.groups import UnpackedGroup
 from ftis_node.learner.data.packing import make_packed_micro_batches
 from ftis_node.learner.distributed.ranks import ALONE
 from ftis_node.learner.distributed.shards import gradient_of
-from ftis_node.learner.messages import TrainCompletion, TrainGroup
 from ftis_node.learner.model import attention
+from ftis_node.records.token_batch import TokenBatch
 from ftis_node.workers.weights.store import probe_token_ids
 
 if TYPE_CHECKING:
@@ -86,16 +87,14 @@ def probe_values(policy: Policy) -> tuple[Tensor, Tensor]:
 def _probe_batch(policy: Policy) -> TrainBatch:
     """Fixed tokens whose lengths fill several buckets: short and long texts, shared prompts."""
     ids = np.asarray(probe_token_ids(policy.tokenizer.vocab_size), dtype="<i4")
-    return make_batch([probe_group("long", ids, 40, (72, 31)), probe_group("short", ids, 6, (6, 12))])
+    return batch_of([probe_group("long", ids, 40, (72, 31)), probe_group("short", ids, 6, (6, 12))])
 
 
-def probe_group(name: str, tokens: NDArray[np.int32], num_prompt: int, lengths: Sequence[int]) -> TrainGroup:
+def probe_group(name: str, tokens: NDArray[np.int32], num_prompt: int, lengths: Sequence[int]) -> UnpackedGroup:
     """A group whose prompt and completions, of these lengths, are made of `tokens`, and whose log-probs are 0."""
-    answers = [np.resize(np.roll(tokens, length), length).tobytes() for length in lengths]
-    completions = tuple(
-        TrainCompletion(token_ids=answer, logprobs=bytes(len(answer)), reward=0.0) for answer in answers
-    )
-    return TrainGroup(name, name, True, 0, 0, np.resize(tokens, num_prompt).tobytes(), completions)
+    answers = [np.resize(np.roll(tokens, length), length) for length in lengths]
+    batch = TokenBatch.from_parts(answers, [np.zeros(length) for length in lengths])
+    return UnpackedGroup(name, name, True, 0, 0, np.resize(tokens, num_prompt), batch, (0.0,) * len(lengths))
 
 
 def _values_and_gradient(policy: Policy, micro_batches: Sequence[MicroBatch]) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from ftis_node.learner.data.batch import make_batch
+from ftis_node.learner.data.groups import unpack_train_group
 from ftis_node.learner.step.mismatch import measure_mismatch
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ class CheckGroup:
         self._found: Mismatch | None = None
 
     def offer(self, group: TrainGroup) -> None:
-        """Have `group` measured next, instead of one that waits. From any thread."""
+        """Have `group` measured next, instead of one that waits. From any thread. Raises as `unpack_train_group`."""
+        unpack_train_group(group)  # here, because an error in `take` would end the step
         self._waiting.append(group)
 
     def take(self, *, version: int) -> TrainGroup | None:

@@ -22,8 +22,11 @@ from ftis_node.node.http_api.operator_api import MAX_REQUEST_BYTES, add_control
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from ftis_node.node.loops.status import StatusLoop
+    from ftis_node.node.peers.operator_actions import PeerControl
+    from ftis_node.node.peers.table import PeerTable
 
 HOST = "127.0.0.1"
 EVENT_PERIOD_S = 1.0
@@ -31,11 +34,15 @@ MAX_STREAMS = 32  # of `/events`; each holds its connection for as long as the c
 WRITE_S = 10.0  # for a client to read one event
 
 
-class StatusPort:
-    """Handlers over the status loop's latest snapshot."""
+class LocalApi:
+    """Handlers over the status loop's latest snapshot, the peer table and the operator's actions."""
 
-    def __init__(self, status: StatusLoop) -> None:
+    def __init__(self, status: StatusLoop, peer_table: PeerTable, *, control: PeerControl, token_file: Path) -> None:
+        """`token_file` gets a new token when the port opens; changes must show it."""
         self._status = status
+        self._peer_table = peer_table
+        self._control = control
+        self._token_file = token_file
         self._num_streams = 0
 
     async def show_status(self, request: web.Request) -> web.Response:
@@ -44,7 +51,7 @@ class StatusPort:
 
     async def show_peers(self, request: web.Request) -> web.Response:
         """The peer table."""
-        return web.json_response(self._status.peers())
+        return web.json_response(self._peer_table.rows())
 
     async def stream_events(self, request: web.Request) -> web.StreamResponse:
         """The snapshot as server-sent events, one a second, until the client is gone or reads no more."""
@@ -67,27 +74,25 @@ class StatusPort:
         finally:
             self._num_streams -= 1
 
-
-@asynccontextmanager
-async def serve_status(status: StatusLoop, *, port: int) -> AsyncIterator[str]:
-    """Serves while the block runs; gives the base URL. Raises UsageError where the port is taken."""
-    handlers = StatusPort(status)
-    app = web.Application(middlewares=[own_names_only], client_max_size=MAX_REQUEST_BYTES)
-    app.router.add_get("/status", handlers.show_status)
-    app.router.add_get("/peers", handlers.show_peers)
-    app.router.add_get("/events", handlers.stream_events)
-    add_probes(app, Observed(status))
-    add_control(app, status.control, status.token_file)
-    guard = HttpGuard(status.http_refused)
-    runner = guard.runner(app)
-    await runner.setup()
-    try:
+    @asynccontextmanager
+    async def serve(self, *, port: int) -> AsyncIterator[str]:
+        """Serves while the block runs; gives the base URL. Raises UsageError where the port is taken."""
+        app = web.Application(middlewares=[own_names_only], client_max_size=MAX_REQUEST_BYTES)
+        app.router.add_get("/status", self.show_status)
+        app.router.add_get("/peers", self.show_peers)
+        app.router.add_get("/events", self.stream_events)
+        add_probes(app, Observed(self._status))
+        add_control(app, self._control, self._token_file)
+        guard = HttpGuard(self._status.http_refused)
+        runner = guard.runner(app)
+        await runner.setup()
         try:
-            await guard.listen(runner, HOST, port)
-        except OSError as error:
-            raise UsageError(
-                f"the status port {port} cannot be opened ({error.strerror}): choose another with --status-port"
-            ) from None
-        yield f"http://{HOST}:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+            try:
+                await guard.listen(runner, HOST, port)
+            except OSError as error:
+                raise UsageError(
+                    f"the status port {port} cannot be opened ({error.strerror}): choose another with --status-port"
+                ) from None
+            yield f"http://{HOST}:{runner.addresses[0][1]}"
+        finally:
+            await runner.cleanup()

@@ -28,9 +28,14 @@ from ftis_node.swarm.reputation.score import Behaviour
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from ftis_node.gossip.interface import Gossip
     from ftis_node.gossip.interface import GossipMessage as Message
-    from ftis_node.node.context import Parts
+    from ftis_node.node.context import NodeContext, NodeDescription
+    from ftis_node.node.peers.manager import PeerManager
+    from ftis_node.node.peers.registry import PeerRegistry
+    from ftis_node.node.state import NodeCounters
     from ftis_node.records.envelope import Announcement
+    from ftis_node.replay.reader import ReplayReader
 
 MAX_SENDERS = 4096  # whose numbers are followed; the one longest silent is forgotten
 MAX_REFUSED = 4096
@@ -45,19 +50,36 @@ class Members(NamedTuple):
     of_own_shard: Sequence[str]
 
 
-class Ear:
+class AnnouncementHandler:
     """Announcements in, wants out. `changed` is set when there is something new to pull."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._own_tokenizer = bytes.fromhex(parts.tokenizer.fingerprint)[:8]
-        self._num_shards = parts.manifest.wire.announcement_shards
+    def __init__(
+        self,
+        *,
+        context: NodeContext,
+        about: NodeDescription,
+        gossip: Gossip,
+        reader: ReplayReader,
+        peers: PeerManager,
+        registry: PeerRegistry,
+        counters: NodeCounters,
+    ) -> None:
+        self._context = context
+        self._about = about
+        self._gossip = gossip
+        self._reader = reader
+        self._peers = peers
+        self._registry = registry
+        self._counters = counters
+        self._guard = gossip.guard
+        self._own_tokenizer = about.tokenizer_prefix
+        self._num_shards = self._context.manifest.wire.announcement_shards
         self._heard: dict[str, SequenceTracker] = {}
         self.wants = PullQueue()
         self._refused: dict[bytes, None] = {}  # not to be pulled again
         self._refused_of: dict[tuple[str, bytes], None] = {}  # by peer: not to be asked of it again
         self._malformed: dict[tuple[str, bytes], None] = {}  # by peer: hashes of what it answers again and again
-        self._voices = AnnounceRateLimiter(max_per_minute=parts.settings.rate_limits.groups_per_minute)
+        self._voices = AnnounceRateLimiter(max_per_minute=self._context.settings.rate_limits.groups_per_minute)
         self.changed = asyncio.Event()
         self.reminders = ReconfirmQueue()
         self.reminded = asyncio.Event()  # set when there is somebody to tell
@@ -66,14 +88,14 @@ class Ear:
 
     async def listen(self) -> None:
         """Announcements as they come, until cancelled."""
-        messages = self._parts.gossip.announcements()
+        messages = self._gossip.announcements()
         while True:
             with waiting_for("an announcement"):
                 message = await anext(messages, None)
             if message is None:
                 return
             self.heard_in_shard[message.shard] += 1
-            with self._parts.guard.work_for(message.sender, Place.ANNOUNCEMENT):
+            with self._guard.work_for(message.sender, Place.ANNOUNCEMENT):
                 self._take(message)
 
     def _take(self, message: Message) -> None:
@@ -93,13 +115,13 @@ class Ear:
 
     def _is_listened_to(self, peer_id: str) -> bool:
         """Whether an announcement is looked at: its peer is not refused, and says no more than groups may be sent."""
-        if self._parts.peers.is_banned(peer_id):
+        if self._peers.is_banned(peer_id):
             self._count_refusal(peer_id, "announcement_banned")
             return False
-        if self._parts.peers.is_trusted(peer_id) or self._voices.admits(peer_id, now=time.monotonic()):
+        if self._peers.is_trusted(peer_id) or self._voices.admits(peer_id, now=time.monotonic()):
             return True
         self._count_refusal(peer_id, "announcement_flood")
-        self._parts.peers.note(peer_id, Behaviour.FLOODED, reason="announcement_flood")
+        self._peers.note(peer_id, Behaviour.FLOODED, reason="announcement_flood")
         return False
 
     def refuse(self, ids: Iterable[bytes | None]) -> None:
@@ -139,17 +161,17 @@ class Ear:
         except RecordError as error:
             self._refuse_announcement(announcer, payload, error, is_repair=is_repair)
             return None
-        self._parts.registry.seen(announcer).wire_schema = SCHEMA
-        if announcement.created_at > time.time() + self._parts.settings.validation.max_clock_skew_s:
+        self._registry.seen(announcer).wire_schema = SCHEMA
+        if announcement.created_at > time.time() + self._context.settings.validation.max_clock_skew_s:
             self._count_refusal(announcer, "announcement_clock")
             return None
         if announcement.sender == announcer:
             announcement = replace(announcement, sender=None)
         sender = announcement.sender or announcer
         as_text = announcement.tokenizer != self._own_tokenizer
-        if sender == self._parts.identity.peer_id or not self._is_usable(announcement, as_text=as_text):
+        if sender == self._context.identity.peer_id or not self._is_usable(announcement, as_text=as_text):
             return None
-        if sender != announcer and self._parts.peers.is_banned(sender):
+        if sender != announcer and self._peers.is_banned(sender):
             return None
         want = PullItem(
             id=announcement.id,
@@ -168,18 +190,18 @@ class Ear:
 
     def _refuse_announcement(self, announcer: str, payload: bytes, error: RecordError, *, is_repair: bool) -> None:
         """Counts what is no announcement. The same bytes in answer after answer are held against a peer once."""
-        self._parts.counters.refused[f"announcement_{error.reason}"] += 1
-        self._parts.registry.note_refusal(announcer, "announcement", error)
+        self._counters.refused[f"announcement_{error.reason}"] += 1
+        self._registry.note_refusal(announcer, "announcement", error)
         if error.reason == "version":  # that may be an honest peer with other software
             return
         said = announcer, hashlib.sha256(payload).digest()
         if is_repair and said in self._malformed:
             return
         _remember(self._malformed, said)
-        self._parts.peers.note(announcer, Behaviour.REFUSED, reason=f"announcement_{error.reason}")
+        self._peers.note(announcer, Behaviour.REFUSED, reason=f"announcement_{error.reason}")
 
     def _is_usable(self, announcement: Announcement, *, as_text: bool) -> bool:
-        manifest = self._parts.manifest
+        manifest = self._context.manifest
         is_ignored = as_text and manifest.step.other_tokenizers == "ignore"
         fits = announcement.envelope_bytes <= manifest.wire.max_envelope_bytes
         return fits and not is_ignored and announcement.created_at > time.time() - manifest.step.max_age_s
@@ -189,13 +211,13 @@ class Ear:
         return want.id in self._refused or self._is_stored(want.id, want.sender, want.number)
 
     def _is_stored(self, group_id: bytes, sender: str, number: int) -> bool:
-        reader = self._parts.reader
+        reader = self._reader
         return reader.is_known(group_id) or reader.has_number(sender, number)
 
     def _is_duty(self, announcement: Announcement, sender: str) -> bool:
         if self.members is None:
             return False
-        own_id, is_banned = self._parts.identity.peer_id, self._parts.peers.is_banned
+        own_id, is_banned = self._context.identity.peer_id, self._peers.is_banned
         circle = eligible_members(
             sender,
             peer_id=own_id,
@@ -210,12 +232,12 @@ class Ear:
 
     def _pulls(self, peer_id: str) -> bool:
         """Whether a peer has use for groups: a generator, as far as its record is known, has not."""
-        record = self._parts.registry.record_of(peer_id)
+        record = self._registry.record_of(peer_id)
         return record is None or record.role != "generator"
 
     def _count_refusal(self, peer_id: str, reason: str) -> None:
-        self._parts.counters.refused[reason] += 1
-        self._parts.registry.seen(peer_id).refused[reason] += 1
+        self._counters.refused[reason] += 1
+        self._registry.seen(peer_id).refused[reason] += 1
 
 
 def _remember(known: dict[KeyT, None], key: KeyT) -> None:

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 from ftis_node.gossip.interface import Fetched, FetchOutcome
 from ftis_node.node.loops.announcements import MAX_SENDERS
 from ftis_node.node.supervision.task_monitor import waiting_for
-from ftis_node.node.training.token_budget import shares_of_next_step
 from ftis_node.records.backfill_request import BackfillRequest
 from ftis_node.swarm.peer_backoff import PeerBackoff
 from ftis_node.swarm.peer_guard import Place
@@ -29,9 +28,14 @@ from ftis_node.swarm.token_bucket import TokenBucket
 from ftis_node.swarm.topology.shards import shard_of
 
 if TYPE_CHECKING:
-    from ftis_node.node.context import Parts
-    from ftis_node.node.loops.announcements import Ear
+    from ftis_node.gossip.interface import Gossip
+    from ftis_node.node.context import NodeContext
+    from ftis_node.node.loops.announcements import AnnouncementHandler
+    from ftis_node.node.peers.manager import PeerManager
+    from ftis_node.node.state import NodeCounters
+    from ftis_node.node.training.step_shares import StepShares
     from ftis_node.records.envelope import PeerRecord
+    from ftis_node.replay.reader import ReplayReader
     from ftis_node.swarm.pulling.sequence import SequenceGap
 
 log = logging.getLogger(__name__)
@@ -47,12 +51,28 @@ GAPS_PER_PERIOD = 16
 EVERYBODYS_PER_MINUTE = 3.0
 
 
-class Repair:
+class BackfillLoop:
     """Asks members, and has the ear consider what they answer."""
 
-    def __init__(self, parts: Parts, ear: Ear) -> None:
-        self._parts = parts
+    def __init__(
+        self,
+        *,
+        context: NodeContext,
+        ear: AnnouncementHandler,
+        gossip: Gossip,
+        reader: ReplayReader,
+        peers: PeerManager,
+        counters: NodeCounters,
+        step_shares: StepShares,
+    ) -> None:
+        self._context = context
         self._ear = ear
+        self._gossip = gossip
+        self._reader = reader
+        self._peers = peers
+        self._counters = counters
+        self._step_shares = step_shares
+        self._guard = gossip.guard
         self._pauses = PeerBackoff(first_s=FAILED_REST_S)
         self._caught_up_to: dict[str, float] = {}  # by peer: on a clock that does not jump
         self._everybodys = TokenBucket(rate_per_s=EVERYBODYS_PER_MINUTE / 60, burst=EVERYBODYS_PER_MINUTE)
@@ -74,14 +94,14 @@ class Repair:
 
     async def catch_up(self, peer_id: str) -> None:
         """Asks a member for its groups that were missed; the first few new members for everybody's."""
-        with self._parts.guard.work_for(peer_id, Place.CATCH_UP):
+        with self._guard.work_for(peer_id, Place.CATCH_UP):
             if self._may_ask(peer_id):
                 await self._catch_up(peer_id)
 
     async def _catch_up(self, peer_id: str) -> None:
         self._ear.heard(peer_id).at = time.monotonic()
         is_for_all = peer_id not in self._caught_up_to and self._everybodys.take(1.0, now=time.monotonic())
-        max_age_s, asked_at = self._parts.manifest.step.max_age_s, time.monotonic()
+        max_age_s, asked_at = self._context.manifest.step.max_age_s, time.monotonic()
         if not is_for_all and peer_id in self._caught_up_to:
             max_age_s = min(max_age_s, asked_at - self._caught_up_to[peer_id] + OVERLAP_S)
         since = time.time() - max_age_s
@@ -92,7 +112,7 @@ class Repair:
                 return
             if num_answers < PAGE or newest <= since:
                 break
-            since = min(newest, time.time() + self._parts.settings.validation.max_clock_skew_s)
+            since = min(newest, time.time() + self._context.settings.validation.max_clock_skew_s)
         self._caught_up_to[peer_id] = asked_at
         if len(self._caught_up_to) > MAX_SENDERS:
             del self._caught_up_to[next(iter(self._caught_up_to))]
@@ -106,7 +126,7 @@ class Repair:
         """After an absence: how many groups were missed, how many are here, and what is left."""
         report = self._catching_up.look(
             num_left=self._ear.wants.num_missed,
-            num_backfilled=self._parts.counters.groups_repaired,
+            num_backfilled=self._counters.groups_repaired,
             now=time.monotonic(),
         )
         if report is None:
@@ -114,7 +134,7 @@ class Repair:
         if report.num_left == 0:
             log.info("caught up: %d missed groups in %.0f s", report.num_here, report.elapsed_s)
             duration_s = round(report.elapsed_s, 1)
-            self._parts.events.write("caught_up", num_groups=report.num_here, duration_s=duration_s)
+            self._context.events.write("caught_up", num_groups=report.num_here, duration_s=duration_s)
         elif report.time_left_s is None:
             log.info("catching up: %d groups were missed and are asked for", report.num_left)
         else:
@@ -124,10 +144,10 @@ class Repair:
             )
 
     async def _fill_gaps(self) -> None:
-        members = await self._parts.gossip.members()
+        members = await self._gossip.members()
         num_asked = 0
         for sender in self._ear.senders():
-            with self._parts.guard.work_for(sender, Place.CATCH_UP):
+            with self._guard.work_for(sender, Place.CATCH_UP):
                 for gap in self._ear.heard(sender).gaps if members and self._follows(sender) else ():
                     if num_asked >= GAPS_PER_PERIOD:
                         return
@@ -147,23 +167,23 @@ class Repair:
 
     async def _wake_the_silent(self) -> None:
         """A learner that is short asks those that were not heard of for a while."""
-        _, foreign_ready = self._parts.reader.ready_counts()
-        if foreign_ready >= shares_of_next_step(self._parts)[1]:
+        _, foreign_ready = self._reader.ready_counts()
+        if foreign_ready >= self._step_shares.of_next_step()[1]:
             return
-        for peer_id in await self._parts.gossip.members():
-            with self._parts.guard.work_for(peer_id, Place.CATCH_UP):
+        for peer_id in await self._gossip.members():
+            with self._guard.work_for(peer_id, Place.CATCH_UP):
                 if self._follows(peer_id) and time.monotonic() - self._ear.heard(peer_id).at > SILENCE_S:
                     await self.catch_up(peer_id)
 
     async def _ask(self, peer_id: str, question: BackfillRequest) -> tuple[float, int, FetchOutcome]:
         """Has the answers considered. The newest time among them, how many there were, and how the asking ended."""
         fetched = Fetched((), FetchOutcome.BROKEN)
-        guarded = self._parts.guard.work_for(peer_id, Place.CATCH_UP)
+        guarded = self._guard.work_for(peer_id, Place.CATCH_UP)
         with waiting_for("a peer's answer", endless=False), guarded:
-            fetched = await self._parts.gossip.ask(peer_id, question.to_bytes(), timeout_s=ASK_S)
+            fetched = await self._gossip.ask(peer_id, question.to_bytes(), timeout_s=ASK_S)
         newest = 0.0
         for payload in fetched.bodies:
-            with self._parts.guard.work_for(peer_id, Place.ANNOUNCEMENT):
+            with self._guard.work_for(peer_id, Place.ANNOUNCEMENT):
                 announcement = self._ear.consider(peer_id, payload, is_repair=True)
                 if announcement is not None:
                     newest = max(newest, announcement.created_at)
@@ -179,10 +199,10 @@ class Repair:
 
     def _may_ask(self, peer_id: str) -> bool:
         """Whether a member is neither refused nor left in peace just now, because it did not answer."""
-        may_work = self._parts.guard.may_work(peer_id) and not self._parts.peers.is_banned(peer_id)
+        may_work = self._guard.may_work(peer_id) and not self._peers.is_banned(peer_id)
         return may_work and self._pauses.may_ask(peer_id, now=time.monotonic())
 
     def _follows(self, peer_id: str) -> bool:
-        num_shards = self._parts.manifest.wire.announcement_shards
+        num_shards = self._context.manifest.wire.announcement_shards
         is_read = self._shards is None or shard_of(peer_id, num_shards) in self._shards
-        return is_read and not self._parts.peers.is_banned(peer_id)
+        return is_read and not self._peers.is_banned(peer_id)

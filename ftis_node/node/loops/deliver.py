@@ -17,7 +17,12 @@ from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.replay.lifecycle import Freshness, ReleaseReason
 
 if TYPE_CHECKING:
-    from ftis_node.node.context import Parts
+    from ftis_node.node.context import NodeContext
+    from ftis_node.node.peers.confirmations import Confirmations
+    from ftis_node.node.supervision.disk_thread import Disk
+    from ftis_node.node.training.slots import SlotPool
+    from ftis_node.replay.buffer import ReplayBuffer
+    from ftis_node.replay.reader import ReplayReader
 
 LOOK_S = 0.2
 
@@ -25,8 +30,22 @@ LOOK_S = 0.2
 class DeliverLoop:
     """Looks at what was confirmed a few times a second."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(
+        self,
+        *,
+        context: NodeContext,
+        buffer: ReplayBuffer,
+        reader: ReplayReader,
+        disk: Disk,
+        slots: SlotPool,
+        confirmations: Confirmations,
+    ) -> None:
+        self._context = context
+        self._buffer = buffer
+        self._reader = reader
+        self._disk = disk
+        self._slots = slots
+        self._confirmations = confirmations
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -36,19 +55,18 @@ class DeliverLoop:
                 await asyncio.sleep(LOOK_S)
 
     async def _release(self) -> None:
-        parts = self._parts
-        step = parts.manifest.step
+        step = self._context.manifest.step
         freshness = Freshness(
             now=time.time(),
             max_age_s=step.max_age_s,
-            policy_version=parts.state.policy_version,
+            policy_version=self._context.state.policy_version,
             max_version_lag=step.max_version_lag,
         )
-        delivered = await parts.disk(parts.buffer.release_delivered, parts.confirmations.confirmed_ids.keys())
-        stale = await parts.disk(parts.buffer.release_stale, freshness)
+        delivered = await self._disk(self._buffer.release_delivered, self._confirmations.confirmed_ids.keys())
+        stale = await self._disk(self._buffer.release_stale, freshness)
         for groups, reason in ((delivered, ReleaseReason.DELIVERED), (stale, ReleaseReason.STALE)):
             for group in groups:
-                parts.events.write("released", group=group.id, reason=reason)
+                self._context.events.write("released", group=group.id, reason=reason)
         if delivered or stale:
-            await parts.disk(parts.buffer.prune, max_disk_bytes=parts.settings.buffer.max_disk_bytes)
-            parts.slots.hold(parts.reader.own_held())
+            await self._disk(self._buffer.prune, max_disk_bytes=self._context.settings.buffer.max_disk_bytes)
+            self._slots.hold(self._reader.own_held())

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ftis_node import __version__
 from ftis_node.errors import RecordError
-from ftis_node.node.peers.log_messages import SwarmWords
+from ftis_node.node.peers.log_messages import SwarmLogMessages
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
 from ftis_node.records.parsing import SCHEMA
@@ -24,7 +24,11 @@ from ftis_node.tasks import validated_domain
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from ftis_node.node.context import Parts
+    from ftis_node.gossip.interface import Gossip
+    from ftis_node.node.context import NodeContext, NodeDescription
+    from ftis_node.node.peers.registry import PeerRegistry
+    from ftis_node.node.protocols import Generation, Learning
+    from ftis_node.replay.buffer import ReplayBuffer
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +37,8 @@ MAX_CATCHING_UP = 8
 RECORD_LIVES_PERIODS = 4  # a record survives this many missed renewals
 
 
-class CatchesUp(Protocol):
-    """Who is told of a new member, and of its record: `PullLoop`."""
+class BackfillSource(Protocol):
+    """Receiver of new members and of their records: `BackfillLoop`, or a null object."""
 
     async def catch_up(self, peer_id: str) -> None: ...
     def note_record(self, record: PeerRecord) -> None: ...
@@ -43,11 +47,29 @@ class CatchesUp(Protocol):
 class DirectoryLoop:
     """Two clocks: new members are looked for every second, records are renewed and read every period."""
 
-    def __init__(self, parts: Parts, pull: CatchesUp) -> None:
-        self._parts = parts
-        self._pull = pull
+    def __init__(
+        self,
+        *,
+        context: NodeContext,
+        about: NodeDescription,
+        gossip: Gossip,
+        learner: Learning,
+        generation: Generation,
+        buffer: ReplayBuffer,
+        registry: PeerRegistry,
+        backfill: BackfillSource,
+    ) -> None:
+        self._context = context
+        self._about = about
+        self._gossip = gossip
+        self._learner = learner
+        self._generation = generation
+        self._buffer = buffer
+        self._registry = registry
+        self._backfill = backfill
+        self._guard = gossip.guard
         self._members: set[str] = set()
-        self._words = SwarmWords()
+        self._words = SwarmLogMessages()
         self._catching_up = asyncio.Semaphore(MAX_CATCHING_UP)
 
     async def run(self) -> None:
@@ -58,13 +80,13 @@ class DirectoryLoop:
 
     async def _watch_members(self, tasks: asyncio.TaskGroup) -> None:
         while True:
-            present = set(await self._parts.gossip.members())
+            present = set(await self._gossip.members())
             for peer_id in present - self._members:
-                self._parts.registry.seen(peer_id)
-                self._parts.events.write("peer_joined", peer=peer_id)
+                self._registry.seen(peer_id)
+                self._context.events.write("peer_joined", peer=peer_id)
                 tasks.create_task(self._catch_up(peer_id), name=f"catch-up-{peer_id[-6:]}")
             for peer_id in self._members - present:
-                self._parts.events.write("peer_left", peer=peer_id)
+                self._context.events.write("peer_left", peer=peer_id)
             self._members = present
             self._tell_changes(present)
             with waiting_for("the clock"):
@@ -72,12 +94,12 @@ class DirectoryLoop:
 
     def _tell_changes(self, members: Collection[str]) -> None:
         """Where this node stands, in the log, whenever that changes."""
-        gossip = self._parts.gossip
+        gossip = self._gossip
         told = self._words.lines(
             gossip.state,
             clock_skew_s=gossip.clock_skew_s,
             addresses=gossip.addresses,
-            advice=self._parts.registry.other_versions(members).advice,
+            advice=self._registry.other_versions(members).advice,
         )
         for level, text in told:
             log.log(level, "%s", text)
@@ -85,55 +107,55 @@ class DirectoryLoop:
     async def _catch_up(self, peer_id: str) -> None:
         """A few at a time, so that one that answers slowly keeps nobody waiting."""
         async with self._catching_up:
-            with self._parts.guard.work_for(peer_id, Place.CATCH_UP):
-                await self._pull.catch_up(peer_id)
+            with self._guard.work_for(peer_id, Place.CATCH_UP):
+                await self._backfill.catch_up(peer_id)
 
     async def _renew_records(self) -> None:
-        period_s = self._parts.settings.swarm.directory_period_s
+        period_s = self._context.settings.swarm.directory_period_s
         while True:
-            record = seal_peer_record(self._own_record(), self._parts.identity)
-            if not await self._parts.gossip.publish_record(record, ttl_s=RECORD_LIVES_PERIODS * period_s):
+            record = seal_peer_record(self._own_record(), self._context.identity)
+            if not await self._gossip.publish_record(record, ttl_s=RECORD_LIVES_PERIODS * period_s):
                 log.debug("the directory did not keep this node's record; next try in %.0f s", period_s)
-            await self._parts.gossip.publish_manifest(
-                self._parts.manifest.canonical(), ttl_s=RECORD_LIVES_PERIODS * period_s
+            await self._gossip.publish_manifest(
+                self._context.manifest.canonical(), ttl_s=RECORD_LIVES_PERIODS * period_s
             )
             for peer_id in self._members:
-                guarded = self._parts.guard.work_for(peer_id, Place.RECORD)
+                guarded = self._guard.work_for(peer_id, Place.RECORD)
                 with waiting_for("a peer's record", endless=False), guarded:
                     await self._read_record(peer_id)
             with waiting_for("the clock"):
                 await asyncio.sleep(period_s)
 
     async def _read_record(self, peer_id: str) -> None:
-        data = await self._parts.gossip.get_record(peer_id)
+        data = await self._gossip.get_record(peer_id)
         if data is None:
             return
         try:
             record = open_peer_record(data)
         except RecordError as error:
-            self._parts.registry.note_refusal(peer_id, "record", error)
+            self._registry.note_refusal(peer_id, "record", error)
             return
-        if record.peer_id == peer_id and record.run_id == self._parts.manifest.run_id:
-            record = replace(record, domain=validated_domain(record.domain, self._parts.manifest.task))
-            peer = self._parts.registry.seen(peer_id)
+        if record.peer_id == peer_id and record.run_id == self._context.manifest.run_id:
+            record = replace(record, domain=validated_domain(record.domain, self._context.manifest.task))
+            peer = self._registry.seen(peer_id)
             peer.record, peer.wire_schema = record, SCHEMA
-            self._pull.note_record(record)
+            self._backfill.note_record(record)
 
     def _own_record(self) -> PeerRecord:
-        parts, learner = self._parts, self._parts.learner.state
+        learner = self._learner.state
         return PeerRecord(
-            run_id=parts.manifest.run_id,
-            peer_id=parts.identity.peer_id,
-            name=parts.name,
-            model=parts.source.name,
+            run_id=self._context.manifest.run_id,
+            peer_id=self._context.identity.peer_id,
+            name=self._about.name,
+            model=self._about.model,
             parameters=learner.parameters if learner else 0,
-            tokenizer=parts.tokenizer.fingerprint,
-            role=parts.settings.role,
-            last_number=parts.buffer.last_number(),
-            policy_version=parts.generation.policy_version,
-            tokens_per_s=parts.generation.tokens_per_s,
+            tokenizer=self._about.tokenizer,
+            role=self._context.settings.role,
+            last_number=self._buffer.last_number(),
+            policy_version=self._generation.policy_version,
+            tokens_per_s=self._generation.tokens_per_s,
             created_at=time.time(),
             software=__version__,
-            read_shards=parts.state.read_shards,
-            domain=parts.domain_name,
+            read_shards=self._context.state.read_shards,
+            domain=self._about.domain,
         )

@@ -23,8 +23,16 @@ from ftis_node.records.group import Group, SamplingSettings
 from ftis_node.tasks.scoring.cost import ScoringCost
 
 if TYPE_CHECKING:
-    from ftis_node.node.context import Parts
-    from ftis_node.tasks.base import TaskItem
+    from ftis_node.models import PromptTokenizer
+    from ftis_node.node.context import NodeContext, NodeDescription
+    from ftis_node.node.protocols import Generation
+    from ftis_node.node.state import NodeCounters
+    from ftis_node.node.storage.disk_space import DiskSpace
+    from ftis_node.node.training.division import Division
+    from ftis_node.node.training.slots import SlotPool
+    from ftis_node.node.training.token_budget import GenerateBudget
+    from ftis_node.tasks.base import Task, TaskItem
+    from ftis_node.tasks.scoring.scorer import IsolatedScorer
 
 log = logging.getLogger(__name__)
 
@@ -42,34 +50,61 @@ class Prompt:
 class GenerateLoop:
     """Keeps the generation worker busy as far as free slots allow."""
 
-    def __init__(self, parts: Parts, scored: asyncio.Queue[Group]) -> None:
-        self._parts = parts
+    def __init__(
+        self,
+        *,
+        context: NodeContext,
+        about: NodeDescription,
+        scored: asyncio.Queue[Group],
+        domain: Task,
+        tokenizer: PromptTokenizer,
+        scorer: IsolatedScorer,
+        generation: Generation,
+        last_number: int,
+        slots: SlotPool,
+        budget: GenerateBudget,
+        space: DiskSpace,
+        counters: NodeCounters,
+        division: Division | None = None,
+    ) -> None:
+        """`last_number` of this node's groups: the order of prompts goes on after it."""
+        self._context = context
+        self._about = about
         self._scored = scored
-        self._order = prompt_order(parts)
-        self._position = parts.buffer.last_number()
+        self._domain = domain
+        self._tokenizer = tokenizer
+        self._scorer = scorer
+        self._generation = generation
+        self._position = last_number
+        self._slots = slots
+        self._budget = budget
+        self._space = space
+        self._counters = counters
+        self._division = division
+        self._order = prompt_order(context, num_items=len(domain))
         self._sampling = SamplingSettings(
-            temperature=parts.manifest.sampling.temperature,
-            top_p=parts.manifest.sampling.top_p,
-            top_k=parts.manifest.sampling.top_k,
+            temperature=self._context.manifest.sampling.temperature,
+            top_p=self._context.manifest.sampling.top_p,
+            top_k=self._context.manifest.sampling.top_k,
         )
 
     async def run(self) -> None:
         """Until cancelled. Raises what a worker that was given up raised."""
-        in_flight = asyncio.Semaphore(groups_in_flight(self._parts))
+        in_flight = asyncio.Semaphore(groups_in_flight(self._context))
         async with asyncio.TaskGroup() as tasks:
             while True:
-                await self._parts.budget.until_more()
+                await self._budget.until_more()
                 with waiting_for("a free slot"):
-                    await self._parts.slots.charge()
+                    await self._slots.charge()
                 with waiting_for("a group under way to end"):  # each has its own limits
                     await in_flight.acquire()
                 with waiting_for("room on the disk"):  # last: it may have filled up while a slot was waited for
-                    await self._parts.room.until_there()
-                if not self._parts.budget.may_begin:  # one that ended meanwhile took more than is usual
-                    self._parts.slots.cancel()
+                    await self._space.wait_available()
+                if not self._budget.may_begin:  # one that ended meanwhile took more than is usual
+                    self._slots.cancel()
                     in_flight.release()
                     continue
-                self._parts.budget.begin()
+                self._budget.begin()
                 task = tasks.create_task(self._make_group(self._next_prompt()), name=f"group-{self._position}")
                 task.add_done_callback(lambda _: in_flight.release())
 
@@ -79,18 +114,18 @@ class GenerateLoop:
         Where the node's division is not even, it passes over problems so that the parts come in its shares. After a
         restart the position is that of the last group's number, so some problems come again.
         """
-        sampling, division = self._parts.manifest.sampling, self._parts.division
+        sampling, division = self._context.manifest.sampling, self._division
         while True:
-            item = self._parts.domain[self._order.index(self._position)]
+            item = self._domain[self._order.index(self._position)]
             draw = self._order.draw(self._position)
             self._position += 1
             if division is not None and not division.keeps(item.ref.task, draw):
                 continue
-            token_ids = self._parts.tokenizer.encode_prompt(item.prompt)
+            token_ids = self._tokenizer.encode_prompt(item.prompt)
             if len(token_ids) <= sampling.max_prompt_tokens:
                 return Prompt(item, token_ids)
-            self._parts.counters.skipped_prompts += 1
-            self._parts.events.write("prompt_skipped", prompt=str(item.ref), num_tokens=len(token_ids))
+            self._counters.skipped_prompts += 1
+            self._context.events.write("prompt_skipped", prompt=str(item.ref), num_tokens=len(token_ids))
 
     async def _make_group(self, prompt: Prompt) -> None:
         """One group from prompt to publish queue. A worker's death costs a pause and another try, never the slot."""
@@ -99,32 +134,31 @@ class GenerateLoop:
                 group, num_unfinished = await self._generate(prompt)
                 break
             except WorkerError as error:
-                if not self._parts.generation.is_alive:
+                if not self._generation.is_alive:
                     raise
-                self._parts.events.write("generation_failed", prompt=str(prompt.item.ref), error=str(error))
+                self._context.events.write("generation_failed", prompt=str(prompt.item.ref), error=str(error))
                 await asyncio.sleep(RETRY_PAUSE_S)
-        self._parts.budget.end(group.num_tokens)
+        self._budget.end(group.num_tokens)
         if num_unfinished:  # its peers would refuse it, and this node with it
-            self._parts.events.write("not_shared", prompt=str(prompt.item.ref), num_stopped=num_unfinished)
-            self._parts.slots.cancel()
+            self._context.events.write("not_shared", prompt=str(prompt.item.ref), num_stopped=num_unfinished)
+            self._slots.cancel()
             return
         await self._scored.put(group)
 
     async def _generate(self, prompt: Prompt) -> tuple[Group, int]:
         """A scored group, and how many of its completions scoring did not finish."""
-        parts = self._parts
-        result = await parts.generation.generate(
+        result = await self._generation.generate(
             prompt.token_ids,
-            num_completions=parts.manifest.sampling.group_size,
+            num_completions=self._context.manifest.sampling.group_size,
             sampling=self._sampling,
-            max_tokens=parts.manifest.sampling.completion_limit(len(prompt.token_ids)),
+            max_tokens=self._context.manifest.sampling.completion_limit(len(prompt.token_ids)),
         )
-        texts = [parts.tokenizer.decode(ids.tolist()) for ids in result.tokens.ids_of_each()]
+        texts = [self._tokenizer.decode(ids.tolist()) for ids in result.tokens.ids_of_each()]
         cost = ScoringCost()
-        scores = await parts.scorer.score(prompt.item, texts, cost=cost)
+        scores = await self._scorer.score(prompt.item, texts, cost=cost)
         group = Group(
-            run_id=parts.manifest.run_id,
-            sender=parts.identity.peer_id,
+            run_id=self._context.manifest.run_id,
+            sender=self._context.identity.peer_id,
             number=0,  # given when it is sealed, so that numbers have no gaps
             prompt_ref=prompt.item.ref,
             prompt_hash=hash_prompt(prompt.token_ids),
@@ -135,23 +169,23 @@ class GenerateLoop:
             policy_versions=result.policy_versions,
             policy_versions_newest=result.policy_versions_newest,
             sampling=self._sampling,
-            model=parts.source.name,
-            tokenizer=parts.tokenizer.fingerprint,
+            model=self._about.model,
+            tokenizer=self._about.tokenizer,
             created_at=time.time(),
-            weights_of=parts.settings.roles.follow or None,
+            weights_of=self._context.settings.roles.follow or None,
         )
         return group, cost.num_unfinished
 
 
-def groups_in_flight(parts: Parts) -> int:
+def groups_in_flight(context: NodeContext) -> int:
     """As the node's settings say, or enough groups for a full batch and one more."""
-    generation = parts.settings.generation
+    generation = context.settings.generation
     batch = generation.max_batch or DEFAULT_MAX_BATCH
-    return generation.groups_in_flight or -(-batch // parts.manifest.sampling.group_size) + 1
+    return generation.groups_in_flight or -(-batch // context.manifest.sampling.group_size) + 1
 
 
-def prompt_order(parts: Parts) -> PromptOrder:
+def prompt_order(context: NodeContext, *, num_items: int) -> PromptOrder:
     """Vertical: this node's own order through its domain. Horizontal: the run's, for all answer the same problems."""
-    if parts.manifest.step.prompt_sharing == "horizontal":
-        return PromptOrder(len(parts.domain), seed=0, peer_id=parts.manifest.run_id)
-    return PromptOrder(len(parts.domain), parts.settings.seed, parts.identity.peer_id)
+    if context.manifest.step.prompt_sharing == "horizontal":
+        return PromptOrder(num_items, seed=0, peer_id=context.manifest.run_id)
+    return PromptOrder(num_items, context.settings.seed, context.peer_id)

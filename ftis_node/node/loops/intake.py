@@ -21,12 +21,10 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ftis_node.node.http_api.health import Turn
-from ftis_node.node.loops.train import is_of_own_weights
 from ftis_node.node.peers.faults import REASON as FAULT
 from ftis_node.node.supervision.background import to_the_end
+from ftis_node.node.supervision.health import LoopProgress
 from ftis_node.node.supervision.task_monitor import waiting_for
-from ftis_node.node.weights.offer import newest_offered
 from ftis_node.records.envelope import open_envelope
 from ftis_node.swarm.peer_guard import Place, is_own
 from ftis_node.validation import Accepted, Refusal, Refused, ValidationContext, validate
@@ -34,8 +32,15 @@ from ftis_node.validation import Accepted, Refusal, Refused, ValidationContext, 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
 
-    from ftis_node.node.context import Parts
-    from ftis_node.swarm.peer_guard import PeerWork
+    from ftis_node.models import PromptTokenizer
+    from ftis_node.node.context import NodeContext
+    from ftis_node.node.peers.manager import PeerManager
+    from ftis_node.node.peers.registry import PeerRegistry
+    from ftis_node.node.state import NodeCounters
+    from ftis_node.node.supervision.disk_thread import Disk
+    from ftis_node.replay.buffer import ReplayBuffer
+    from ftis_node.replay.reader import ReplayReader
+    from ftis_node.swarm.peer_guard import PeerGuard, PeerWork
     from ftis_node.tasks.scoring.scorer import IsolatedScorer
     from ftis_node.validation import ValidationResult
 
@@ -71,8 +76,8 @@ class _Lane:
         self._num_submitted += 1
 
     @property
-    def turn(self) -> Turn:
-        return Turn(done=self._num_answered, waiting=self._num_submitted - self._num_answered)
+    def turn(self) -> LoopProgress:
+        return LoopProgress(done=self._num_answered, waiting=self._num_submitted - self._num_answered)
 
     def _note_answered(self, verdict: asyncio.Future[ValidationResult]) -> None:
         self._num_answered += 1
@@ -81,35 +86,59 @@ class _Lane:
 class IntakeLoop:
     """Two lanes, in each one envelope after the other; a bounded queue of accepted groups behind them."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(
+        self,
+        *,
+        context: NodeContext,
+        tokenizer: PromptTokenizer,
+        scorer: IsolatedScorer,
+        strangers_scorer: IsolatedScorer,
+        buffer: ReplayBuffer,
+        reader: ReplayReader,
+        disk: Disk,
+        peers: PeerManager,
+        registry: PeerRegistry,
+        counters: NodeCounters,
+        guard: PeerGuard,
+        newest_offered: Callable[[], int | None],
+    ) -> None:
+        """`newest_offered` returns the newest version of this node's weights that a follower may name, or None."""
+        self._context = context
+        self._tokenizer = tokenizer
+        self._buffer = buffer
+        self._reader = reader
+        self._disk = disk
+        self._peers = peers
+        self._registry = registry
+        self._counters = counters
+        self._guard = guard
+        self._newest_offered = newest_offered
         self._passed: set[bytes | tuple[str, int]] = set()  # ids, and numbers by sender, on their way to the disk
         self._judged: asyncio.Queue[tuple[Arrival, Accepted]] = asyncio.Queue(COMMIT_CAPACITY)
         self.stored = asyncio.Event()  # set whenever a group became READY; the train loop clears it
         self.on_foreign: Callable[[Accepted], None] = lambda accepted: None  # told of each foreign group that is READY
         self._newest_own: asyncio.Queue[Accepted] = asyncio.Queue(1)
-        self._known = _Lane(self._context(parts.scorer))
-        self._strangers = _Lane(self._context(parts.strangers_scorer))
+        self._known = _Lane(self._checks(scorer))
+        self._strangers = _Lane(self._checks(strangers_scorer))
 
-    def _context(self, scorer: IsolatedScorer) -> ValidationContext:
-        parts = self._parts
+    def _checks(self, scorer: IsolatedScorer) -> ValidationContext:
         return ValidationContext(
-            manifest=parts.manifest,
-            tokenizer=parts.tokenizer,
+            manifest=self._context.manifest,
+            tokenizer=self._tokenizer,
             resolve=lambda ref, cost: scorer.resolve(ref, cost=cost),
             scorer=scorer,
-            may_score=parts.peers.may_score,
-            charge=parts.peers.charge_scoring,
-            is_known=lambda group_id: group_id in self._passed or parts.reader.is_known(group_id),
+            may_score=self._peers.may_score,
+            charge=self._peers.charge_scoring,
+            is_known=lambda group_id: group_id in self._passed or self._reader.is_known(group_id),
             has_number=lambda sender, number: (
-                (sender, number) in self._passed or parts.reader.has_number(sender, number)
+                (sender, number) in self._passed or self._reader.has_number(sender, number)
             ),
-            is_banned=parts.peers.is_banned,
-            within_quota=parts.peers.within_quota,
-            copy_of=parts.peers.copy_of,
-            limits=parts.peers.limits,
-            own_id=parts.identity.peer_id,
-            newest_offered=lambda: newest_offered(parts),
+            is_banned=self._peers.is_banned,
+            within_quota=self._peers.within_quota,
+            copy_of=self._peers.copy_of,
+            limits=self._peers.limits,
+            own_id=self._context.identity.peer_id,
+            newest_offered=self._newest_offered,
         )
 
     async def submit(
@@ -120,7 +149,7 @@ class IntakeLoop:
         `asked`: the ids that `origin` was asked for, where it was asked by id.
         """
         arrival = Arrival(data, origin, own, asked, asyncio.get_running_loop().create_future())
-        is_stranger = not own and self._parts.peers.is_stranger(origin)
+        is_stranger = not own and self._peers.is_stranger(origin)
         await (self._strangers if is_stranger else self._known).put(arrival)
         return await arrival.verdict
 
@@ -129,7 +158,7 @@ class IntakeLoop:
         return await self._newest_own.get()
 
     @property
-    def turns(self) -> dict[str, Callable[[], Turn]]:
+    def turns(self) -> dict[str, Callable[[], LoopProgress]]:
         """How each lane fares, by name; what is being judged or stored counts as waiting."""
         return {"intake": lambda: self._known.turn, "intake of strangers' groups": lambda: self._strangers.turn}
 
@@ -137,7 +166,7 @@ class IntakeLoop:
         """Until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._judge_all(self._known), name="intake-validate")
-            tasks.create_task(self._judge_all(self._strangers), name="intake-judge-strangers")
+            tasks.create_task(self._judge_all(self._strangers), name="intake-validate-strangers")
             tasks.create_task(self._commit_all(), name="intake-commit")
 
     async def _judge_all(self, lane: _Lane) -> None:
@@ -158,7 +187,7 @@ class IntakeLoop:
             if isinstance(verdict, Accepted):
                 if late := self._came_meanwhile(verdict):
                     return late
-                self._parts.peers.remember(verdict)  # before the next one is judged, which may be its copy
+                self._peers.remember(verdict)  # before the next one is judged, which may be its copy
             return verdict
         self._give_up(arrival)
         return None
@@ -170,7 +199,7 @@ class IntakeLoop:
             refusal = Refusal("duplicate", "this group was admitted a moment ago")
         elif (group.sender, group.number) in self._passed:
             refusal = Refusal("number", f"number {group.number} of this sender was used a moment ago")
-        elif reason := self._parts.peers.copy_of(group):
+        elif reason := self._peers.copy_of(group):
             refusal = Refusal(reason, "too many of its completions were here before")
         else:
             return None
@@ -178,13 +207,13 @@ class IntakeLoop:
 
     def _work_for(self, arrival: Arrival, place: Place) -> PeerWork:
         """What a group of this node's own brings about is a fault of its own."""
-        return self._parts.guard.work_for(arrival.origin, place, passes=(Exception,) if arrival.own else ())
+        return self._guard.work_for(arrival.origin, place, passes=(Exception,) if arrival.own else ())
 
     def _give_up(self, arrival: Arrival) -> None:
         """Refuses a group that brought about a fault, for good: others would hand over the same."""
         group_id = None
         with self._work_for(arrival, Place.JUDGE):
-            group_id = open_envelope(arrival.data, max_bytes=self._parts.manifest.wire.max_envelope_bytes).id
+            group_id = open_envelope(arrival.data, max_bytes=self._context.manifest.wire.max_envelope_bytes).id
         if not arrival.verdict.done():
             arrival.verdict.set_result(Refused(Refusal(FAULT, "see the log"), sender=None, group_id=group_id))
 
@@ -211,7 +240,7 @@ class IntakeLoop:
         """Whether each is new, with one wait for the disk; where one of them fails, each alone, and None for that."""
         groups = [(accepted, arrival.own) for arrival, accepted in passed]
         try:
-            return [*await self._parts.disk(self._parts.buffer.admit_many, groups)]
+            return [*await self._disk(self._buffer.admit_many, groups)]
         except Exception as error:
             if is_own(error):
                 raise
@@ -219,13 +248,13 @@ class IntakeLoop:
 
     async def _admit_one(self, arrival: Arrival, accepted: Accepted) -> bool | None:
         with self._work_for(arrival, Place.STORE):
-            return (await self._parts.disk(self._parts.buffer.admit_many, [(accepted, arrival.own)]))[0]
+            return (await self._disk(self._buffer.admit_many, [(accepted, arrival.own)]))[0]
         return None
 
     def _acknowledge(self, arrival: Arrival, accepted: Accepted, *, is_new: bool) -> None:
         group = accepted.group
         if not is_new:
-            is_same = self._parts.reader.is_known(accepted.envelope.id)
+            is_same = self._reader.is_known(accepted.envelope.id)
             late = Refusal("duplicate" if is_same else "number", "admitted a moment ago")
             self._answer(
                 arrival, Refused(late, group.sender, accepted.envelope.id, signed=True, num_tokens=group.num_tokens)
@@ -234,7 +263,7 @@ class IntakeLoop:
         self.stored.set()
         if not arrival.own:
             self.on_foreign(accepted)
-        if arrival.own or is_of_own_weights(self._parts, group):
+        if arrival.own or self._peers.is_of_own_weights(group):
             if self._newest_own.full():
                 self._newest_own.get_nowait()
             self._newest_own.put_nowait(accepted)
@@ -247,8 +276,8 @@ class IntakeLoop:
             arrival.verdict.set_result(verdict)
 
     def _count(self, arrival: Arrival, verdict: ValidationResult) -> None:
-        counters, registry, events = self._parts.counters, self._parts.registry, self._parts.events
-        self._parts.peers.settle(verdict, origin=arrival.origin)
+        counters, registry, events = self._counters, self._registry, self._context.events
+        self._peers.settle(verdict, origin=arrival.origin)
         if isinstance(verdict, Refused):
             counters.refused[verdict.refusal.reason] += 1
             if not arrival.own:

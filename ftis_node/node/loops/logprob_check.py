@@ -11,19 +11,24 @@ Of a group whose sampling went on across an update, the completions that did not
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import WorkerError
 from ftis_node.node.loops.train import train_group
 from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.records.codec import pack_group
 from ftis_node.replay.buffer import StoredGroup
 from ftis_node.swarm.peer_guard import Place
 
 if TYPE_CHECKING:
-    from ftis_node.node.context import Parts
-    from ftis_node.node.loops.intake import IntakeLoop
+    from collections.abc import Awaitable, Callable
+
+    from ftis_node.node.context import NodeContext
+    from ftis_node.node.protocols import Learning
     from ftis_node.records.envelope import Accepted
     from ftis_node.records.group import Group
+    from ftis_node.swarm.peer_guard import PeerGuard
 
 log = logging.getLogger(__name__)
 
@@ -31,47 +36,52 @@ log = logging.getLogger(__name__)
 class CheckLoop:
     """At most one group of each version is sent."""
 
-    def __init__(self, parts: Parts, intake: IntakeLoop) -> None:
-        self._parts = parts
-        self._intake = intake
+    def __init__(
+        self, *, context: NodeContext, next_own: Callable[[], Awaitable[Accepted]], learner: Learning, guard: PeerGuard
+    ) -> None:
+        """`next_own` waits for the newest stored group of this node's own weights."""
+        self._context = context
+        self._next_own = next_own
+        self._learner = learner
+        self._guard = guard
         self._sent_version: int | None = None
 
     async def run(self) -> None:
         """Until cancelled."""
         while True:
             with waiting_for("an own group"):
-                accepted = await self._intake.next_own()
+                accepted = await self._next_own()
             sender = accepted.group.sender  # this node, or a peer that samples by its weights
-            passes = (Exception,) if sender == self._parts.identity.peer_id else ()
-            with self._parts.guard.work_for(sender, Place.AUDIT, passes=passes):
+            passes = (Exception,) if sender == self._context.identity.peer_id else ()
+            with self._guard.work_for(sender, Place.AUDIT, passes=passes):
                 await self._send_if_new(accepted)
 
     async def _send_if_new(self, accepted: Accepted) -> None:
-        version = self._parts.state.policy_version
+        version = self._context.state.policy_version
         if version != self._sent_version and (part := sampled_by(accepted.group, version)) is not None:
             self._sent_version = version
             await self._send(accepted, part)
 
     async def _send(self, accepted: Accepted, part: Group) -> None:
-        stored = StoredGroup(
-            id=accepted.envelope.id,
-            own=part.sender == self._parts.identity.peer_id,
-            group=part,
+        stored = replace(
+            StoredGroup.from_accepted(accepted, own=part.sender == self._context.peer_id),
+            body=pack_group(part),
             rewards=part.rewards,
-            prompt_ids=accepted.prompt_ids,
         )
         try:
             with waiting_for("the learner's measurement"):  # after the step that is under way
-                await self._parts.learner.check(
-                    train_group(stored, share=self._parts.manifest.step.prompt_sharing, of_own_weights=True)
+                await self._learner.check(
+                    train_group(stored, share=self._context.manifest.step.prompt_sharing, of_own_weights=True)
                 )
         except WorkerError as error:  # the train loop sees to the learner; the next version has its own check
-            self._parts.events.write("check_failed", group=stored.id, error=str(error))
+            self._context.events.write("check_failed", group=stored.id, error=str(error))
             log.warning("the mismatch of version %d was not measured: %s", self._sent_version, error)
 
 
 def sampled_by(group: Group, version: int) -> Group | None:
     """The group with the completions alone that `version`, and no other, sampled; None where there are none."""
+    if group.mean_logprobs:  # sent as text: there are no log-probs to compare
+        return None
     completions = tuple(
         completion
         for completion in group.completions

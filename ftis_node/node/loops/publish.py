@@ -14,7 +14,6 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ftis_node.node.peers.announce import announce
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.records.envelope import announce_group, seal_group
 from ftis_node.validation import Accepted
@@ -22,8 +21,12 @@ from ftis_node.validation import Accepted
 if TYPE_CHECKING:
     import asyncio
 
-    from ftis_node.node.context import Parts
+    from ftis_node.node.context import NodeContext
     from ftis_node.node.loops.intake import IntakeLoop
+    from ftis_node.node.peers.announce import Announcer
+    from ftis_node.node.peers.confirmations import Confirmations
+    from ftis_node.node.state import NodeCounters
+    from ftis_node.node.training.slots import SlotPool
     from ftis_node.records.group import Group
 
 log = logging.getLogger(__name__)
@@ -32,11 +35,27 @@ log = logging.getLogger(__name__)
 class PublishLoop:
     """One own group after the other."""
 
-    def __init__(self, parts: Parts, scored: asyncio.Queue[Group], intake: IntakeLoop) -> None:
-        self._parts = parts
+    def __init__(
+        self,
+        *,
+        context: NodeContext,
+        scored: asyncio.Queue[Group],
+        intake: IntakeLoop,
+        announcer: Announcer,
+        slots: SlotPool,
+        counters: NodeCounters,
+        confirmations: Confirmations,
+        last_number: int,
+    ) -> None:
+        """`last_number` of this node's groups in the buffer."""
+        self._context = context
         self._scored = scored
         self._intake = intake
-        self._last_number = parts.buffer.last_number()
+        self._announcer = announcer
+        self._slots = slots
+        self._counters = counters
+        self._confirmations = confirmations
+        self._last_number = last_number
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -46,19 +65,18 @@ class PublishLoop:
             await self._publish(group)
 
     async def _publish(self, group: Group) -> None:
-        parts = self._parts
         group = replace(group, number=self._last_number + 1)
-        envelope = seal_group(group, parts.identity, codec=parts.settings.swarm.codec)
+        envelope = seal_group(group, self._context.identity, codec=self._context.settings.swarm.codec)
         data = envelope.to_bytes()
         with waiting_for("the verdict of the door"):  # behind those of peers; the intake loop has the limits
-            verdict = await self._intake.submit(data, origin=parts.identity.peer_id, own=True)
+            verdict = await self._intake.submit(data, origin=self._context.identity.peer_id, own=True)
         if not isinstance(verdict, Accepted):
             log.error("the door refuses a group of our own: %s", verdict.refusal.detail)
-            parts.slots.cancel()
+            self._slots.cancel()
             return
         self._last_number = group.number
-        parts.slots.fill()
-        if await announce(parts, announce_group(envelope, group, envelope_bytes=len(data))):
-            parts.counters.groups_sent += 1
-            parts.confirmations.pending.announced(envelope.id, now=time.monotonic())
-            parts.events.write("announced", group=envelope.id, number=group.number)
+        self._slots.fill()
+        if await self._announcer.announce(announce_group(envelope, group, envelope_bytes=len(data))):
+            self._counters.groups_sent += 1
+            self._confirmations.pending.announced(envelope.id, now=time.monotonic())
+            self._context.events.write("announced", group=envelope.id, number=group.number)

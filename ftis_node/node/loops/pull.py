@@ -27,11 +27,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ftis_node.gossip.interface import FetchOutcome
-from ftis_node.node.loops.announcements import Ear, Members
-from ftis_node.node.loops.backfill import Repair
+from ftis_node.node.loops.announcements import Members
 from ftis_node.node.supervision.body_memory import HeldBytes
 from ftis_node.node.supervision.task_monitor import waiting_for
-from ftis_node.node.training.token_budget import shares_of_next_step
 from ftis_node.swarm.peer_backoff import PeerBackoff
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.pulling.demand import STEPS_IN_STOCK, PullDemand, pull_demand
@@ -45,10 +43,18 @@ from ftis_node.validation import Accepted, Refused
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ftis_node.node.context import Parts
+    from ftis_node.gossip.interface import Gossip
+    from ftis_node.node.context import NodeContext
+    from ftis_node.node.loops.announcements import AnnouncementHandler
+    from ftis_node.node.loops.backfill import BackfillLoop
     from ftis_node.node.loops.intake import IntakeLoop
-    from ftis_node.records.envelope import PeerRecord
-    from ftis_node.swarm.pulling.domains import Portion
+    from ftis_node.node.peers.manager import PeerManager
+    from ftis_node.node.peers.registry import PeerRegistry
+    from ftis_node.node.state import NodeCounters
+    from ftis_node.node.storage.disk_space import DiskSpace
+    from ftis_node.node.training.step_shares import StepShares
+    from ftis_node.replay.reader import ReplayReader
+    from ftis_node.swarm.pulling.domains import OwnDomain, Portion
     from ftis_node.swarm.pulling.pull_queue import PullItem, PullRequest
     from ftis_node.validation import ValidationResult
 
@@ -70,24 +76,44 @@ BURST_S = 2.0  # the download budget of so many seconds may be used at once
 class PullLoop:
     """What is wanted, and the pulls under way. A body is asked for once at a time."""
 
-    def __init__(self, parts: Parts, intake: IntakeLoop) -> None:
-        self._parts = parts
+    def __init__(
+        self,
+        *,
+        context: NodeContext,
+        intake: IntakeLoop,
+        ear: AnnouncementHandler,
+        repair: BackfillLoop,
+        gossip: Gossip,
+        reader: ReplayReader,
+        peers: PeerManager,
+        registry: PeerRegistry,
+        counters: NodeCounters,
+        step_shares: StepShares,
+        space: DiskSpace,
+        own_domain: OwnDomain | None = None,
+    ) -> None:
+        """`own_domain`: the domain whose groups the node prefers, if the run and the node have one."""
+        self._context = context
         self._intake = intake
-        self._ear = Ear(parts)
-        self._wants = self._ear.wants
+        self._ear = ear
+        self._repair = repair
+        self._gossip = gossip
+        self._reader = reader
+        self._peers = peers
+        self._registry = registry
+        self._counters = counters
+        self._step_shares = step_shares
+        self._space = space
+        self._own_domain = own_domain
+        self._guard = gossip.guard
+        self._wants = ear.wants
         self._later = RetryQueue()
-        self._repair = Repair(parts, self._ear)
         self._pauses = PeerBackoff(first_s=FAILED_REST_S)
         self._asking: Counter[str] = Counter()  # pulls under way, by the peer asked
-        self._pulls_in_flight = asyncio.Semaphore(parts.settings.swarm.pulls_in_flight)
-        rate = parts.settings.swarm.max_download_bytes_per_s
+        self._pulls_in_flight = asyncio.Semaphore(self._context.settings.swarm.pulls_in_flight)
+        rate = self._context.settings.swarm.max_download_bytes_per_s
         self._allowance = TokenBucket(rate_per_s=rate, burst=rate * BURST_S) if rate else None
-        self._in_memory = HeldBytes(parts.settings.limits.bodies_in_memory_bytes)
-
-    @property
-    def ear(self) -> Ear:
-        """What was heard, for the loop that chooses shards."""
-        return self._ear
+        self._in_memory = HeldBytes(self._context.settings.limits.bodies_in_memory_bytes)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -96,18 +122,6 @@ class PullLoop:
             tasks.create_task(self._dispatch(tasks), name="pull-dispatch")
             tasks.create_task(self._repair.run(), name="pull-repair")
             tasks.create_task(self._confirm_again(), name="pull-confirm")
-
-    async def catch_up(self, peer_id: str) -> None:
-        """Asks a new member for what was missed."""
-        await self._repair.catch_up(peer_id)
-
-    def follow(self, shards: frozenset[int]) -> None:
-        """Only the senders of these shards are asked for what is missing from now on."""
-        self._repair.read_shards(shards)
-
-    def note_record(self, record: PeerRecord) -> None:
-        """A member's directory record: the last number in it shows a missing tail."""
-        self._repair.note_record(record)
 
     async def _dispatch(self, tasks: asyncio.TaskGroup) -> None:
         """Requests for what is wanted, as soon as there is something, and again while something is left."""
@@ -121,15 +135,15 @@ class PullLoop:
             await self._pull_what_is_needed(tasks)
 
     async def _pull_what_is_needed(self, tasks: asyncio.TaskGroup) -> None:
-        oldest = time.time() - self._parts.manifest.step.max_age_s
+        oldest = time.time() - self._context.manifest.step.max_age_s
         self._wants.drop_older(oldest)
         for want in self._later.due(now=time.monotonic()):
-            with self._parts.guard.work_for(want.sender, Place.PULL):
+            with self._guard.work_for(want.sender, Place.PULL):
                 is_wanted = want.created_at > oldest and not self._ear.has(want)
                 if is_wanted and self._ear.may_give(want.sender, want.id):
                     self._wants.add(want, holder=want.sender)
         self._wants.reroute(self._is_able)
-        if self._parts.room.why_full:
+        if self._space.why_full:
             return
         need = (await self._demand()).need
         for portion in self._portions(need):
@@ -144,7 +158,7 @@ class PullLoop:
             with waiting_for("a pull under way to end"):  # each has its own limits
                 await self._pulls_in_flight.acquire()
             batch = self._wants.next_request(
-                most=self._parts.settings.swarm.pull_batch,
+                most=self._context.settings.swarm.pull_batch,
                 need=None if need is None else need - num_pulled,
                 max_bytes=MAX_BATCH_BYTES,
                 may_ask=self._may_ask_now,
@@ -160,15 +174,15 @@ class PullLoop:
 
     def _portions(self, need: int | None) -> Sequence[Portion]:
         """What is pulled first: where the run prefers domains, what lacks of each; then whatever there is."""
-        domain = self._parts.own_domain
+        domain = self._own_domain
         if domain is None:
             return (ANY,)
-        ready = self._parts.reader.ready_foreign_tasks()
+        ready = self._reader.ready_foreign_tasks()
         num_near = sum(num for task, num in ready.items() if task in domain.tasks)
         near_in_flight = self._wants.num_in_flight_of(self._is_near)
         return portions(
             domain.share,
-            stock=STEPS_IN_STOCK * shares_of_next_step(self._parts)[1],
+            stock=STEPS_IN_STOCK * self._step_shares.of_next_step()[1],
             need=need,
             num_near=num_near + near_in_flight,
             num_far=sum(ready.values()) - num_near + self._wants.num_in_flight - near_in_flight,
@@ -176,17 +190,17 @@ class PullLoop:
 
     def _is_near(self, want: PullItem) -> bool:
         """Whether a group's sender says that it generates for this node's domain alone."""
-        domain, record = self._parts.own_domain, self._parts.registry.record_of(want.sender)
+        domain, record = self._own_domain, self._registry.record_of(want.sender)
         if domain is None or record is None:
             return False
         is_near = False
-        with self._parts.guard.work_for(want.sender, Place.RECORD):
+        with self._guard.work_for(want.sender, Place.RECORD):
             is_near = domain.is_claimed(part_names(record.domain))
         return is_near
 
     async def _pull_and_release(self, batch: PullRequest) -> None:
         try:
-            with self._parts.guard.work_for(batch.source.peer_id, Place.PULL) as work:
+            with self._guard.work_for(batch.source.peer_id, Place.PULL) as work:
                 await self._pull(batch)
             if work.failed:  # what of it is not settled yet is not asked of this peer again
                 self._wants.missed(batch, missing=[want.id for want in batch.items])
@@ -197,32 +211,31 @@ class PullLoop:
 
     async def _demand(self) -> PullDemand:
         """What to pull now; tells the ear whether duties are taken."""
-        parts = self._parts
-        _, num_ready = parts.reader.ready_counts()
-        known = await parts.gossip.known_members()
+        _, num_ready = self._reader.ready_counts()
+        known = await self._gossip.known_members()
         wanted = pull_demand(
-            parts.settings.swarm.pull_policy,
+            self._context.settings.swarm.pull_policy,
             num_members=len(known),
-            small_swarm=parts.settings.swarm.pull_all_max_peers,
-            per_step=shares_of_next_step(parts)[1],
+            small_swarm=self._context.settings.swarm.pull_all_max_peers,
+            per_step=self._step_shares.of_next_step()[1],
             num_ready=num_ready,
             num_in_flight=self._wants.num_in_flight,
         )
         takes_assigned = wanted.need is not None and wanted.takes_assigned
-        self._ear.members = Members(known, await parts.gossip.shard_members()) if takes_assigned else None
+        self._ear.members = Members(known, await self._gossip.shard_members()) if takes_assigned else None
         return wanted
 
     def _is_able(self, peer_id: str) -> bool:
         """Whether a peer is neither refused nor left in peace just now."""
         is_able = False
-        with self._parts.guard.work_for(peer_id, Place.PULL):
-            may_work = self._parts.guard.may_work(peer_id) and not self._parts.peers.is_banned(peer_id)
+        with self._guard.work_for(peer_id, Place.PULL):
+            may_work = self._guard.may_work(peer_id) and not self._peers.is_banned(peer_id)
             is_able = may_work and self._pauses.may_ask(peer_id, now=time.monotonic())
         return is_able
 
     def _may_ask_now(self, peer_id: str) -> bool:
         may_ask = False
-        with self._parts.guard.work_for(peer_id, Place.PULL):
+        with self._guard.work_for(peer_id, Place.PULL):
             may_ask = self._may_ask(peer_id)
         return may_ask
 
@@ -234,7 +247,7 @@ class PullLoop:
         """
         if not self._is_able(peer_id):
             return False
-        num_places = self._parts.settings.swarm.pulls_in_flight
+        num_places = self._context.settings.swarm.pulls_in_flight
         if self._pauses.has_failed(peer_id):
             return not any(map(self._pauses.has_failed, self._asking))
         if self._is_proven(peer_id):
@@ -243,13 +256,13 @@ class PullLoop:
         return not self._asking[peer_id] and num_unproven < max(1, num_places - 1)
 
     def _is_proven(self, peer_id: str) -> bool:
-        return self._parts.registry.has_sent_groups(peer_id)
+        return self._registry.has_sent_groups(peer_id)
 
     async def _keep_to_budget(self, batch: PullRequest) -> None:
         if self._allowance is None:
             return
         wait_s = 0.0
-        with self._parts.guard.work_for(batch.source.peer_id, Place.PULL):
+        with self._guard.work_for(batch.source.peer_id, Place.PULL):
             wait_s = self._allowance.spend(_announced_bytes(batch), now=time.monotonic())
         with waiting_for("download budget"):
             await asyncio.sleep(wait_s)
@@ -261,15 +274,15 @@ class PullLoop:
             self._allowance.spend(max(0, more_bytes), now=time.monotonic())
 
     async def _pull(self, batch: PullRequest) -> None:
-        most_bytes = len(batch.items) * self._parts.manifest.wire.max_envelope_bytes
+        most_bytes = len(batch.items) * self._context.manifest.wire.max_envelope_bytes
         async with self._in_memory.of(most_bytes):
             await self._pull_now(batch)
 
     async def _pull_now(self, batch: PullRequest) -> None:
         peer_id, as_text = batch.source
         ids = [want.id for want in batch.items]
-        timeout_s = self._parts.settings.swarm.pull_timeout_s
-        fetched = await self._parts.gossip.fetch(peer_id, ids, as_text=as_text, timeout_s=timeout_s)
+        timeout_s = self._context.settings.swarm.pull_timeout_s
+        fetched = await self._gossip.fetch(peer_id, ids, as_text=as_text, timeout_s=timeout_s)
         self._spend_the_rest(batch, fetched.bodies)
         asked = None if as_text else frozenset(ids)  # a text has an id of its own
         judged = [self._intake.submit(data, origin=peer_id, own=False, asked=asked) for data in fetched.bodies]
@@ -294,7 +307,7 @@ class PullLoop:
         self._ear.refuse(v.group_id for v in refused if v.refusal.reason not in PASSING)
         self._wants.arrived(here)
         accepted = {verdict.announced_id for verdict in verdicts if isinstance(verdict, Accepted)}
-        self._parts.counters.groups_repaired += sum(want.is_repair and want.id in accepted for want in batch.items)
+        self._counters.groups_repaired += sum(want.is_repair and want.id in accepted for want in batch.items)
         return here
 
     def _note_useless(
@@ -324,16 +337,16 @@ class PullLoop:
             self._pauses.succeeded(peer_id)
             return
         self._pauses.failed(peer_id, now=time.monotonic())
-        self._parts.registry.seen(peer_id).failed_pulls += 1
+        self._registry.seen(peer_id).failed_pulls += 1
         conduct = FAULTS.get(outcome, Behaviour.PULL_FAILED)
-        self._parts.peers.note(peer_id, conduct, reason=f"pull_{outcome.value}")
-        self._parts.events.write("pull_failed", peer=peer_id, outcome=outcome, num_ids=len(batch.items))
+        self._peers.note(peer_id, conduct, reason=f"pull_{outcome.value}")
+        self._context.events.write("pull_failed", peer=peer_id, outcome=outcome, num_ids=len(batch.items))
 
     async def _ask_others(self, batch: PullRequest, *, missing: Sequence[bytes], is_answered: bool) -> None:
         """What this peer did not give is asked of others who may hold it; what nobody has is given up."""
         if not missing:
             return
-        members = await self._parts.gossip.members()
+        members = await self._gossip.members()
         others = random.sample(members, min(NUM_OTHERS, len(members)))
         given_up = self._wants.missed(batch, missing=missing, others=others, may_give=self._ear.may_give)
         if batch.source.as_text and is_answered:
@@ -341,7 +354,7 @@ class PullLoop:
         for_good = [want for want in given_up if want.as_text or not self._later.put(want, now=time.monotonic())]
         if for_good:  # one line, however many: an attacker may announce what nobody has
             shown = [want.id.hex() for want in for_good[:NUM_SHOWN]]
-            self._parts.events.write("pull_given_up", source=batch.source.peer_id, num=len(for_good), groups=shown)
+            self._context.events.write("pull_given_up", source=batch.source.peer_id, num=len(for_good), groups=shown)
         self._ear.changed.set()
 
     async def _confirm(self, batch: PullRequest, verdicts: Sequence[ValidationResult]) -> None:
@@ -351,7 +364,7 @@ class PullLoop:
             if isinstance(verdict, Accepted):
                 checked[verdict.group.sender].append(verdict.announced_id)
                 self._ear.heard(verdict.group.sender).note(verdict.group.number, at=time.monotonic())
-        reachable = {batch.source.peer_id, *await self._parts.gossip.members()} if checked else set()
+        reachable = {batch.source.peer_id, *await self._gossip.members()} if checked else set()
         for sender, ids in checked.items():
             if sender in reachable:
                 await self._tell_arrived(sender, ids)
@@ -366,8 +379,8 @@ class PullLoop:
                 await self._tell_arrived(*due)
 
     async def _tell_arrived(self, sender: str, ids: Sequence[bytes]) -> None:
-        with self._parts.guard.work_for(sender, Place.CONFIRM):
-            if not await self._parts.gossip.confirm(sender, ids):
+        with self._guard.work_for(sender, Place.CONFIRM):
+            if not await self._gossip.confirm(sender, ids):
                 log.info("%s did not take the confirmation of %d groups", sender, len(ids))
 
 

@@ -16,13 +16,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
-from ftis_node.node.peers.announce import announce, announcement_of
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.records.envelope import open_envelope
 from ftis_node.swarm.peer_guard import Place
 
 if TYPE_CHECKING:
-    from ftis_node.node.context import Parts
+    from ftis_node.gossip.interface import Gossip
+    from ftis_node.node.context import NodeContext
+    from ftis_node.node.peers.announce import Announcer
+    from ftis_node.node.peers.confirmations import Confirmations
+    from ftis_node.node.state import NodeCounters
+    from ftis_node.replay.reader import ReplayReader
 
 PERIOD_S = 1.0
 MAX_CHECKED = 8  # claims of different peers, at the same time
@@ -32,52 +36,65 @@ CHECK_S = 3.0
 class ReannounceLoop:
     """One look a second; nothing is said to an empty swarm."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(
+        self,
+        *,
+        context: NodeContext,
+        announcer: Announcer,
+        gossip: Gossip,
+        reader: ReplayReader,
+        counters: NodeCounters,
+        confirmations: Confirmations,
+    ) -> None:
+        self._context = context
+        self._announcer = announcer
+        self._gossip = gossip
+        self._reader = reader
+        self._counters = counters
+        self._confirmations = confirmations
+        self._guard = gossip.guard
         self._former: set[bytes] = set()  # READY since a former life, and not announced in this one yet
 
     async def run(self) -> None:
         """Until cancelled."""
-        self._former.update(self._parts.reader.own_ready())
+        self._former.update(self._reader.own_ready())
         for group_id in self._former:
-            self._parts.confirmations.pending.announced(group_id, now=-math.inf)
+            self._confirmations.pending.announced(group_id, now=-math.inf)
         while True:
             with waiting_for("the clock"):
                 await asyncio.sleep(PERIOD_S)
             await self._check_claims()
-            if await self._parts.gossip.members():
+            if await self._gossip.members():
                 await self._announce_again()
 
     async def _check_claims(self) -> None:
         """Confirmations of peers to which the group was not sent in this life; they count where it is fetched back."""
-        claims = self._parts.confirmations.unverified.take(MAX_CHECKED)
+        claims = self._confirmations.unverified.take(MAX_CHECKED)
         await asyncio.gather(*(self._check(peer_id, group_id) for peer_id, group_id in claims))
 
     async def _check(self, peer_id: str, group_id: bytes) -> None:
-        parts = self._parts
-        if group_id in parts.confirmations.confirmed_ids or parts.reader.held(group_id) is None:
+        if group_id in self._confirmations.confirmed_ids or self._reader.held(group_id) is None:
             return
-        with parts.gossip.guard.work_for(peer_id, Place.CONFIRM):
+        with self._guard.work_for(peer_id, Place.CONFIRM):
             with waiting_for("a group that a peer claims to hold"):
-                fetched = await parts.gossip.fetch(peer_id, [group_id], timeout_s=CHECK_S)
+                fetched = await self._gossip.fetch(peer_id, [group_id], timeout_s=CHECK_S)
             if not any(_is_body(data, group_id) for data in fetched.bodies):
-                parts.counters.confirmations_unproven += 1
-            elif parts.confirmations.confirm(peer_id, group_id):
-                parts.events.write("confirmed", group=group_id, peer=peer_id)
+                self._counters.confirmations_unproven += 1
+            elif self._confirmations.confirm(peer_id, group_id):
+                self._context.events.write("confirmed", group=group_id, peer=peer_id)
 
     async def _announce_again(self) -> None:
-        parts = self._parts
-        for due in parts.confirmations.pending.due(now=time.monotonic()):
-            held = parts.reader.held(due.group_id)
+        for due in self._confirmations.pending.due(now=time.monotonic()):
+            held = self._reader.held(due.group_id)
             if held is None:
                 continue
-            announcement = replace(announcement_of(parts, held), attempt=due.attempt)
-            if announcement.created_at < time.time() - parts.manifest.step.max_age_s:
-                parts.confirmations.pending.confirmed(due.group_id)  # nobody has a use for it any more
-            elif await announce(parts, announcement):
-                parts.counters.groups_sent += due.group_id in self._former
+            announcement = replace(self._announcer.announcement_of(held), attempt=due.attempt)
+            if announcement.created_at < time.time() - self._context.manifest.step.max_age_s:
+                self._confirmations.pending.confirmed(due.group_id)  # nobody has a use for it any more
+            elif await self._announcer.announce(announcement):
+                self._counters.groups_sent += due.group_id in self._former
                 self._former.discard(due.group_id)
-                parts.events.write("reannounced", group=due.group_id, attempt=due.attempt)
+                self._context.events.write("reannounced", group=due.group_id, attempt=due.attempt)
 
 
 def _is_body(data: bytes, group_id: bytes) -> bool:

@@ -20,8 +20,12 @@ from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.topology.shards import FIRST_SHARDS, choose_shards, num_affordable, shard_of
 
 if TYPE_CHECKING:
-    from ftis_node.node.context import Parts
-    from ftis_node.node.loops.pull import PullLoop
+    from ftis_node.gossip.interface import Gossip
+    from ftis_node.node.context import NodeContext
+    from ftis_node.node.loops.announcements import AnnouncementHandler
+    from ftis_node.node.loops.backfill import BackfillLoop
+    from ftis_node.node.peers.manager import PeerManager
+    from ftis_node.node.peers.registry import PeerRegistry
 
 log = logging.getLogger(__name__)
 
@@ -31,10 +35,24 @@ LOOK_S = 10.0
 class ShardsLoop:
     """One look every few seconds. Does nothing in a run with one shard."""
 
-    def __init__(self, parts: Parts, pull: PullLoop) -> None:
-        self._parts = parts
-        self._pull = pull
-        self._num_shards = parts.manifest.wire.announcement_shards
+    def __init__(
+        self,
+        *,
+        context: NodeContext,
+        gossip: Gossip,
+        peers: PeerManager,
+        registry: PeerRegistry,
+        announcements: AnnouncementHandler,
+        backfill: BackfillLoop,
+    ) -> None:
+        self._context = context
+        self._gossip = gossip
+        self._peers = peers
+        self._registry = registry
+        self._announcements = announcements
+        self._backfill = backfill
+        self._guard = gossip.guard
+        self._num_shards = self._context.manifest.wire.announcement_shards
         self._read: frozenset[int] = frozenset()
 
     async def run(self) -> None:
@@ -49,27 +67,26 @@ class ShardsLoop:
                 heard_per_s,
                 num_read=len(self._read),
                 num_shards=self._num_shards,
-                budget_per_s=self._parts.settings.swarm.announcements_per_s,
+                budget_per_s=self._context.settings.swarm.announcements_per_s,
             )
             if count != len(self._read) or not self._required() <= self._read:
                 await self._choose(count=count)
 
     def _num_heard(self) -> int:
-        return self._pull.ear.heard_in_shard.total()
+        return self._announcements.heard_in_shard.total()
 
     def _required(self) -> frozenset[int]:
         """The shards of the trusted peers in the directory."""
-        peers = self._parts.peers
-        known = self._parts.registry.peers
+        peers = self._peers
+        known = self._registry.peers
         return frozenset(shard_of(peer_id, self._num_shards) for peer_id in known if peers.is_trusted(peer_id))
 
     async def _choose(self, *, count: int) -> None:
-        parts = self._parts
         readers = Counter(
-            shard for peer in parts.registry.peers.values() if peer.record for shard in peer.record.read_shards
+            shard for peer in self._registry.peers.values() if peer.record for shard in peer.record.read_shards
         )
         chosen = choose_shards(
-            parts.identity.peer_id,
+            self._context.identity.peer_id,
             num_shards=self._num_shards,
             count=count,
             readers=readers,
@@ -77,13 +94,13 @@ class ShardsLoop:
         )
         if chosen == self._read:
             return
-        await parts.gossip.read_shards(chosen)
+        await self._gossip.read_shards(chosen)
         news, self._read = chosen - self._read, chosen
-        parts.state.read_shards = chosen
-        self._pull.follow(chosen)
-        parts.events.write("shards", read=sorted(chosen))
+        self._context.state.read_shards = chosen
+        self._backfill.read_shards(chosen)
+        self._context.events.write("shards", read=sorted(chosen))
         log.info("reading announcements of %d of %d shards", len(chosen), self._num_shards)
-        for peer_id in await parts.gossip.members():
-            with parts.guard.work_for(peer_id, Place.CATCH_UP):
+        for peer_id in await self._gossip.members():
+            with self._guard.work_for(peer_id, Place.CATCH_UP):
                 if shard_of(peer_id, self._num_shards) in news:
-                    await self._pull.catch_up(peer_id)
+                    await self._backfill.catch_up(peer_id)

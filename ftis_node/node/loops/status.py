@@ -17,15 +17,12 @@ import msgspec
 
 from ftis_node import __version__
 from ftis_node.config.disk_room import replace_file
-from ftis_node.node.http_api.health import STILL_S, RunningLoops, not_ready, worker_problems
-from ftis_node.node.peers.operator_actions import PeerControl
-from ftis_node.node.peers.registry import PeerActivity
+from ftis_node.node.supervision.health import STILL_S, RunningLoops, not_ready, worker_problems
 from ftis_node.node.supervision.last_change import LastChange
 from ftis_node.node.supervision.process_limits import FileShortage, num_open_files, open_files
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.node.supervision.watchdog import Watchdog
 from ftis_node.replay.reader import ReplayReader
-from ftis_node.swarm.peer_guard import Place
 from ftis_node.telemetry.status import (
     BudgetStatus,
     GenerationStatus,
@@ -38,14 +35,23 @@ from ftis_node.telemetry.status import (
     ReplayStatus,
     RunStatus,
     Status,
-    SwarmStatus,
     amount,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from ftis_node.node.context import Parts
+    from ftis_node.config.home import Home
+    from ftis_node.gossip.interface import Gossip
+    from ftis_node.node.context import NodeContext, NodeDescription
+    from ftis_node.node.peers.swarm_status import SwarmReporter
+    from ftis_node.node.peers.table import PeerTable
+    from ftis_node.node.protocols import Generation, Learning
+    from ftis_node.node.state import NodeCounters
+    from ftis_node.node.storage.disk_space import DiskSpace
+    from ftis_node.node.supervision.disk_thread import Disk
+    from ftis_node.node.training.evaluation import EvaluationHistory
+    from ftis_node.node.training.slots import SlotPool
     from ftis_node.replay.reader import BufferFigures
 
 PERIOD_S = 1.0
@@ -63,25 +69,49 @@ class StatusLoop:
 
     def __init__(
         self,
-        parts: Parts,
         *,
+        context: NodeContext,
+        about: NodeDescription,
+        home: Home,
+        generation: Generation,
+        learner: Learning,
+        gossip: Gossip,
+        swarm: SwarmReporter,
+        peer_table: PeerTable,
+        slots: SlotPool,
+        space: DiskSpace,
+        reader: ReplayReader,
+        disk: Disk,
+        counters: NodeCounters,
+        evaluations: EvaluationHistory,
         loops: RunningLoops | None = None,
         watchdog: Watchdog | None = None,
         http_refused: Counter[str] | None = None,
     ) -> None:
         """`loops` are those whose health the snapshot tells, `watchdog` sees whether they turn; `http_refused` counts
         the requests that the HTTP ports refused, by reason."""
-        self._parts = parts
+        self._context = context
+        self._about = about
+        self._home = home
+        self._generation = generation
+        self._learner = learner
+        self._gossip = gossip
+        self._swarm = swarm
+        self._peer_table = peer_table
+        self._slots = slots
+        self._space = space
+        self._reader = reader
+        self._disk = disk
+        self._counters = counters
+        self._evaluations = evaluations
         self._loops = loops or RunningLoops()
-        self._watchdog = watchdog or Watchdog(parts.settings.observe)
+        self._watchdog = watchdog or Watchdog(self._context.settings.observe)
         self._groups_made, self._step = LastChange(), LastChange()
         self._started_at = self._refreshed_at = time.monotonic()
         self._members: Collection[str] = ()
         self._shortage = FileShortage()
         self.http_refused: Counter[str] = Counter() if http_refused is None else http_refused
         self.latest = Status()
-        self.control = PeerControl(parts.peers, self.peers)
-        self.token_file = parts.home.control_token
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -90,14 +120,14 @@ class StatusLoop:
                 await self._shortage.passed_over(self.refresh)
                 with waiting_for("the clock"):
                     await asyncio.sleep(PERIOD_S)
-            await self._shortage.passed_over(partial(self._parts.disk, self.save))
+            await self._shortage.passed_over(partial(self._disk, self.save))
 
     async def refresh(self, *, state: str = "running") -> Status:
         """Takes a new snapshot."""
-        self._members = await self._parts.gossip.members()
-        counts = await self._parts.disk(self._count)
+        self._members = await self._gossip.members()
+        counts = await self._disk(self._count)
         self._groups_made.note(counts.groups_own)
-        self._step.note(self._parts.state.step)
+        self._step.note(self._context.state.step)
         before, now = self.latest.swarm, self._snapshot(state, counts)
         if state == "stopped":  # the network is down by now; what it was before says more
             swarm = msgspec.structs.replace(now.swarm, state=before.state, reason=before.reason)
@@ -115,7 +145,7 @@ class StatusLoop:
 
     def _count(self) -> BufferFigures:
         """Counts over the whole buffer take a while: in the disk's thread, on a connection of its own."""
-        reader = ReplayReader(self._parts.home.replay)
+        reader = ReplayReader(self._home.replay)
         try:
             return reader.figures()
         finally:
@@ -123,53 +153,41 @@ class StatusLoop:
 
     def save(self) -> None:
         """Writes the snapshot and the peer table into the home, for when the node is stopped."""
-        document = json.loads(self.latest.to_json()) | {"peers": self.peers()}
-        replace_file(self._parts.home.status, json.dumps(document, indent=1).encode())
-
-    def peers(self) -> list[dict[str, Any]]:
-        """The rows of `peers --json`."""
-        registry, book = dict(self._parts.registry.peers), self._parts.peers
-        known = [*registry, *(peer_id for peer_id in book.known() if peer_id not in registry)]
-        rows = []
-        for peer_id in known:
-            with self._parts.guard.work_for(peer_id, Place.STATUS):
-                rows.append(
-                    {"peer_id": peer_id, **registry.get(peer_id, PeerActivity()).as_dict(), **book.row(peer_id)}
-                )
-        return rows
+        document = json.loads(self.latest.to_json()) | {"peers": self._peer_table.rows()}
+        replace_file(self._home.status, json.dumps(document, indent=1).encode())
 
     def _snapshot(self, state: str, counts: BufferFigures) -> Status:
-        parts, learner = self._parts, self._parts.learner.state
+        learner = self._learner.state
         return Status(
             node=NodeStatus(
-                peer_id=parts.identity.peer_id,
-                name=parts.name,
+                peer_id=self._context.identity.peer_id,
+                name=self._about.name,
                 version=__version__,
-                role=parts.settings.role,
+                role=self._context.settings.role,
                 state=state,
                 uptime_s=round(time.monotonic() - self._started_at, 1),
-                addresses=parts.gossip.addresses,
-                domain=parts.domain_name,
+                addresses=self._gossip.addresses,
+                domain=self._about.domain,
             ),
             run=RunStatus(
-                id=parts.manifest.run_id,
-                name=parts.manifest.name,
-                method=parts.manifest.method.name,
-                task=parts.manifest.task,
+                id=self._context.manifest.run_id,
+                name=self._context.manifest.name,
+                method=self._context.manifest.method.name,
+                task=self._context.manifest.task,
             ),
             model=ModelStatus(
-                name=parts.source.name,
+                name=self._about.model,
                 parameters=learner.parameters if learner else 0,
                 trainable_parameters=learner.trainable_parameters if learner else 0,
-                tokenizer_fingerprint=parts.tokenizer.fingerprint,
-                policy_version=parts.state.policy_version,
-                training=parts.training,
+                tokenizer_fingerprint=self._about.tokenizer,
+                policy_version=self._context.state.policy_version,
+                training=self._about.training,
             ),
-            generation=self._generation(counts),
-            learner=self._learner(counts),
-            swarm=swarm_status(parts, members=self._members),
+            generation=self._generation_status(counts),
+            learner=self._learner_status(counts),
+            swarm=self._swarm.status(members=self._members),
             replay=ReplayStatus(
-                waiting=parts.slots.waiting,
+                waiting=self._slots.waiting,
                 ready=counts.ready,
                 taken=counts.taken,
                 released=counts.released,
@@ -178,13 +196,13 @@ class StatusLoop:
             ),
             limits=self._limits(counts),
             budget=self._budget(counts),
-            eval=list(parts.evaluations.entries),
+            eval=list(self._evaluations.entries),
             health=self._health(),
         )
 
     def _health(self) -> HealthStatus:
-        parts, swarm = self._parts, self._parts.gossip.state
-        states = {"generation": str(parts.generation.state), "learner": str(parts.learner.worker_state)}
+        swarm = self._gossip.state
+        states = {"generation": str(self._generation.state), "learner": str(self._learner.worker_state)}
         problems = worker_problems(states) + self._loops.problems(now=time.monotonic())
         problems += map(str, self._watchdog.board.stuck())
         waits_for = not_ready(states, swarm_state=str(swarm.state), swarm_reason=swarm.reason)
@@ -203,12 +221,12 @@ class StatusLoop:
         )
 
     def _limits(self, counts: BufferFigures) -> LimitsStatus:
-        room, buffer = self._parts.room, self._parts.settings.buffer
+        space, buffer = self._space, self._context.settings.buffer
         return LimitsStatus(
-            paused=room.why_full,
-            home_bytes=room.use.used_bytes if room.use else None,
-            home_limit_bytes=room.limit.limit_bytes,
-            disk_free_bytes=room.use.free_bytes if room.use else None,
+            paused=space.why_full,
+            home_bytes=space.use.used_bytes if space.use else None,
+            home_limit_bytes=space.limit.limit_bytes,
+            disk_free_bytes=space.use.free_bytes if space.use else None,
             buffer_bytes=counts.envelope_bytes,
             buffer_limit_bytes=buffer.max_disk_bytes,
             ready_bytes=counts.ready_foreign_bytes,
@@ -220,15 +238,15 @@ class StatusLoop:
         )
 
     def _budget(self, counts: BufferFigures) -> BudgetStatus:
-        limits = self._parts.settings.budget
+        limits = self._context.settings.budget
         return BudgetStatus(
             generate_tokens=amount(counts.tokens_own, limits.generate_tokens),
-            learn_steps=amount(self._parts.state.step, limits.learn_steps),
-            learn_tokens=amount(self._parts.reader.trained_tokens(), limits.learn_tokens),
+            learn_steps=amount(self._context.state.step, limits.learn_steps),
+            learn_tokens=amount(self._reader.trained_tokens(), limits.learn_tokens),
         )
 
-    def _generation(self, counts: BufferFigures) -> GenerationStatus:
-        client = self._parts.generation
+    def _generation_status(self, counts: BufferFigures) -> GenerationStatus:
+        client = self._generation
         return GenerationStatus(
             engine=client.engine,
             state=str(client.state),
@@ -241,8 +259,8 @@ class StatusLoop:
             last_group_at=self._groups_made.at,
         )
 
-    def _learner(self, counts: BufferFigures) -> LearnerStatus:
-        client, counters = self._parts.learner, self._parts.counters
+    def _learner_status(self, counts: BufferFigures) -> LearnerStatus:
+        client, counters = self._learner, self._counters
         fields: dict[str, Any] = {}
         if report := counters.last_report:
             fields |= {name: getattr(report, name) for name in (*STEP_FIGURES, *OPTIMIZER_FIGURES)}
@@ -250,7 +268,7 @@ class StatusLoop:
             fields |= {name: getattr(measured, name) for name in MISMATCH_FIGURES}
         return LearnerStatus(
             state=str(client.worker_state),
-            step=self._parts.state.step,
+            step=self._context.state.step,
             own_groups=counts.trained_own,
             foreign_groups=counts.trained_foreign,
             restarts=client.restarts,
@@ -263,43 +281,3 @@ class StatusLoop:
 
 def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 4)
-
-
-def swarm_status(parts: Parts, *, members: Collection[str]) -> SwarmStatus:
-    """The swarm's section; `members`: the connected ones of the run."""
-    counters, gossip = parts.counters, parts.gossip
-    others = parts.registry.other_versions(members)
-    tokens = counters.tokens_received
-    return SwarmStatus(
-        state=str(gossip.state.state),
-        reason=gossip.state.reason,
-        reachability=str(gossip.reachability),
-        clock_skew_s=None if gossip.clock_skew_s is None else round(gossip.clock_skew_s, 3),
-        peers_known=len(parts.registry.peers),
-        peers_connected=len(members),
-        groups_sent=counters.groups_sent,
-        groups_confirmed=parts.confirmations.num_confirmed,
-        groups_received=counters.groups_received,
-        groups_refused=dict(counters.refused),
-        groups_repaired=counters.groups_repaired,
-        bytes_in=gossip.counters.body_bytes_in,
-        bytes_out=gossip.counters.body_bytes_out,
-        tokens_in=tokens,
-        bytes_per_token=round(counters.envelope_bytes_received / tokens, 3) if tokens else None,
-        fetch_errors=dict(gossip.counters.fetch_errors),
-        serve_errors=dict(gossip.counters.serve_errors),
-        announcements_refused=gossip.counters.announcements_refused,
-        confirmations_unproven=counters.confirmations_unproven,
-        non_ed25519=dict(gossip.counters.non_ed25519),
-        weights_bytes_in=gossip.counters.weights_bytes_in,
-        weights_bytes_out=gossip.counters.weights_bytes_out,
-        weights_age_s=None
-        if counters.weights_created_at is None
-        else round(time.time() - counters.weights_created_at, 3),
-        weights_refused=dict(counters.weights_refused),
-        announcements_dropped=gossip.counters.announcements_dropped,
-        records_refused=gossip.counters.records_refused,
-        peers_newer=others.num_newer,
-        peers_older=others.num_older,
-        update=others.advice,
-    )

@@ -12,32 +12,15 @@ One that the learner failed on several times is released, so that no group can h
 from __future__ import annotations
 
 import logging
-from functools import partial
 from typing import TYPE_CHECKING
 
-import msgspec
-import numpy as np
-
-from ftis_node.algorithms import pass_rates
 from ftis_node.errors import WorkerDiedError, WorkerTaskError
-from ftis_node.learner.messages import TrainCompletion, TrainGroup
-from ftis_node.node.startup.worker_settings import dtype_of
+from ftis_node.learner.messages import TrainGroup
 from ftis_node.node.supervision.task_monitor import waiting_for
-from ftis_node.node.training.division import note_signals
-from ftis_node.node.training.evaluation import evaluate_tasks
-from ftis_node.node.training.logprob_mismatch import Change, MismatchWatch, limits_of, warning_of
 from ftis_node.node.training.peer_weights import PeerWeights
-from ftis_node.node.training.token_budget import is_learned_out
-from ftis_node.node.training.tracking import track_step
-from ftis_node.node.training.weight_sync import HandOver, hand_over
+from ftis_node.node.training.weight_sync import WeightSync
 from ftis_node.replay.failures import MAX_FAILED_STEPS
-from ftis_node.replay.lifecycle import (
-    ReleaseReason,
-    choose_newest,
-    choose_same_prompts,
-    choose_sapo,
-    choose_useful,
-)
+from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.reputation.reasons import sentence
 from ftis_node.swarm.reputation.score import Behaviour
@@ -47,50 +30,98 @@ if TYPE_CHECKING:
 
     from ftis_node.config.manifest import Share
     from ftis_node.learner.messages import LearnerState, StepReport
-    from ftis_node.node.context import Parts
-    from ftis_node.node.peers.manager import PeerBook
+    from ftis_node.node.context import NodeContext
+    from ftis_node.node.peers.manager import PeerManager
+    from ftis_node.node.peers.registry import PeerRegistry
+    from ftis_node.node.protocols import Generation, Learning
+    from ftis_node.node.state import NodeCounters
+    from ftis_node.node.supervision.disk_thread import Disk
+    from ftis_node.node.training.buffer_limits import BufferLimits
+    from ftis_node.node.training.evaluation import Evaluator
+    from ftis_node.node.training.slots import SlotPool
     from ftis_node.node.training.step_gate import StepGate
-    from ftis_node.node.training.weight_sync import GiveWeights
-    from ftis_node.records.group import Group
-    from ftis_node.replay.buffer import StoredGroup
-    from ftis_node.replay.lifecycle import ChoiceRule
-    from ftis_node.telemetry.events import EventTrail
+    from ftis_node.node.training.step_report import StepReporter
+    from ftis_node.node.training.step_selection import StepSelection
+    from ftis_node.node.training.step_shares import StepShares
+    from ftis_node.node.training.weight_sync import DeliverWeights
+    from ftis_node.replay.buffer import ReplayBuffer, StoredGroup
+    from ftis_node.replay.reader import ReplayReader
+    from ftis_node.swarm.peer_guard import PeerGuard
 
 log = logging.getLogger(__name__)
 
 UNDERSTATED = "understated"
+UNREADABLE = "malformed"
 
 
 class TrainLoop:
     """One step after the other, up to `last_step` where given."""
 
     def __init__(
-        self, parts: Parts, gate: StepGate, *, last_step: int | None, give_weights: GiveWeights | None = None
+        self,
+        *,
+        context: NodeContext,
+        gate: StepGate,
+        selection: StepSelection,
+        learner: Learning,
+        generation: Generation,
+        deliver: DeliverWeights,
+        buffer: ReplayBuffer,
+        reader: ReplayReader,
+        disk: Disk,
+        slots: SlotPool,
+        limits: BufferLimits,
+        peers: PeerManager,
+        registry: PeerRegistry,
+        counters: NodeCounters,
+        guard: PeerGuard,
+        step_shares: StepShares,
+        reporter: StepReporter,
+        evaluator: Evaluator,
+        takes_turns: bool,
+        last_step: int | None,
     ) -> None:
-        """`give_weights` gets what each step makes, in the place of this node's generation worker."""
-        self._parts = parts
+        """`deliver` takes the weights of each step. `takes_turns`: the workers share one GPU's memory in turns."""
+        self._context = context
         self._gate = gate
-        self._give_weights = give_weights or hand_over
+        self._selection = selection
+        self._learner = learner
+        self._generation = generation
+        self._deliver = deliver
+        self._buffer = buffer
+        self._reader = reader
+        self._disk = disk
+        self._slots = slots
+        self._limits = limits
+        self._peers = peers
+        self._registry = registry
+        self._counters = counters
+        self._guard = guard
+        self._step_shares = step_shares
+        self._reporter = reporter
+        self._evaluator = evaluator
+        self._takes_turns = takes_turns
         self._last_step = last_step
         self._peer_weights = PeerWeights()
-        self._mismatch = MismatchWatch(limits_of(parts.settings.mismatch, dtype=dtype_of(parts.settings)))
 
     @property
     def step(self) -> int:
         """The last step that was done."""
-        return self._parts.state.step
+        return self._context.state.step
 
     async def run(self) -> None:
         """Until the last step is done, or until cancelled."""
         with waiting_for("the learner worker"):  # its supervisor has the limits
-            state = await self._parts.learner.start()
+            state = await self._learner.start()
         await self.resume(state)
         await self._evaluate_if_due()
         while not self._is_done():
             with waiting_for(f"the groups of step {self.step + 1}"):
                 if not await self._gate.wait(self.step + 1):
                     break
-            await self._train_in_turn(await self._take(self.step + 1))
+            own, foreign = self._gate.shares(self.step + 1)
+            groups = await self._selection.take(self.step + 1, own=own, foreign=foreign)
+            await self._train_in_turn(groups)
             await self._evaluate_if_due()
         await self._evaluate_if_due(is_last=True)
 
@@ -98,260 +129,173 @@ class TrainLoop:
         """Whether the budget is used up, counted over all lives of the home."""
         if self._last_step is not None and self.step >= self._last_step:
             return True
-        if is_learned_out(self._parts):
+        if self._step_shares.is_learned_out:
             log.info("the budget of tokens to train on is used up at step %d: the node ends", self.step)
             return True
         return False
 
-    async def _take(self, step: int) -> list[StoredGroup]:
-        """READY -> TAKEN for the groups of a step; what the run's rule passes over is released."""
-        parts = self._parts
-        own, foreign = self._gate.shares(step)
-        groups, discarded = await parts.disk(parts.buffer.take, step, own=own, foreign=foreign, rule=self._rule(step))
-        write_taken(parts.events, groups, step=step)
-        for passed_over in discarded:
-            parts.events.write("released", group=passed_over.id, reason=ReleaseReason.DISCARDED)
-        note_signals(parts, step, groups, discarded)
-        return groups
-
-    def _rule(self, step: int) -> ChoiceRule:
-        """How this run chooses a step's groups."""
-        wanted, domain = self._parts.manifest.step, self._parts.own_domain
-        if wanted.group_selection == "sapo":
-            return partial(choose_sapo, seed=step, domain=domain)
-        neighbour = self._parts.peers.share_cap().neighbour
-        if wanted.prompt_sharing == "horizontal":
-            return partial(choose_same_prompts, neighbour=neighbour)
-        if wanted.group_selection == "useful":
-            rates = pass_rates(self._parts.reader.own_rewards())
-            return partial(choose_useful, pass_rates=rates, neighbour=neighbour, domain=domain, turn=step)
-        return partial(choose_newest, neighbour=neighbour, domain=domain, turn=step)
-
     async def _train_in_turn(self, groups: Sequence[StoredGroup]) -> None:
         """One step; where the workers take turns, the generator sleeps until it has new weights, or the step's end."""
-        if not self._parts.arrangement.takes_turns:
+        if not self._takes_turns:
             await self._train(groups)
             return
         with waiting_for("the generator to sleep"):  # its supervisor has the limits
-            await self._parts.generation.sleep(discard=bool(groups))  # a step without any makes no new weights
+            await self._generation.sleep(discard=bool(groups))  # a step without any makes no new weights
         await self._train(groups)
         with waiting_for("the generator to wake"):
-            await self._parts.generation.wake()
+            await self._generation.wake()
 
     async def _train(self, groups: Sequence[StoredGroup]) -> None:
         """One step, from TAKEN groups to RELEASED ones and a new version in the generator."""
-        parts, step = self._parts, self.step + 1
+        step = self.step + 1
         batch = self._batch(groups)
         if groups and not batch:
-            await parts.disk(parts.buffer.release_step, step, ReleaseReason.REFUSED)
+            await self._disk(self._buffer.release_step, step, ReleaseReason.REFUSED)
             return
-        under_way = HandOver(parts, self._give_weights)
+        under_way = WeightSync(self._deliver)
         try:
             with waiting_for(f"step {step} in the learner"):  # its supervisor has the limits
-                reply = await parts.learner.train(batch, step=step, on_published=under_way.take)
-            await self._note(reply.report)
+                reply = await self._learner.train(batch, step=step, on_published=under_way.take)
+            await self._reporter.note(reply.report)
             self._weigh_peers(reply.report, batch)
             with waiting_for(f"weights {step} in the generator"):
                 await under_way.finish(reply)
         except (WorkerDiedError, WorkerTaskError) as error:
             if isinstance(error, WorkerTaskError):
                 if all(group.own for group in groups):
-                    await parts.disk(parts.buffer.note_failed, step)
+                    await self._disk(self._buffer.note_failed, step)
                     raise
-                parts.learner.restart(f"failed step {step}")  # back to its checkpoint: who knows what is half done
-            parts.events.write("step_lost", step=step, error=str(error))
-            await parts.disk(parts.buffer.note_failed, step)
+                self._learner.restart(f"failed step {step}")  # back to its checkpoint: who knows what is half done
+            self._context.events.write("step_lost", step=step, error=str(error))
+            await self._disk(self._buffer.note_failed, step)
             with waiting_for(f"weights {step} in the generator"):
                 await under_way.give_up()
             with waiting_for("the learner worker"):
-                state = await parts.learner.start()
+                state = await self._learner.start()
             await self.resume(state)
             return
         finally:
             under_way.cancel()
         changed_nothing = reply.report.refused and reply.report.num_updates == 0
         reason = ReleaseReason.REFUSED if changed_nothing else ReleaseReason.TRAINED
-        await parts.disk(parts.buffer.release_step, step, reason)
+        await self._disk(self._buffer.release_step, step, reason)
         if reason is ReleaseReason.TRAINED and not reply.report.skipped:
+            left_out = {*reply.report.understated, *reply.report.unreadable}
             for group in groups:
-                if group.id.hex() not in reply.report.understated:
-                    with parts.guard.work_for(group.group.sender, Place.COUNT):
-                        note_teacher(parts.peers, group)
+                if group.id.hex() not in left_out:
+                    with self._guard.work_for(group.sender, Place.COUNT):
+                        note_teacher(self._peers, group)
         self._note_understated(reply.report, groups)
-        parts.state.saved_step = reply.saved_step
-        max_disk_bytes = parts.settings.buffer.max_disk_bytes
-        await parts.disk(parts.buffer.prune, max_disk_bytes=max_disk_bytes, saved_step=reply.saved_step)
-        parts.slots.hold(parts.reader.own_held())
+        self._note_unreadable(reply.report, groups)
+        self._context.state.saved_step = reply.saved_step
+        await self._limits.prune()
+        self._slots.hold(self._reader.own_held())
 
     def _batch(self, groups: Sequence[StoredGroup]) -> list[TrainGroup]:
         """The groups as the learner takes them, less those of a peer that cannot be made so."""
         batch = []
         for group in groups:
-            with self._parts.guard.work_for(group.group.sender, Place.BATCH, passes=(Exception,) if group.own else ()):
+            with self._guard.work_for(group.sender, Place.BATCH, passes=(Exception,) if group.own else ()):
                 batch.append(self._as_trained(group))
         return batch
 
     def _as_trained(self, group: StoredGroup) -> TrainGroup:
-        share = self._parts.manifest.step.prompt_sharing
+        share = self._context.manifest.step.prompt_sharing
         return train_group(
             group,
             share=share,
-            of_own_weights=is_of_own_weights(self._parts, group.group),
-            weight=1.0 if group.own else self._peer_weights.weight(group.group.sender),
+            of_own_weights=self._peers.is_of_own_weights(group),
+            weight=1.0 if group.own else self._peer_weights.weight(group.sender),
         )
 
     def _weigh_peers(self, report: StepReport, batch: Sequence[TrainGroup]) -> None:
         """What the step says of the peers' agreement counts from the next one on; the trail has what counted in it."""
-        if self._parts.manifest.method.peer_weights is None or report.repeated:
+        if self._context.manifest.method.peer_weights is None or report.repeated:
             return
         weights = {group.sender: round(group.weight, 4) for group in batch if not group.own}
-        self._parts.events.write("peer_weights", step=report.step, weights=weights)
+        self._context.events.write("peer_weights", step=report.step, weights=weights)
         self._peer_weights.note(report.agreement, report.own_agreement)
 
     def _note_understated(self, report: StepReport, groups: Sequence[StoredGroup]) -> None:
         """The senders of what the learner left out as a lie. A step that is reported again was noted before."""
-        parts = self._parts
         if report.repeated:
             return
         for group in groups:
             if group.id.hex() not in report.understated:
                 continue
-            sender, detail = group.group.sender, f"{UNDERSTATED}: {sentence(UNDERSTATED)}"
-            with parts.guard.work_for(sender, Place.COUNT):
-                parts.counters.refused[UNDERSTATED] += 1
-                parts.registry.seen(sender).refused[UNDERSTATED] += 1
-                parts.peers.note(sender, Behaviour.LIED, reason=UNDERSTATED, detail=detail)
-                parts.events.write(UNDERSTATED, group=group.id, sender=sender, step=report.step)
+            sender, detail = group.sender, f"{UNDERSTATED}: {sentence(UNDERSTATED)}"
+            with self._guard.work_for(sender, Place.COUNT):
+                self._counters.refused[UNDERSTATED] += 1
+                self._registry.seen(sender).refused[UNDERSTATED] += 1
+                self._peers.note(sender, Behaviour.LIED, reason=UNDERSTATED, detail=detail)
+                self._context.events.write(UNDERSTATED, group=group.id, sender=sender, step=report.step)
+
+    def _note_unreadable(self, report: StepReport, groups: Sequence[StoredGroup]) -> None:
+        """Charge the senders of bodies that the learner could not unpack; log own ones as an error."""
+        unreadable = [group for group in groups if group.id.hex() in report.unreadable]
+        for group in unreadable if not report.repeated else ():
+            log.error("step %d left group %s out: its body cannot be unpacked", report.step, group.id.hex()[:12])
+            if not group.own:
+                with self._guard.work_for(group.sender, Place.COUNT):
+                    self._peers.note(group.sender, Behaviour.FAULT, reason=UNREADABLE)
 
     async def resume(self, state: LearnerState) -> None:
         """The buffer follows the checkpoint that the learner stands on, at start and after the learner's death."""
         last_groups = None if state.last_groups is None else [bytes.fromhex(name) for name in state.last_groups]
-        returned = await self._parts.disk(self._parts.buffer.reconcile, state.step, last_groups)
+        returned = await self._disk(self._buffer.reconcile, state.step, last_groups)
         if returned:
             log.warning("the learner stands at step %d; %d groups are ready again", state.step, returned)
         await self._release_poisoned()
-        self._parts.slots.hold(self._parts.reader.own_held())
-        self._parts.state.last_reused_version = self.step + 1  # weights are offered before their step is noted
+        self._slots.hold(self._reader.own_held())
+        self._context.state.last_reused_version = self.step + 1  # weights are offered before their step is noted
         if state.last_report is not None and state.step > self.step:
-            await self._note(
-                state.last_report
-            )  # the learner finished this step, but the daemon did not live to hear of it
-        self._parts.state.step = self._parts.state.saved_step = state.step
-        self._parts.state.policy_version = state.policy_version
+            await self._reporter.note(state.last_report)  # the daemon ended before the learner's reply arrived
+        self._context.state.step = self._context.state.saved_step = state.step
+        self._context.state.policy_version = state.policy_version
         if state.weights is not None:
             with waiting_for(f"weights {state.policy_version} in the generator"):
-                await self._give_weights(self._parts, state.weights, state.proof)
+                await self._deliver(state.weights, state.proof)
 
     async def _release_poisoned(self) -> None:
         """What the learner failed on again and again is in no further step, or the node would never get past it."""
-        poisoned = await self._parts.disk(self._parts.buffer.release_poisoned)
+        poisoned = await self._disk(self._buffer.release_poisoned)
         for group_id in poisoned:
-            self._parts.events.write("released", group=group_id, reason=ReleaseReason.POISONED)
-            held = self._parts.reader.held(group_id)
+            self._context.events.write("released", group=group_id, reason=ReleaseReason.POISONED)
+            held = self._reader.held(group_id)
             if held is not None and not held.own:
-                self._parts.peers.note(held.sender, Behaviour.FAULT, reason=ReleaseReason.POISONED)
+                self._peers.note(held.sender, Behaviour.FAULT, reason=ReleaseReason.POISONED)
         if poisoned:
             log.warning("the learner failed %d times on the same %d groups: left out", MAX_FAILED_STEPS, len(poisoned))
 
-    async def _note(self, report: StepReport) -> None:
-        """The step's figures: into the event trail, the status, the trackers and, where something is wrong, the log."""
-        state = self._parts.state
-        state.step, state.policy_version = report.step, report.policy_version
-        self._parts.counters.last_report = report
-        generation_tokens_per_s = round(self._parts.generation.tokens_per_s, 1)
-        fields = msgspec.to_builtins(report) | {"generation_tokens_per_s": generation_tokens_per_s}
-        self._parts.events.write("step", **fields)
-        for taught in report.by_sender:
-            if taught.sender and not taught.own:
-                with self._parts.guard.work_for(taught.sender, Place.COUNT):
-                    self._parts.registry.entry(taught.sender).note_taught(taught)
-        if problem := report.refused or report.skipped:
-            log.warning("step %d changed nothing: %s", report.step, problem)
-        else:
-            log.info(
-                "step %d: reward %.3f, %d own and %d foreign groups, %.1f s",
-                report.step,
-                report.reward_mean or 0.0,
-                report.own_groups,
-                report.foreign_groups,
-                report.duration_s,
-            )
-        self._note_mismatch(report)
-        await track_step(self._parts, report)
-
-    def _note_mismatch(self, report: StepReport) -> None:
-        """The newest measurement, and a line where it rose above the node's limits or fell below them again."""
-        if report.mismatch_kl is None:
-            return
-        self._parts.counters.mismatch_report = report
-        change = self._mismatch.note(report)
-        if change is None:
-            return
-        self._parts.events.write(
-            "mismatch",
-            step=report.step,
-            change=change.value,
-            kl=report.mismatch_kl,
-            share=report.mismatch_share,
-            num_tokens=report.mismatch_tokens,
-            version=report.mismatch_version,
-        )
-        if change is Change.ROSE:
-            log.warning("%s", warning_of(report, self._mismatch.limits))
-        else:
-            log.info("engine and learner agree again: KL %.2g", report.mismatch_kl)
-
     async def _evaluate_if_due(self, *, is_last: bool = False) -> None:
         """Greedy pass@1 on held-out problems at step 0, every so many steps, and at the last one; by the own engine."""
-        every_steps = self._parts.manifest.eval.every_steps
+        every_steps = self._context.manifest.eval.every_steps
         due = every_steps and (is_last or self.step % every_steps == 0)
-        if due and self._parts.settings.generates:
+        if due and self._context.settings.generates:
             with waiting_for("an evaluation"):  # each of its requests has a limit
-                await evaluate_tasks(self._parts, step=self.step)
+                await self._evaluator.evaluate(step=self.step)
 
 
-def write_taken(events: EventTrail, groups: Sequence[StoredGroup], *, step: int) -> None:
-    """A line a group, with where it came from: the line of its admission may be damaged one day, and the buffer too."""
-    for group in groups:
-        events.write("taken", group=group.id, step=step, sender=group.group.sender, number=group.group.number)
-
-
-def note_teacher(peers: PeerBook, group: StoredGroup) -> None:
+def note_teacher(peers: PeerManager, group: StoredGroup) -> None:
     """Credits the sender of a group of unequal rewards; the advantages of any other are 0."""
     if not group.own and len(set(group.rewards)) > 1:
-        peers.note(group.group.sender, Behaviour.TAUGHT)
-
-
-def is_of_own_weights(parts: Parts, group: Group) -> bool:
-    """Whether a group of another node says that this node's weights sampled it, and the operator trusts its sender.
-
-    What anybody else says of our weights is a claim: it must move no figure of ours, and no defence.
-    """
-    return group.weights_of == parts.identity.peer_id and parts.peers.is_trusted(group.sender)
+        peers.note(group.sender, Behaviour.TAUGHT)
 
 
 def train_group(group: StoredGroup, *, share: Share, of_own_weights: bool = False, weight: float = 1.0) -> TrainGroup:
-    """A stored group as the learner takes it, with our rewards. `of_own_weights` as `is_of_own_weights` says.
+    """Return a stored group as the learner takes it. `of_own_weights`: see `PeerManager.is_of_own_weights`.
 
     Vertical: one advantage group per generator's group. Horizontal: one per prompt, over all its generators.
     """
     return TrainGroup(
         group_id=group.id.hex(),
-        advantage_key=group.id.hex() if share == "vertical" else str(group.group.prompt_ref),
+        advantage_key=group.id.hex() if share == "vertical" else str(group.prompt_ref),
         own=group.own,
+        body=group.body,
+        prompt_ids=group.prompt_ids,
+        rewards=group.rewards,
+        text_token_ids=group.text_token_ids,
         of_own_weights=of_own_weights,
+        sender=group.sender,
         weight=weight,
-        sender=group.group.sender,
-        policy_version=group.group.policy_version,
-        policy_version_newest=group.group.policy_version_newest,
-        prompt_ids=np.asarray(group.prompt_ids, dtype="<i4").tobytes(),
-        completions=tuple(
-            TrainCompletion(
-                token_ids=completion.token_ids.tobytes(),
-                logprobs=completion.logprobs.tobytes(),
-                reward=reward,
-                behaviour_mean_logprob=completion.mean_logprob,
-            )
-            for completion, reward in zip(group.group.completions, group.rewards, strict=True)
-        ),
     )

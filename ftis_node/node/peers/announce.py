@@ -1,4 +1,4 @@
-"""Announcements of held groups, and telling them to the readers of this node's shard."""
+"""Announcements of held groups, sent to the readers of this node's shard."""
 
 from __future__ import annotations
 
@@ -8,25 +8,32 @@ from ftis_node.records.envelope import Announcement
 from ftis_node.swarm.topology.shards import shard_of
 
 if TYPE_CHECKING:
-    from ftis_node.node.context import Parts
+    from ftis_node.gossip.interface import Gossip
+    from ftis_node.node.context import NodeContext, NodeDescription
     from ftis_node.replay.reader import HeldGroup
 
 
-async def announce(parts: Parts, announcement: Announcement) -> bool:
-    """Tells an own group; False where the network is down just now."""
-    shard = shard_of(parts.identity.peer_id, parts.manifest.wire.announcement_shards)
-    return await parts.gossip.announce(announcement.to_bytes(), shard=shard)
+class Announcer:
+    """Makes announcements and publishes them in this node's shard."""
 
+    def __init__(self, *, context: NodeContext, about: NodeDescription, gossip: Gossip) -> None:
+        self._gossip = gossip
+        self._tokenizer = about.tokenizer_prefix
+        self._shard = shard_of(context.peer_id, context.manifest.wire.announcement_shards)
 
-def announcement_of(parts: Parts, held: HeldGroup) -> Announcement:
-    """The announcement of a kept group in the exact form: its ids are of our tokenizer, or it would not be here."""
-    return Announcement(
-        id=held.id,
-        number=held.number,
-        envelope_bytes=held.num_bytes,
-        num_tokens=held.num_tokens,
-        tokenizer=bytes.fromhex(parts.tokenizer.fingerprint)[:8],
-        policy_version=held.policy_version,
-        created_at=held.created_at,
-        sender=None if held.own else held.sender,
-    )
+    async def announce(self, announcement: Announcement) -> bool:
+        """Announce an own group. Return False if the network is down."""
+        return await self._gossip.announce(announcement.to_bytes(), shard=self._shard)
+
+    def announcement_of(self, held: HeldGroup) -> Announcement:
+        """Return the announcement of a held group in the token codec: the buffer holds ids of our tokenizer only."""
+        return Announcement(
+            id=held.id,
+            number=held.number,
+            envelope_bytes=held.num_bytes,
+            num_tokens=held.num_tokens,
+            tokenizer=self._tokenizer,
+            policy_version=held.policy_version,
+            created_at=held.created_at,
+            sender=None if held.own else held.sender,
+        )

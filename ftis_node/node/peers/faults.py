@@ -1,4 +1,4 @@
-"""Charges the faults that `swarm/peer_guard.py` catches: to the figures, the event trail and the peer's reputation."""
+"""Charges the faults that `swarm/peer_guard.py` catches to the counters, the event log and the peer's reputation."""
 
 from __future__ import annotations
 
@@ -10,25 +10,30 @@ from ftis_node.swarm.reputation.score import Behaviour
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ftis_node.node.context import Parts
+    from ftis_node.node.peers.manager import PeerManager
+    from ftis_node.node.peers.registry import PeerRegistry
+    from ftis_node.node.state import NodeCounters
     from ftis_node.swarm.peer_guard import Place
+    from ftis_node.telemetry.events import EventTrail
 
 REASON = "fault"
 MAX_TEXT = 200  # characters of an error that an event keeps: a peer may have chosen them
 
 
-def fault_charger(parts: Parts) -> Callable[[str, Place, Exception], None]:
-    """What the guard of a node calls for each fault."""
+def fault_charger(
+    *, events: EventTrail, counters: NodeCounters, registry: PeerRegistry, peers: PeerManager
+) -> Callable[[str, Place, Exception], None]:
+    """Return what a node's guard calls for each fault: (peer id, place, error)."""
 
     def charge(peer_id: str, place: Place, error: Exception) -> None:
         what = f"{type(error).__name__}: {error}"[:MAX_TEXT]
-        parts.counters.refused[REASON] += 1
+        counters.refused[REASON] += 1
         if not _is_peer(peer_id):  # nobody that could be charged
-            parts.events.write("peer_fault", peer=ascii(peer_id)[:MAX_TEXT], place=place.value, error=what)
+            events.write("peer_fault", peer=ascii(peer_id)[:MAX_TEXT], place=place.value, error=what)
             return
-        parts.registry.seen(peer_id).refused[REASON] += 1
-        parts.events.write("peer_fault", peer=peer_id, place=place.value, error=what)
-        parts.peers.note(peer_id, Behaviour.FAULT, reason=REASON, detail=f"{REASON} at {place}: {what}")
+        registry.seen(peer_id).refused[REASON] += 1
+        events.write("peer_fault", peer=peer_id, place=place.value, error=what)
+        peers.note(peer_id, Behaviour.FAULT, reason=REASON, detail=f"{REASON} at {place}: {what}")
 
     return charge
 

@@ -35,7 +35,7 @@ class Line(NamedTuple):
     text: str
 
 
-class SwarmWords:
+class SwarmLogMessages:
     """Remembers what was said last."""
 
     def __init__(self) -> None:

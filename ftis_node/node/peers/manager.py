@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ftis_node.config.admission import Admission
-    from ftis_node.records.group import Group
+    from ftis_node.records.group import Group, GroupHeader
+    from ftis_node.replay.buffer import StoredGroup
     from ftis_node.telemetry.events import EventTrail
     from ftis_node.validation import ValidationResult
 
@@ -38,7 +39,7 @@ MAX_NETWORKS = 4096
 UNCHARGED = frozenset({"banned", "quota", "scoring_quota"})  # these cost next to nothing, and a debt would never end
 
 
-class PeerBook:
+class PeerManager:
     """One per node. `note` and the questions are cheap; a change of standing is on disk when they return."""
 
     def __init__(
@@ -117,6 +118,13 @@ class PeerBook:
     def is_trusted(self, peer_id: str) -> bool:
         """Whether the operator trusts it, by the settings or by `peers trust`."""
         return peer_id in self._trusted or self._standings.reputation(peer_id).trusted
+
+    def is_of_own_weights(self, group: GroupHeader | StoredGroup) -> bool:
+        """Return whether a trusted peer says that this node's weights sampled its group.
+
+        The same statement of any other peer is only a claim: it changes no counter and no check.
+        """
+        return group.weights_of == self._own_id and self.is_trusted(group.sender)
 
     def is_known(self, peer_id: str) -> bool:
         """Whether it is no stranger: it is trusted, or has shown something by good groups."""

@@ -12,7 +12,7 @@ from ftis_node.config.manifest import first_problem
 from ftis_node.config.renamed_keys import NODE_KEYS, with_new_keys
 from ftis_node.errors import DamagedError, UsageError
 from ftis_node.files import read_object
-from ftis_node.node.peers.manager import PeerBook
+from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.startup.migrations import opened
 from ftis_node.swarm.peer_lookup import find_peer
 from ftis_node.telemetry.events import EventTrail
@@ -29,7 +29,7 @@ MAX_BAN_S = 10 * 365 * 86400.0
 class PeerControl:
     """Changes to the book of peers; `rows` are those of `peers --json`, for names and shortened ids."""
 
-    def __init__(self, book: PeerBook, rows: Callable[[], list[dict[str, Any]]]) -> None:
+    def __init__(self, book: PeerManager, rows: Callable[[], list[dict[str, Any]]]) -> None:
         self._book = book
         self._rows = rows
 
@@ -65,7 +65,7 @@ def stopped_peers(home: Home) -> Iterator[PeerControl]:
         own_id = str(node.get("peer_id", "")) if isinstance(node, dict) else ""
         rows = [row for row in saved if isinstance(row, dict)] if isinstance(saved, list) else []
         admission = _admission_of(settings, home)
-        book = PeerBook(home.peers, own_id=own_id, settings=admission, events=events)
+        book = PeerManager(home.peers, own_id=own_id, settings=admission, events=events)
         try:
             known = [{"peer_id": peer_id} for peer_id in book.rows()]
             yield PeerControl(book, lambda: [*rows, *known])

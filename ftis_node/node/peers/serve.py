@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
 from ftis_node.gossip.interface import MAX_ANSWERS
-from ftis_node.node.peers.announce import announcement_of
-from ftis_node.node.peers.text_copy import retell_group
+from ftis_node.node.peers.text_encoding import reencode_as_text
 from ftis_node.records.backfill_request import open_backfill_request
 from ftis_node.records.codec import unpack_group
 from ftis_node.records.envelope import open_envelope, seal_group
@@ -19,29 +18,63 @@ from ftis_node.swarm.reputation.score import Behaviour
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
-    from ftis_node.node.context import Parts
+    from ftis_node.models import PromptTokenizer
+    from ftis_node.node.context import NodeContext
+    from ftis_node.node.peers.announce import Announcer
+    from ftis_node.node.peers.confirmations import Confirmations
+    from ftis_node.node.peers.manager import PeerManager
+    from ftis_node.node.peers.registry import PeerRegistry
+    from ftis_node.node.state import NodeCounters
+    from ftis_node.node.supervision.disk_thread import Disk
     from ftis_node.records.backfill_request import BackfillRequest
+    from ftis_node.tasks.base import Task
 
 
-class Served:
+class PeerRequestHandler:
     """Answers to peers, from the buffer on disk."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(
+        self,
+        *,
+        context: NodeContext,
+        task: Task,
+        tokenizer: PromptTokenizer,
+        reader: ReplayReader,
+        replay_file: Path,
+        disk: Disk,
+        announcer: Announcer,
+        peers: PeerManager,
+        registry: PeerRegistry,
+        counters: NodeCounters,
+        confirmations: Confirmations,
+    ) -> None:
+        """`replay_file` is opened for each question, in the thread of `disk`."""
+        self._context = context
+        self._task = task
+        self._tokenizer = tokenizer
+        self._reader = reader
+        self._replay_file = replay_file
+        self._disk = disk
+        self._announcer = announcer
+        self._peers = peers
+        self._registry = registry
+        self._counters = counters
+        self._confirmations = confirmations
         self._deliveries = SentBodies()
 
     async def lookup(self, ids: Sequence[bytes]) -> list[bytes]:
         """The envelopes of those groups that are held here."""
-        return self._parts.reader.envelopes(ids)
+        return self._reader.envelopes(ids)
 
     async def retell(self, ids: Sequence[bytes]) -> list[bytes]:
         """Those groups that this node made, told as text; none where the run does not use text."""
-        if self._parts.manifest.step.other_tokenizers != "text":
+        if self._context.manifest.step.other_tokenizers != "text":
             return []
-        own = self._parts.reader.envelopes([group_id for group_id in ids if self._parts.reader.is_own(group_id)])
+        own = self._reader.envelopes([group_id for group_id in ids if self._reader.is_own(group_id)])
         told = [self._told_as_text(data) for data in own]
-        max_bytes = self._parts.manifest.wire.max_envelope_bytes
+        max_bytes = self._context.manifest.wire.max_envelope_bytes
         return [data for data in told if data is not None and len(data) <= max_bytes]
 
     def _told_as_text(self, data: bytes) -> bytes | None:
@@ -49,28 +82,28 @@ class Served:
         envelope = open_envelope(data)
         group = unpack_group(envelope.body)
         try:
-            messages = self._parts.task.resolve(group.prompt_ref).prompt
+            messages = self._task.resolve(group.prompt_ref).prompt
         except KeyError:
             return None
-        text_group = retell_group(group, envelope.id, messages=messages, tokenizer=self._parts.tokenizer)
-        return seal_group(text_group, self._parts.identity).to_bytes()
+        text_group = reencode_as_text(group, envelope.id, messages=messages, tokenizer=self._tokenizer)
+        return seal_group(text_group, self._context.identity).to_bytes()
 
     async def answer(self, peer_id: str, question: bytes) -> list[bytes]:
         """Announcements of held groups, the oldest first; nothing for a question that is none."""
         try:
             asked = open_backfill_request(question)
         except RecordError as error:
-            self._parts.counters.refused[f"question_{error.reason}"] += 1
-            self._parts.registry.note_refusal(peer_id, "question", error)
+            self._counters.refused[f"question_{error.reason}"] += 1
+            self._registry.note_refusal(peer_id, "question", error)
             return []
-        fresh = time.time() - self._parts.manifest.step.max_age_s
-        held = await self._parts.disk(self._find, replace(asked, since=max(asked.since, fresh)))
-        self._parts.events.write("backfill_requested", peer=peer_id, sender=asked.sender, num_groups=len(held))
+        fresh = time.time() - self._context.manifest.step.max_age_s
+        held = await self._disk(self._find, replace(asked, since=max(asked.since, fresh)))
+        self._context.events.write("backfill_requested", peer=peer_id, sender=asked.sender, num_groups=len(held))
         return held
 
     def _find(self, asked: BackfillRequest) -> list[bytes]:
         """On the disk's thread, through a connection of its own."""
-        reader = ReplayReader(self._parts.home.replay)
+        reader = ReplayReader(self._replay_file)
         try:
             found = reader.find_held(
                 sender=asked.sender,
@@ -79,13 +112,13 @@ class Served:
                 since=asked.since,
                 limit=MAX_ANSWERS,
             )
-            return [announcement_of(self._parts, held).to_bytes() for held in found]
+            return [self._announcer.announcement_of(held).to_bytes() for held in found]
         finally:
             reader.close()
 
     def sent(self, peer_id: str, group_id: bytes) -> None:
         """A peer took this group from here."""
-        if self._parts.reader.is_own(group_id):
+        if self._reader.is_own(group_id):
             self._deliveries.note(peer_id, group_id)
 
     async def confirmed(self, peer_id: str, ids: Sequence[bytes]) -> None:
@@ -95,18 +128,18 @@ class Served:
         where it is the followed learner or has shown something by good groups of its own. What others claim to hold is
         fetched back from them first (`reannounce.py`): it may be from a former life of this node.
         """
-        is_believed = peer_id == self._parts.settings.roles.follow or self._parts.peers.is_known(peer_id)
+        is_believed = peer_id == self._context.settings.roles.follow or self._peers.is_known(peer_id)
         for group_id in ids:
-            if not self._parts.reader.is_own(group_id):
+            if not self._reader.is_own(group_id):
                 continue
             if not is_believed and not self._deliveries.has(peer_id, group_id):
-                self._parts.confirmations.unverified.add(peer_id, group_id)
-            elif self._parts.confirmations.confirm(peer_id, group_id):
-                self._parts.events.write("confirmed", group=group_id, peer=peer_id)
+                self._confirmations.unverified.add(peer_id, group_id)
+            elif self._confirmations.confirm(peer_id, group_id):
+                self._context.events.write("confirmed", group=group_id, peer=peer_id)
 
     def announcement_refused(self, peer_id: str, error: RecordError) -> None:
         """An announcement that was too large to be looked at counts against the peer that sent it."""
         reason = f"announcement_{error.reason}"
-        self._parts.counters.refused[reason] += 1
-        self._parts.registry.note_refusal(peer_id, "announcement", error)
-        self._parts.peers.note(peer_id, Behaviour.REFUSED, reason=reason)
+        self._counters.refused[reason] += 1
+        self._registry.note_refusal(peer_id, "announcement", error)
+        self._peers.note(peer_id, Behaviour.REFUSED, reason=reason)

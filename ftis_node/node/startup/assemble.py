@@ -16,25 +16,26 @@ from typing import TYPE_CHECKING
 
 from ftis_node.config.limits import KEPT_EVENT_FILES
 from ftis_node.models import parameter_count
-from ftis_node.node.context import Parts
-from ftis_node.node.loops.disk_space import Room
+from ftis_node.node.components import NodeComponents
+from ftis_node.node.context import NodeContext, NodeDescription
 from ftis_node.node.peers.confirmations import Confirmations
 from ftis_node.node.peers.faults import fault_charger
-from ftis_node.node.peers.manager import PeerBook
+from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.registry import PeerRegistry
-from ftis_node.node.peers.serve import Served
-from ftis_node.node.startup.factories import Ingredients
-from ftis_node.node.startup.null_workers import NoGeneration, NoLearner
+from ftis_node.node.startup.factories import NodeInputs
+from ftis_node.node.startup.null_workers import NullGeneration, NullLearner
 from ftis_node.node.startup.prepare import prepare
-from ftis_node.node.startup.recovery import set_right, tell_unknown_steps
+from ftis_node.node.startup.recovery import log_unknown_steps, recover_buffer
+from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.state import NodeCounters, NodeState
 from ftis_node.node.storage.cleanup import CHECKPOINT_PREFIX
+from ftis_node.node.storage.disk_space import DiskSpace
 from ftis_node.node.storage.quota import num_versions, version_bytes
 from ftis_node.node.supervision.disk_thread import Disk
 from ftis_node.node.supervision.shutdown import first_of_ours
 from ftis_node.node.training.division import division_of
 from ftis_node.node.training.evaluation import EvaluationHistory
-from ftis_node.node.training.slots import Slots
+from ftis_node.node.training.slots import SlotPool
 from ftis_node.node.training.token_budget import generate_budget
 from ftis_node.node.training.tracking import make_tracking
 from ftis_node.replay.buffer import ReplayBuffer
@@ -54,8 +55,8 @@ if TYPE_CHECKING:
     from ftis_node.config.node import NodeSettings
     from ftis_node.gossip.interface import Gossip
     from ftis_node.models import ModelSource
-    from ftis_node.node.context import Generation, Learning
-    from ftis_node.node.startup.factories import Makers
+    from ftis_node.node.protocols import Generation, Learning
+    from ftis_node.node.startup.factories import NodeFactory
     from ftis_node.node.startup.prepare import Prepared
     from ftis_node.node.startup.run_plan import RunPlan
     from ftis_node.telemetry.progress import OnProgress
@@ -68,14 +69,14 @@ LARGE_BYTES = 1e9
 
 
 @asynccontextmanager
-async def built_parts(
+async def running_components(
     settings: NodeSettings,
     plan: RunPlan,
     home: Home,
-    makers: Makers | None = None,
+    makers: NodeFactory | None = None,
     *,
     on_progress: OnProgress = unwatched,
-) -> AsyncIterator[Parts]:
+) -> AsyncIterator[NodeComponents]:
     """The running parts of a node; everything is stopped and saved when the block ends, however it ends.
 
     `makers` None: workers in processes of their own and a real network.
@@ -85,35 +86,28 @@ async def built_parts(
     makers, prepared = await prepare(settings, plan, home, makers, on_progress)
     async with AsyncExitStack() as stack:
         parts = _assembled(stack, prepared, makers)
-        parts.guard.on_fault = fault_charger(parts)
-        served = Served(parts)
-        parts.gossip.serve(
-            served.lookup,
-            on_confirm=served.confirmed,
-            answer=served.answer,
-            lookup_text=served.retell,
-            is_refused=parts.peers.is_banned,
-            on_sent=served.sent,
-            on_refusal=served.announcement_refused,
+        parts.gossip.guard.on_fault = fault_charger(
+            events=parts.context.events, counters=parts.counters, registry=parts.registry, peers=parts.peers
         )
+        Wiring(parts).serve_peers()
         try:
             await _start(parts, on_progress)
             yield parts
         except Exception as error:
             first = first_of_ours(error)
-            parts.events.write("failed", where="the node", error=f"{type(first).__name__}: {first}")
+            parts.context.events.write("failed", where="the node", error=f"{type(first).__name__}: {first}")
             raise
         finally:
             await _stop(parts)
 
 
-def _assembled(stack: AsyncExitStack, prepared: Prepared, makers: Makers) -> Parts:
+def _assembled(stack: AsyncExitStack, prepared: Prepared, makers: NodeFactory) -> NodeComponents:
     """All parts, none of them started; `stack` closes the files that they keep open."""
     settings, manifest, home, identity = prepared.settings, prepared.manifest, prepared.home, prepared.identity
     source, step = prepared.source, prepared.manifest.step
     events = EventTrail(home.events, max_bytes=settings.limits.event_file_bytes, kept_files=KEPT_EVENT_FILES)
     stack.callback(events.close)
-    peers = PeerBook(home.peers, own_id=identity.peer_id, settings=settings.admission, events=events)
+    peers = PeerManager(home.peers, own_id=identity.peer_id, settings=settings.admission, events=events)
     stack.callback(peers.close)
     disk = Disk()
     stack.callback(disk.close)
@@ -122,7 +116,7 @@ def _assembled(stack: AsyncExitStack, prepared: Prepared, makers: Makers) -> Par
     reader = ReplayReader(home.replay)
     stack.callback(reader.close)
     remembered = read_remembered(home.events)
-    set_right(buffer, remembered, events, peer_id=identity.peer_id)
+    recover_buffer(buffer, remembered, events, peer_id=identity.peer_id)
     weights = stack.enter_context(
         weights_folder(
             home,
@@ -130,7 +124,7 @@ def _assembled(stack: AsyncExitStack, prepared: Prepared, makers: Makers) -> Par
             num_versions=num_versions(settings, prepared.arrangement.hand_over),
         )
     )
-    ingredients = Ingredients(
+    ingredients = NodeInputs(
         settings, manifest, home, identity, source, prepared.tokenizer, events, prepared.arrangement, weights
     )
     state, registry, evaluations = NodeState(step=remembered.step), PeerRegistry(), EvaluationHistory()
@@ -139,12 +133,17 @@ def _assembled(stack: AsyncExitStack, prepared: Prepared, makers: Makers) -> Par
     generation, learner = _workers(makers, ingredients, state)
     made = reader.figures()
     name = settings.name or identity.peer_id[-NAME_LENGTH:]
-    return Parts(
-        settings=settings,
-        manifest=manifest,
-        home=home,
-        identity=identity,
+    about = NodeDescription(
         name=name,
+        model=source.name,
+        tokenizer=prepared.tokenizer.fingerprint,
+        domain="" if prepared.domain is prepared.task else prepared.domain.name,
+        training=prepared.training,
+    )
+    return NodeComponents(
+        context=NodeContext(settings, manifest, identity, events, state),
+        about=about,
+        home=home,
         source=source,
         tokenizer=prepared.tokenizer,
         task=prepared.task,
@@ -159,38 +158,37 @@ def _assembled(stack: AsyncExitStack, prepared: Prepared, makers: Makers) -> Par
         buffer=buffer,
         reader=reader,
         disk=disk,
-        slots=Slots(step.num_generated * (1 + step.max_async_level), held=reader.own_held()),
-        events=events,
-        state=state,
+        slots=SlotPool(step.num_generated * (1 + step.max_async_level), held=reader.own_held()),
         counters=NodeCounters(),
         registry=registry,
         confirmations=Confirmations(registry),
         evaluations=evaluations,
         peers=peers,
         arrangement=prepared.arrangement,
-        training=prepared.training,
-        room=Room(prepared.limit),
+        space=DiskSpace(prepared.limit),
         budget=generate_budget(settings.budget, num_tokens=made.tokens_own, num_groups=made.groups_own),
         tracking=make_tracking(settings, manifest, home, name=name, peer_id=identity.peer_id, model=source.name),
         division=division_of(manifest, prepared.domain.name),
     )
 
 
-def _workers(makers: Makers, ingredients: Ingredients, state: NodeState) -> tuple[Generation, Learning]:
+def _workers(makers: NodeFactory, ingredients: NodeInputs, state: NodeState) -> tuple[Generation, Learning]:
     """Both, or what stands in the place of the one that the node's role does without."""
     settings = ingredients.settings
     learner: Learning = (
-        makers.learner(ingredients) if settings.learns else NoLearner(parameter_count(ingredients.source))
+        makers.learner(ingredients) if settings.learns else NullLearner(parameter_count(ingredients.source))
     )
     ingredients = replace(ingredients, make_room=learner.give_memory_back, write_weights=learner.write_weights)
     generation: Generation = (
-        makers.generation(ingredients) if settings.generates else NoGeneration(lambda: state.policy_version)
+        makers.generation(ingredients) if settings.generates else NullGeneration(lambda: state.policy_version)
     )
     return generation, learner
 
 
-async def _start(parts: Parts, on_progress: OnProgress) -> None:
-    """The slow parts, side by side: two workers and the network."""
+async def _start(parts: NodeComponents, on_progress: OnProgress) -> None:
+    """Start the slow components concurrently: two workers and the network."""
+    context, settings = parts.context, parts.context.settings
+    done = context.state.step
     model = f"{parts.source.name} ({_size_of(parts.source)})"
     waited_for = ["generation", "learner", "gossip"]
 
@@ -200,28 +198,24 @@ async def _start(parts: Parts, on_progress: OnProgress) -> None:
         on_progress(None, _waiting(waited_for, model))
 
     on_progress(None, _waiting(waited_for, model))
-    parts.events.write(
-        "start",
-        schema=EVENT_SCHEMA,
-        run=parts.manifest.run_id,
-        peer=parts.identity.peer_id,
-        model=parts.source.name,
+    context.events.write(
+        "start", schema=EVENT_SCHEMA, run=context.manifest.run_id, peer=context.peer_id, model=parts.source.name
     )
-    log.info("%s; what they print is in %s", _who_starts(parts.settings), parts.home.logs)
+    log.info("%s; what they print is in %s", _who_starts(settings), parts.home.logs)
     async with asyncio.TaskGroup() as tasks:
         for name, part in (("generation", parts.generation), ("learner", parts.learner), ("gossip", parts.gossip)):
             tasks.create_task(start(name, part), name=f"start-{name}")
     state = parts.learner.state
     assert state is not None, "a started learner has a state"
-    if parts.settings.learns and state.step < parts.state.step:
-        log.warning("step %d was done, and the newest checkpoint to be read is of %d", parts.state.step, state.step)
-        parts.events.write("checkpoint_fallback", step=state.step, done=parts.state.step)
-    if parts.settings.learns:
-        tell_unknown_steps(state, done=parts.state.step, holds=parts.reader.held, events=parts.events)
-    where = _begins_at(state.step) if parts.settings.learns else f"following {parts.settings.roles.follow}"
+    if settings.learns and state.step < done:
+        log.warning("step %d was done, and the newest checkpoint to be read is of %d", done, state.step)
+        context.events.write("checkpoint_fallback", step=state.step, done=done)
+    if settings.learns:
+        log_unknown_steps(state, done=done, holds=parts.reader.held, events=context.events)
+    where = _begins_at(state.step) if settings.learns else f"following {settings.roles.follow}"
     log.info("%s: %s parameters, %s", parts.source.name, f"{state.parameters:,}", where)
-    if not parts.settings.generates:
-        log.info("generators take this learner's weights by --role generator --follow %s", parts.identity.peer_id)
+    if not settings.generates:
+        log.info("generators take this learner's weights by --role generator --follow %s", context.peer_id)
 
 
 def _waiting(waited_for: Sequence[str], model: str) -> str:
@@ -249,7 +243,7 @@ def _begins_at(step: int) -> str:
     return f"goes on after step {step}" if step else "begins at step 0"
 
 
-async def _stop(parts: Parts) -> None:
+async def _stop(parts: NodeComponents) -> None:
     """All at once; each has its own limit, and together they stay within the ten seconds that a stop may take."""
     results = await asyncio.gather(
         parts.generation.stop(),
@@ -266,7 +260,7 @@ async def _stop(parts: Parts) -> None:
     with suppress(OSError):  # of a learner that had to be killed; the next start would remove it
         remove_leftovers(parts.home.checkpoints, CHECKPOINT_PREFIX)
     tracked = {"tracked": parts.tracking.counts()} if parts.tracking else {}
-    parts.events.write("stop", step=parts.state.step, **tracked)
+    parts.context.events.write("stop", step=parts.context.state.step, **tracked)
 
 
 def _past_evaluations(remembered: Remembered) -> list[EvalStatus]:

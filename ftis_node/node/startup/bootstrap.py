@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 ALL_INTERFACES = ("/ip4/0.0.0.0/tcp/0",)
 
 
-def run_meeting_point(
+def run_bootstrap_node(
     home: Home,
     *,
     listen: tuple[str, ...],

@@ -1,6 +1,6 @@
 """Where the heavy parts of a node come from: workers in processes of their own, and a real network.
 
-`Makers` is the seam at which an experiment puts engines, learners and a network that live in its own process.
+`NodeFactory` is the seam at which an experiment puts engines, learners and a network that live in its own process.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.messages import LearnerBoot, LoraSettings
 from ftis_node.learner.step.schedule import Schedule
 from ftis_node.memory.components import micro_batch_tokens_of, recomputes
-from ftis_node.memory.placement import Arrangement, arrange, arrange_alone, visible_gpus
+from ftis_node.memory.placement import WorkerPlacement, arrange, place_single_worker, visible_gpus
 from ftis_node.models import pick_device
-from ftis_node.node.startup.worker_settings import dtype_of, serves_adapters
+from ftis_node.node.worker_settings import dtype_of, serves_adapters
 from ftis_node.records.envelope import MAX_ANNOUNCEMENT_BYTES
 from ftis_node.workers.spec import Timing
 from ftis_node.workers.weights.store import PROBE_LENGTH
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ftis_node.gossip.multiaddr import ListenAddress
     from ftis_node.learner.messages import CheckpointSkipped
     from ftis_node.models import ModelSource, PromptTokenizer
-    from ftis_node.node.context import Generation, Learning
+    from ftis_node.node.protocols import Generation, Learning
     from ftis_node.records.identity import Identity
     from ftis_node.telemetry.events import EventTrail
     from ftis_node.workers.supervisor import MakeRoom
@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Ingredients:
+class NodeInputs:
     """What is known of a node before its heavy parts are made."""
 
     settings: NodeSettings
@@ -59,22 +59,22 @@ class Ingredients:
     source: ModelSource
     tokenizer: PromptTokenizer
     events: EventTrail
-    arrangement: Arrangement
+    arrangement: WorkerPlacement
     weights: Path
     make_room: MakeRoom | None = None  # returns when the learner's step is over and its spare memory is free
     write_weights: WriteWeights | None = None  # the learner's
 
 
-class Makers(Protocol):
+class NodeFactory(Protocol):
     """Makes parts; none of them is started yet. `arrange` comes first and says where the two workers go."""
 
-    def arrange(self, settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> Arrangement: ...
-    def generation(self, of: Ingredients) -> Generation: ...
-    def learner(self, of: Ingredients) -> Learning: ...
-    def gossip(self, of: Ingredients) -> Gossip: ...
+    def arrange(self, settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> WorkerPlacement: ...
+    def generation(self, of: NodeInputs) -> Generation: ...
+    def learner(self, of: NodeInputs) -> Learning: ...
+    def gossip(self, of: NodeInputs) -> Gossip: ...
 
 
-class ProcessMakers:
+class ProcessNodeFactory:
     """Two worker processes and libp2p: what `ftis-node join` runs on."""
 
     def __init__(self, settings: NodeSettings, home: Home) -> None:
@@ -90,16 +90,16 @@ class ProcessMakers:
         """Where the network will listen."""
         return self._network.listen_addresses
 
-    def arrange(self, settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> Arrangement:
+    def arrange(self, settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> WorkerPlacement:
         """As the memory plan has it. Raises MachineError where the model does not fit, ConfigError for GPUs.
 
         The plan is for two workers on one machine; one alone has all that the settings give it.
         """
         if settings.role != "full":
-            return arrange_alone(settings)
+            return place_single_worker(settings)
         return arrange(settings, manifest, source)
 
-    def generation(self, of: Ingredients) -> GenerationClient:
+    def generation(self, of: NodeInputs) -> GenerationClient:
         return GenerationClient(
             generation_boot(
                 of.settings,
@@ -126,7 +126,7 @@ class ProcessMakers:
             on_fall_back=lambda reason: of.events.write("weight_sync_fallback", reason=reason),
         )
 
-    def learner(self, of: Ingredients) -> LearnerClient:
+    def learner(self, of: NodeInputs) -> LearnerClient:
         return LearnerClient(
             learner_boot(
                 of.settings,
@@ -144,7 +144,7 @@ class ProcessMakers:
             on_checkpoint_skipped=lambda skipped: _report_skipped(of.events, skipped),
         )
 
-    def gossip(self, of: Ingredients) -> Gossip:
+    def gossip(self, of: NodeInputs) -> Gossip:
         from ftis_node.gossip.libp2p import Libp2pGossip
 
         return Libp2pGossip(
@@ -173,7 +173,7 @@ def generation_boot(
     manifest: RunManifest,
     source: ModelSource,
     tokenizer: PromptTokenizer,
-    arrangement: Arrangement,
+    arrangement: WorkerPlacement,
     *,
     adapters: bool = False,
 ) -> GenerationBoot:
@@ -210,7 +210,7 @@ def learner_boot(
     manifest: RunManifest,
     source: ModelSource,
     home: Home,
-    arrangement: Arrangement,
+    arrangement: WorkerPlacement,
     *,
     weights: Path,
     adapters: bool = False,

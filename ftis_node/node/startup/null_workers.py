@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 OFF = "off"
 
 
-class NoGeneration:
+class NullGeneration:
     """The generation of a learner node, which others do. Keeps the protocol `parts.Generation`."""
 
     engine = OFF
@@ -46,7 +46,7 @@ class NoGeneration:
         return self._newest_version()
 
     @property
-    def newest(self) -> NoGeneration:
+    def newest(self) -> NullGeneration:
         """Nobody answers evaluations here."""
         return self
 
@@ -84,7 +84,7 @@ class NoGeneration:
         _refuse("generates nothing")
 
 
-class NoLearner:
+class NullLearner:
     """The learner of a generator node, which is elsewhere. Keeps the protocol `parts.Learning`."""
 
     worker_state = OFF
@@ -143,7 +143,7 @@ class NoLearner:
         return 0
 
 
-class NothingToPull:
+class NullBackfill:
     """The pull loop of a generator node, which has no use for others' groups."""
 
     async def catch_up(self, peer_id: str) -> None:

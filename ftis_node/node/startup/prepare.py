@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from ftis_node.config.disk_room import replace_file
 from ftis_node.errors import ConfigError
-from ftis_node.memory.choice import choose_here
+from ftis_node.memory.choice import choose_training
 from ftis_node.models import load_tokenizer, resolve_model
-from ftis_node.node.startup.factories import ProcessMakers
+from ftis_node.node.startup.factories import ProcessNodeFactory
 from ftis_node.node.startup.preflight import check_owner, check_ports, check_room
 from ftis_node.node.storage.quota import limit_of
 from ftis_node.node.supervision.background import in_background
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from ftis_node.config.home import Home
     from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
-    from ftis_node.memory.placement import Arrangement
+    from ftis_node.memory.placement import WorkerPlacement
     from ftis_node.models import ModelSource, PromptTokenizer
-    from ftis_node.node.startup.factories import Makers
+    from ftis_node.node.startup.factories import NodeFactory
     from ftis_node.node.startup.run_plan import RunPlan
     from ftis_node.node.storage.usage import HomeLimit
     from ftis_node.tasks.base import Task
@@ -50,7 +50,7 @@ class Prepared:
     home: Home
     identity: Identity
     source: ModelSource
-    arrangement: Arrangement
+    arrangement: WorkerPlacement
     training: str
     tokenizer: PromptTokenizer
     task: Task
@@ -60,8 +60,8 @@ class Prepared:
 
 
 async def prepare(
-    settings: NodeSettings, plan: RunPlan, home: Home, makers: Makers | None, on_progress: OnProgress
-) -> tuple[Makers, Prepared]:
+    settings: NodeSettings, plan: RunPlan, home: Home, makers: NodeFactory | None, on_progress: OnProgress
+) -> tuple[NodeFactory, Prepared]:
     """The makers (`None`: of real workers and a real network) and what they make the parts of.
 
     Raises ModelError, TaskError, ConfigError, UsageError, NetworkError, MachineError.
@@ -69,7 +69,7 @@ async def prepare(
     settings = settings.model_copy(update={"task": plan.domain_spec or ""})  # what a later start goes on with
     _check_codec(settings, plan.manifest)
     if makers is None:
-        makers = ProcessMakers(settings, home)  # a malformed address is found before anything starts
+        makers = ProcessNodeFactory(settings, home)  # a malformed address is found before anything starts
         check_ports(makers.listen_addresses, settings.status_port)
     _check_followed(settings)
     check_installed(settings.tracking.to)
@@ -85,7 +85,7 @@ async def prepare(
     least = settings if settings.lora is not None else settings.model_copy(update={"lora": True})
     await in_background(check_room, home, source, least)  # before torch is loaded, which the choice needs
     on_progress(None, "planning the memory")
-    choice = await in_background(choose_here, settings, plan.manifest, home, source)
+    choice = await in_background(choose_training, settings, plan.manifest, home, source)
     settings = choice.settings
     if choice.training:
         log.info("trains %s", choice.training)

@@ -58,7 +58,7 @@ def _tell(home: Home, **fields: str | int) -> None:
     trail.close()
 
 
-def set_right(buffer: ReplayBuffer, remembered: Remembered, events: EventTrail, *, peer_id: str) -> None:
+def recover_buffer(buffer: ReplayBuffer, remembered: Remembered, events: EventTrail, *, peer_id: str) -> None:
     """Brings a buffer to what the event trail knows, and lets go of groups that are not what was stored."""
     for group_id in buffer.release_damaged():
         log.warning("group %s is not what was stored: it is released unused", group_id.hex()[:12])
@@ -80,7 +80,7 @@ def set_right(buffer: ReplayBuffer, remembered: Remembered, events: EventTrail, 
         events.write("buffer_rolled_back", num_lost=num_lost, num_used=num_used, last_number=buffer.last_number())
 
 
-def tell_unknown_steps(state: LearnerState, *, done: int, holds: Callable[[bytes], object], events: EventTrail) -> None:
+def log_unknown_steps(state: LearnerState, *, done: int, holds: Callable[[bytes], object], events: EventTrail) -> None:
     """A warning and an event where the checkpoint is of steps that the event trail does not know; nothing is changed.
 
     `done` is the trail's last step, `holds` gives None for a group that the buffer does not have. One step further is

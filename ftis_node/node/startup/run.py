@@ -6,12 +6,12 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from ftis_node.config.disk_room import telling_full_disk
-from ftis_node.node.daemon import run_loops
 from ftis_node.node.http_api.auth import observe_token
 from ftis_node.node.http_api.monitoring_api import Observed, serve_observed
-from ftis_node.node.startup.assemble import built_parts
+from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.migrations import opened
 from ftis_node.node.startup.preflight import check_saved
+from ftis_node.node.startup.roles import run_node
 from ftis_node.node.supervision.process_limits import keep_to
 from ftis_node.node.supervision.service_manager import ServiceManager
 from ftis_node.node.supervision.shutdown import until_signalled
@@ -22,7 +22,7 @@ from ftis_node.telemetry.progress import unwatched
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
     from ftis_node.config.node import NodeSettings
-    from ftis_node.node.context import Parts
+    from ftis_node.node.components import NodeComponents
     from ftis_node.node.startup.run_plan import RunPlan
     from ftis_node.telemetry.progress import OnProgress
 
@@ -40,7 +40,7 @@ def run_until_stopped(
     watchdog = Watchdog(settings.observe, manager=ServiceManager.from_environment())
     with telling_full_disk(home.root), telling_damage(home.root), opened(home):
         work = _run(settings, plan, home, steps=steps, on_progress=on_progress, watchdog=watchdog)
-        asyncio.run(until_signalled(work, on_fault=watchdog.tell_fault))
+        asyncio.run(until_signalled(work, on_fault=watchdog.log_fault))
 
 
 async def _run(
@@ -57,11 +57,11 @@ async def _run(
         with watchdog.watching():
             async with (
                 serve_observed(observed, settings.observe.address, token=observe_token(settings.observe, home)),
-                built_parts(settings, plan, home, on_progress=on_progress) as parts,
+                running_components(settings, plan, home, on_progress=on_progress) as parts,
             ):
-                watchdog.events = parts.events
+                watchdog.events = parts.context.events
                 try:
-                    await run_loops(parts, steps=steps, observed=observed, watchdog=watchdog)
+                    await run_node(parts, steps=steps, observed=observed, watchdog=watchdog)
                 finally:
                     watchdog.events = None
     except asyncio.CancelledError:  # by a signal: an end as good as any other
@@ -70,6 +70,6 @@ async def _run(
     _check_saved(parts)
 
 
-def _check_saved(parts: Parts | None) -> None:
-    if parts is not None and parts.settings.learns:
-        check_saved(parts.home, parts.source, parts.settings, step=parts.state.step)
+def _check_saved(parts: NodeComponents | None) -> None:
+    if parts is not None and parts.context.settings.learns:
+        check_saved(parts.home, parts.source, parts.context.settings, step=parts.context.state.step)

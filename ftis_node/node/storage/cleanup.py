@@ -14,7 +14,7 @@ import re
 import shutil
 from typing import TYPE_CHECKING
 
-from ftis_node.node.storage.log_rotation import turn_over
+from ftis_node.node.storage.log_rotation import rotate_log
 from ftis_node.node.supervision.background import in_background
 from ftis_node.telemetry.events import trail_files
 from ftis_node.workers.durable import keep_newest, newest_complete
@@ -24,29 +24,36 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ftis_node.config.home import Home
-    from ftis_node.node.context import Parts
     from ftis_node.node.storage.usage import HomeUse
+    from ftis_node.node.supervision.disk_thread import Disk
+    from ftis_node.replay.buffer import ReplayBuffer
 
 CHECKPOINT_PREFIX = "step-"  # as learner/checkpoint/checkpoint.py has it, which imports torch
 DAMAGED_PREFIX = "damaged-"
 TURNED_OVER = re.compile(r".+\.log\.\d+")
 
 
-async def tidied(
-    parts: Parts, missing_bytes: int, *, look: Callable[[], Awaitable[HomeUse]]
+async def reclaim(
+    missing_bytes: int,
+    *,
+    home: Home,
+    buffer: ReplayBuffer,
+    disk: Disk,
+    learns: bool,
+    look: Callable[[], Awaitable[HomeUse]],
 ) -> AsyncIterator[tuple[str, int]]:
     """Removes until `missing_bytes` are free or nothing more may go; gives what went and how many bytes that made free.
 
     `look` says how the home stands.
     """
     wanted_bytes = (await look()).used_bytes - missing_bytes
-    saved_step = _saved_step(parts.home) if parts.settings.learns else None
+    saved_step = _saved_step(home) if learns else None
     steps: tuple[tuple[str, Callable[[int], Awaitable[object]]], ...] = (
-        ("free pages", lambda _: parts.disk(parts.buffer.shrink)),
-        ("used groups", lambda num_bytes: parts.disk(parts.buffer.give_up, num_bytes, saved_step=saved_step)),
-        ("old logs", lambda num_bytes: in_background(_remove_first, _old_logs(parts.home), num_bytes)),
-        ("old events", lambda num_bytes: _remove_old_events(parts.home, num_bytes)),
-        ("old checkpoints", lambda _: in_background(_remove_old_checkpoints, parts.home)),
+        ("free pages", lambda _: disk(buffer.shrink)),
+        ("used groups", lambda num_bytes: disk(buffer.give_up, num_bytes, saved_step=saved_step)),
+        ("old logs", lambda num_bytes: in_background(_remove_first, _old_logs(home), num_bytes)),
+        ("old events", lambda num_bytes: _remove_old_events(home, num_bytes)),
+        ("old checkpoints", lambda _: in_background(_remove_old_checkpoints, home)),
     )
     for what, remove in steps:
         before = (await look()).used_bytes
@@ -57,9 +64,9 @@ async def tidied(
             yield what, made_free
 
 
-def turn_over_logs(home: Home, *, max_bytes: int) -> list[Path]:
+def rotate_logs(home: Home, *, max_bytes: int) -> list[Path]:
     """Turns over what has grown too long in the home's folder of logs; returns what was. Raises OSError."""
-    return [path for path in home.logs.glob("*.log") if turn_over(path, max_bytes=max_bytes)]
+    return [path for path in home.logs.glob("*.log") if rotate_log(path, max_bytes=max_bytes)]
 
 
 def _saved_step(home: Home) -> int:

@@ -8,7 +8,7 @@ from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ConfigError
 from ftis_node.files import read_object
-from ftis_node.memory.placement import Arrangement
+from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.models import resolve_model
 from ftis_node.node.startup.factories import learner_boot
 from ftis_node.node.startup.migrations import bring_up_to_date
@@ -33,6 +33,6 @@ def export_model_of(home: Home, out: Path, *, merge: bool, on_progress: OnProgre
     bring_up_to_date(home)
     settings = NodeSettings.model_validate(read_object(home.settings))
     manifest = load_manifest(str(home.run_toml))
-    source, nothing_planned = resolve_model(settings.model, on_progress=on_progress), Arrangement()
+    source, nothing_planned = resolve_model(settings.model, on_progress=on_progress), WorkerPlacement()
     boot = learner_boot(settings, manifest, source, home, nothing_planned, weights=home.weights)
     return export_newest(boot, out, merge=merge, on_progress=on_progress)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def turn_over(path: Path, *, max_bytes: int) -> bool:
+def rotate_log(path: Path, *, max_bytes: int) -> bool:
     """Moves what is in `path` to `<name>.1`, in the place of what was there, where it is `max_bytes` or more.
 
     Whether it was. On a full disk what was in it is lost instead. Raises OSError.

@@ -8,8 +8,8 @@ from ftis_node.config.limits import usual_home_bytes
 from ftis_node.errors import ConfigError
 from ftis_node.models import parameter_count, read_shape
 from ftis_node.node.startup.preflight import checkpoint_bytes
-from ftis_node.node.startup.worker_settings import dtype_of, serves_adapters
 from ftis_node.node.storage.usage import HomeLimit
+from ftis_node.node.worker_settings import dtype_of, serves_adapters
 from ftis_node.telemetry.sizes import size
 from ftis_node.workers.weights.folder import VERSIONS_AS_A_RESERVE, VERSIONS_AT_ONCE
 

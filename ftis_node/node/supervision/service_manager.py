@@ -33,7 +33,7 @@ class ServiceManager:
             return None
         return cls(address, every_s=int(limit_us) / 1e6 / 4)
 
-    def tell_alive(self, *, now: float) -> None:
+    def notify_alive(self, *, now: float) -> None:
         """Sends it, four times in each limit; `now` in seconds of any steady clock."""
         if self._told_at is None or now - self._told_at >= self._every_s:
             self._told_at = now

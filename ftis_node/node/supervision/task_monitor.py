@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 PACKAGE = Path(__file__).parents[1]
 AT_WORK = "its own work"
 MAX_TICK_S = 5.0  # between two ticks no more is counted: the process was stopped, or the event loop was blocked
-_board: ContextVar[Board | None] = ContextVar("board", default=None)
+_board: ContextVar[TaskMonitor | None] = ContextVar("board", default=None)
 
 
 @dataclass(slots=True)
-class Strand:
+class TaskState:
     """One task: what it waits for now, and since when, by the board's time."""
 
     task: asyncio.Task[Any]
@@ -50,14 +50,14 @@ class Stuck(NamedTuple):
 
 
 @dataclass(slots=True)
-class Board:
-    """All strands of one node. What runs in a task that was made after `hang_up` writes on it."""
+class TaskMonitor:
+    """All strands of one node. What runs in a task that was made after `install` writes on it."""
 
     limit_s: float
     now: float = 0.0
-    _strands: dict[asyncio.Task[Any], Strand] = field(default_factory=dict)
+    _strands: dict[asyncio.Task[Any], TaskState] = field(default_factory=dict)
 
-    def hang_up(self) -> None:
+    def install(self) -> None:
         """From now on the current task and those that it makes write here."""
         _board.set(self)
 
@@ -65,7 +65,7 @@ class Board:
         """So much time went by."""
         self.now += min(elapsed_s, MAX_TICK_S)
 
-    def strands(self) -> Iterator[tuple[str, Strand, float]]:
+    def strands(self) -> Iterator[tuple[str, TaskState, float]]:
         """Name of the task, the strand, and for how many seconds it has waited; ended tasks are forgotten."""
         for task in [task for task in self._strands if task.done()]:
             del self._strands[task]
@@ -88,16 +88,16 @@ class Board:
             strand.is_told = is_stuck
         return news, again
 
-    def _is_stuck(self, strand: Strand, for_s: float) -> bool:
+    def _is_stuck(self, strand: TaskState, for_s: float) -> bool:
         return not strand.is_endless and for_s >= self.limit_s
 
-    def strand(self, task: asyncio.Task[Any]) -> Strand:
+    def strand(self, task: asyncio.Task[Any]) -> TaskState:
         """The task's, made at first sight."""
-        return self._strands.setdefault(task, Strand(task, since=self.now))
+        return self._strands.setdefault(task, TaskState(task, since=self.now))
 
 
 class waiting_for:  # read as words: with waiting_for("an envelope")
-    """Names what the current task waits for inside. Without a `Board` nothing happens."""
+    """Names what the current task waits for inside. Without a `TaskMonitor` nothing happens."""
 
     __slots__ = ("_before", "_board", "_is_endless", "_strand", "_what")
 
@@ -105,7 +105,7 @@ class waiting_for:  # read as words: with waiting_for("an envelope")
         """`endless`: it may never come, and that is no fault; else the board's limit holds."""
         self._what = what
         self._is_endless = endless
-        self._strand: Strand | None = None
+        self._strand: TaskState | None = None
 
     def __enter__(self) -> None:
         board, task = _board.get(), asyncio.current_task()
@@ -122,7 +122,7 @@ class waiting_for:  # read as words: with waiting_for("an envelope")
             self._strand.since = self._board.now
 
 
-def _stuck(name: str, strand: Strand, for_s: float) -> Stuck:
+def _stuck(name: str, strand: TaskState, for_s: float) -> Stuck:
     return Stuck(name, strand.waits_for, for_s, stack_of(strand.task))
 
 

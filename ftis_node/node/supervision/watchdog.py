@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ftis_node.node.supervision.task_monitor import Board, short_path
+from ftis_node.node.supervision.task_monitor import TaskMonitor, short_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -78,7 +78,7 @@ class Watchdog:
         look_s: float = BEAT_S,
     ) -> None:
         """`end_process` is called with the exit code, from the thread, for a loop that stays blocked."""
-        self.board = Board(limit_s=settings.task_stuck_s)
+        self.board = TaskMonitor(limit_s=settings.task_stuck_s)
         self.lag = Lag()
         self.events: EventTrail | None = None
         self._settings = settings
@@ -93,7 +93,7 @@ class Watchdog:
     def watching(self) -> Iterator[None]:
         """Watches the running loop, and hangs up the board for the tasks that are made inside."""
         loop = asyncio.get_running_loop()
-        self.board.hang_up()
+        self.board.install()
         beating = loop.call_soon(self._beat, loop, loop.time())
         thread = threading.Thread(target=self._watch, args=(threading.get_ident(),), name="watchdog", daemon=True)
         thread.start()
@@ -104,7 +104,7 @@ class Watchdog:
             self._is_over.set()
             self._cancel_beat()
 
-    def tell_fault(self, where: str, error: BaseException) -> None:
+    def log_fault(self, where: str, error: BaseException) -> None:
         """An error that nobody waited for ends this node (`telemetry/faults.py`): the trail has its reason."""
         self._write("failed", where=where, error=f"{type(error).__name__}: {error}")
 
@@ -120,7 +120,7 @@ class Watchdog:
             self._write("loop_turns_again", for_s=round(for_s, 1))
         self._tell_changes()
         if self._manager is not None and not self.board.stuck():
-            self._manager.tell_alive(now=now)
+            self._manager.notify_alive(now=now)
 
     def _tell_changes(self) -> None:
         news, again = self.board.changes()

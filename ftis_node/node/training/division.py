@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ftis_node.config.manifest import RunManifest
-    from ftis_node.node.context import Parts
     from ftis_node.replay.buffer import StoredGroup
     from ftis_node.replay.lifecycle import Candidate
+    from ftis_node.swarm.peer_guard import PeerGuard
+    from ftis_node.telemetry.events import EventTrail
 
 
 class Division:
@@ -62,20 +63,27 @@ def division_of(manifest: RunManifest, domain: str) -> Division | None:
     return Division(by_part)
 
 
-def note_signals(parts: Parts, step: int, groups: Sequence[StoredGroup], discarded: Sequence[Candidate]) -> None:
+def note_signals(
+    division: Division | None,
+    step: int,
+    groups: Sequence[StoredGroup],
+    discarded: Sequence[Candidate],
+    *,
+    guard: PeerGuard,
+    events: EventTrail,
+) -> None:
     """What the groups of a step, and those that its choice passed over, say of where own ones are wanted.
 
     Rules that discard groups without a signal would leave every part a rate of 1, were those not counted.
     """
-    division = parts.division
     if division is None:
         return
     for group in groups:
-        with parts.guard.work_for(group.group.sender, Place.COUNT, passes=(Exception,) if group.own else ()):
-            division.note(group.group.prompt_ref.task, group.rewards, own=group.own)
+        with guard.work_for(group.sender, Place.COUNT, passes=(Exception,) if group.own else ()):
+            division.note(group.prompt_ref.task, group.rewards, own=group.own)
     for candidate in discarded:
-        with parts.guard.work_for(candidate.sender, Place.COUNT, passes=(Exception,) if candidate.own else ()):
+        with guard.work_for(candidate.sender, Place.COUNT, passes=(Exception,) if candidate.own else ()):
             division.note(candidate.task, candidate.rewards, own=candidate.own)
     figures = division.end_step()
     rounded = {name: {part: round(value, 4) for part, value in of.items()} for name, of in figures.items()}
-    parts.events.write("division", step=step, **rounded)
+    events.write("division", step=step, **rounded)

@@ -1,4 +1,4 @@
-"""Greedy pass@1 on held-out problems by the node's own engine: into the status, the event trail and the trackers."""
+"""Greedy pass@1 on held-out problems by the node's own engine, for the status, the event log and the trackers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,14 @@ from ftis_node.node.training.tracking import track_evaluation
 from ftis_node.telemetry.status import EvalStatus
 
 if TYPE_CHECKING:
-    from ftis_node.node.context import Parts
+    from collections.abc import Sequence
+
+    from ftis_node.generation.evaluate import Generator
+    from ftis_node.models import PromptTokenizer
+    from ftis_node.node.context import NodeContext
     from ftis_node.tasks.base import Task
+    from ftis_node.tasks.scoring.scorer import IsolatedScorer
+    from ftis_node.telemetry.tracking import Tracking
 
 log = logging.getLogger(__name__)
 
@@ -33,29 +39,50 @@ class EvaluationHistory:
         self.entries = first + known[len(first) :][-num_later:]
 
 
-async def evaluate_tasks(parts: Parts, *, step: int) -> None:
-    """Evaluates what is served, the weights of `step`, on each of the run's tasks that it was not evaluated on yet."""
-    known = {entry.task for entry in parts.evaluations.entries if entry.step == step}
-    for task in parts.eval_tasks:
-        if task.name not in known:
-            await _evaluate(parts, task, step=step)
+class Evaluator:
+    """Evaluates the served weights on the run's held-out tasks; each task once a step."""
 
+    def __init__(
+        self,
+        *,
+        context: NodeContext,
+        generator: Generator,
+        tasks: Sequence[Task],
+        tokenizer: PromptTokenizer,
+        scorer: IsolatedScorer,
+        history: EvaluationHistory,
+        tracking: Tracking,
+    ) -> None:
+        self._context = context
+        self._generator = generator
+        self._tasks = tasks
+        self._tokenizer = tokenizer
+        self._scorer = scorer
+        self._history = history
+        self._tracking = tracking
 
-async def _evaluate(parts: Parts, task: Task, *, step: int) -> None:
-    began_at = time.monotonic()
-    result = await evaluate(
-        parts.evaluated,
-        task,
-        parts.tokenizer,
-        scorer=parts.scorer,
-        limit=parts.manifest.eval.limit,
-        completion_limit=parts.manifest.sampling.completion_limit,
-    )
-    entry = EvalStatus(step=step, task=task.name, pass_at_1=result.pass_at_1, n=result.n)
-    parts.evaluations.add(entry)
-    duration_s = round(time.monotonic() - began_at, 3)
-    parts.events.write(
-        "eval", step=entry.step, task=entry.task, pass_at_1=entry.pass_at_1, n=entry.n, duration_s=duration_s
-    )
-    track_evaluation(parts, entry)
-    log.info("step %d: pass@1 %.3f on %d problems of %s", entry.step, entry.pass_at_1, entry.n, entry.task)
+    async def evaluate(self, *, step: int) -> None:
+        """Evaluate the weights of `step` on each task without a result for that step."""
+        known = {entry.task for entry in self._history.entries if entry.step == step}
+        for task in self._tasks:
+            if task.name not in known:
+                await self._evaluate(task, step=step)
+
+    async def _evaluate(self, task: Task, *, step: int) -> None:
+        began_at, manifest = time.monotonic(), self._context.manifest
+        result = await evaluate(
+            self._generator,
+            task,
+            self._tokenizer,
+            scorer=self._scorer,
+            limit=manifest.eval.limit,
+            completion_limit=manifest.sampling.completion_limit,
+        )
+        entry = EvalStatus(step=step, task=task.name, pass_at_1=result.pass_at_1, n=result.n)
+        self._history.add(entry)
+        duration_s = round(time.monotonic() - began_at, 3)
+        self._context.events.write(
+            "eval", step=entry.step, task=entry.task, pass_at_1=entry.pass_at_1, n=entry.n, duration_s=duration_s
+        )
+        track_evaluation(self._tracking, entry)
+        log.info("step %d: pass@1 %.3f on %d problems of %s", entry.step, entry.pass_at_1, entry.n, entry.task)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class Fill:
+class ForeignShortfall:
     """`extra` own groups beyond I in the next step, in place of as many foreign ones; none at first."""
 
     def __init__(self) -> None:

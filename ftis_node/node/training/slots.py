@@ -1,4 +1,4 @@
-"""Slots: how many own groups may be under way between a prompt and the hand-over of the weights they trained.
+"""SlotPool: how many own groups may be under way between a prompt and the hand-over of the weights they trained.
 
 A slot is charged before generation and freed when the generator serves the weights of the step that used the group.
 So the generator can run ahead of the learner by a bounded number of steps, and no further.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 
 
-class Slots:
+class SlotPool:
     """`capacity` slots: `waiting` for a group that is being made, or held by one in the buffer. For one event loop."""
 
     def __init__(self, capacity: int, *, held: int = 0) -> None:

@@ -13,14 +13,19 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from ftis_node.node.training.foreign_shortfall import Fill
-from ftis_node.node.training.step_policy import Outlook, StepNeeds, may_start, never_starts, stand_in
-from ftis_node.node.training.token_budget import makes_more, shares_of_next_step
+from ftis_node.node.training.foreign_shortfall import ForeignShortfall
+from ftis_node.node.training.step_policy import StepInputs, StepQuota, may_start, never_starts, substitute_foreign
 from ftis_node.replay.lifecycle import Freshness, ReleaseReason
 
 if TYPE_CHECKING:
-    from ftis_node.node.context import Parts
-    from ftis_node.node.loops.intake import IntakeLoop
+    from ftis_node.gossip.interface import Gossip
+    from ftis_node.node.context import NodeContext
+    from ftis_node.node.supervision.disk_thread import Disk
+    from ftis_node.node.training.buffer_limits import BufferLimits
+    from ftis_node.node.training.slots import SlotPool
+    from ftis_node.node.training.step_shares import StepShares
+    from ftis_node.replay.buffer import ReplayBuffer
+    from ftis_node.replay.reader import ReplayReader
 
 log = logging.getLogger(__name__)
 
@@ -39,48 +44,72 @@ class StepGate(Protocol):
         ...
 
 
-class PatientGate:
+class TimedStepGate:
     """Waits for all own groups, and for foreign ones as long as the run's patience lasts."""
 
-    def __init__(self, parts: Parts, intake: IntakeLoop) -> None:
-        self._parts = parts
-        self._intake = intake
+    def __init__(
+        self,
+        *,
+        context: NodeContext,
+        stored: asyncio.Event,
+        step_shares: StepShares,
+        limits: BufferLimits,
+        slots: SlotPool,
+        buffer: ReplayBuffer,
+        reader: ReplayReader,
+        disk: Disk,
+        gossip: Gossip,
+    ) -> None:
+        """`stored` is set by the intake loop whenever a group became READY."""
+        self._context = context
+        self._stored = stored
+        self._step_shares = step_shares
+        self._limits = limits
+        self._slots = slots
+        self._buffer = buffer
+        self._reader = reader
+        self._disk = disk
+        self._gossip = gossip
         self._started_at = time.monotonic()
         self._own_ready_since: float | None = None
         self._with_members_at = self._started_at
-        self._fill = Fill()
-        self._needs = StepNeeds.of(parts.manifest)
+        self._fill = ForeignShortfall()
+        self._needs = StepQuota.of(context.manifest)
 
     async def wait(self, step: int) -> bool:
         """Returns when the step may start, or never will; releases on the way what has grown stale."""
         self._own_ready_since = None
         while True:
-            self._intake.stored.clear()
+            self._stored.clear()
             await self._release_unusable()
             self._needs = self._wanted()
             outlook = await self._outlook()
             if may_start(self._needs, outlook):
                 self._plan_next()
                 return True
-            if self._parts.settings.generates and not makes_more(self._parts) and never_starts(self._needs, outlook):
+            if (
+                self._context.settings.generates
+                and not self._step_shares.makes_more
+                and never_starts(self._needs, outlook)
+            ):
                 log.info("no more groups are generated, and none will come for step %d: the node ends", step)
                 return False
             with suppress(TimeoutError):  # not `wait_for`: in Python 3.11 it loses a cancellation that meets the event
                 async with asyncio.timeout(LOOK_AGAIN_S):
-                    await self._intake.stored.wait()
+                    await self._stored.wait()
 
     def shares(self, step: int) -> tuple[int, int]:
         """The run's, or what stands in for own groups where no more are made."""
-        return shares_of_next_step(self._parts, self._needs)
+        return self._step_shares.of_next_step(self._needs)
 
     @property
     def _fills(self) -> bool:
         """Whether own groups may stand in for foreign ones: not of a node that generates none, or no more."""
-        return self._parts.manifest.step.backfill_with_own and makes_more(self._parts)
+        return self._context.manifest.step.backfill_with_own and self._step_shares.makes_more
 
-    def _wanted(self) -> StepNeeds:
-        """Return the run's quota; with `step.backfill_with_own`, own groups replace the foreign ones missing before."""
-        needs = StepNeeds.of(self._parts.manifest)
+    def _wanted(self) -> StepQuota:
+        """The manifest's; with `step.backfill_with_own`, own groups in place of foreign ones that were missing."""
+        needs = StepQuota.of(self._context.manifest)
         if not self._fills:
             return needs
         own, foreign = self._fill.shares(needs.own, needs.foreign)
@@ -90,25 +119,25 @@ class PatientGate:
         """A step starts: what is missing of it is generated for the next one."""
         if not self._fills:
             return
-        step = self._parts.manifest.step
-        self._fill.note(self._needs.foreign, [sender for sender, _ in self._parts.reader.ready_foreign()])
+        step = self._context.manifest.step
+        self._fill.note(self._needs.foreign, [sender for sender, _ in self._reader.ready_foreign()])
         own, _ = self._fill.shares(step.own_groups, step.foreign_groups)
-        self._parts.slots.resize(own * (1 + step.max_async_level))
+        self._slots.resize(own * (1 + step.max_async_level))
 
-    async def _outlook(self) -> Outlook:
-        own_ready, foreign_ready = self._parts.reader.ready_counts()
-        if not self._parts.settings.generates or (self._needs.foreign and not makes_more(self._parts)):
+    async def _outlook(self) -> StepInputs:
+        own_ready, foreign_ready = self._reader.ready_counts()
+        if not self._context.settings.generates or (self._needs.foreign and not self._step_shares.makes_more):
             self._needs = replace(self._needs, generated=0)
-            own_ready, foreign_ready = stand_in(own_ready + foreign_ready, needs=self._needs)
+            own_ready, foreign_ready = substitute_foreign(own_ready + foreign_ready, needs=self._needs)
         now = time.monotonic()
-        has_members = bool(await self._parts.gossip.members())
+        has_members = bool(await self._gossip.members())
         if has_members:
             self._with_members_at = now
         if own_ready < self._needs.own_waited_for:
             self._own_ready_since = None
         elif self._own_ready_since is None:
             self._own_ready_since = now
-        return Outlook(
+        return StepInputs(
             own_ready=own_ready,
             foreign_ready=foreign_ready,
             waited_s=now - (self._own_ready_since or now),
@@ -118,25 +147,16 @@ class PatientGate:
         )
 
     async def _release_unusable(self) -> None:
-        parts = self._parts
         freshness = Freshness(
             now=time.time(),
-            max_age_s=parts.manifest.step.max_age_s,
-            policy_version=parts.state.policy_version,
-            max_version_lag=parts.manifest.step.max_version_lag,
-            peer_id=parts.identity.peer_id,
+            max_age_s=self._context.manifest.step.max_age_s,
+            policy_version=self._context.state.policy_version,
+            max_version_lag=self._context.manifest.step.max_version_lag,
+            peer_id=self._context.identity.peer_id,
         )
-        stale = await parts.disk(parts.buffer.release_stale, freshness)
+        stale = await self._disk(self._buffer.release_stale, freshness)
         for group in stale:
-            parts.events.write("released", group=group.id, reason=ReleaseReason.STALE)
+            self._context.events.write("released", group=group.id, reason=ReleaseReason.STALE)
         if stale:
-            parts.slots.hold(parts.reader.own_held())
-        await evict_foreign(parts)
-
-
-async def evict_foreign(parts: Parts) -> None:
-    """Makes room where foreign groups are more or larger than the buffer keeps, or one peer's more than its places."""
-    limits = parts.settings.buffer
-    keep = {"keep": limits.max_ready_groups, "keep_bytes": limits.max_ready_bytes}
-    for group in await parts.disk(parts.buffer.evict_foreign, **keep, cap=parts.peers.share_cap()):
-        parts.events.write("released", group=group.id, reason=ReleaseReason.EVICTED)
+            self._slots.hold(self._reader.own_held())
+        await self._limits.evict_foreign()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class StepNeeds:
+class StepQuota:
     """I and J of the manifest, and the patience limit in seconds.
 
     Where more own groups are `generated` than a step takes, it waits for all of them.
@@ -35,7 +35,7 @@ class StepNeeds:
         return max(self.own, self.generated)
 
     @classmethod
-    def of(cls, manifest: RunManifest) -> StepNeeds:
+    def of(cls, manifest: RunManifest) -> StepQuota:
         """The run's."""
         step = manifest.step
         return cls(
@@ -46,7 +46,7 @@ class StepNeeds:
         )
 
 
-def shares_of_step(needs: StepNeeds, *, generates: bool, own_left: int = 0) -> tuple[int, int]:
+def shares_of_step(needs: StepQuota, *, generates: bool, own_left: int = 0) -> tuple[int, int]:
     """How many own and foreign groups a step takes, by who signed them.
 
     `own_left` are READY ones of a node that generates no more.
@@ -57,14 +57,14 @@ def shares_of_step(needs: StepNeeds, *, generates: bool, own_left: int = 0) -> t
     return own, needs.own + needs.foreign - own
 
 
-def stand_in(ready: int, *, needs: StepNeeds) -> tuple[int, int]:
+def substitute_foreign(ready: int, *, needs: StepQuota) -> tuple[int, int]:
     """READY groups of a node that generates nothing, or no more, counted as (own, foreign)."""
     standing_in = min(ready, needs.own)
     return standing_in, ready - standing_in
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class StepInputs:
     """What is there. `waited_s`: since all own groups were ready. `uptime_s`: since the node started.
 
     `alone_s`: since a member was there, or since the start.
@@ -78,7 +78,7 @@ class Outlook:
     alone_s: float = 0.0
 
 
-def may_start(needs: StepNeeds, outlook: Outlook) -> bool:
+def may_start(needs: StepQuota, outlook: StepInputs) -> bool:
     """Whether the step goes now."""
     if outlook.own_ready < needs.own_waited_for:
         return False
@@ -90,7 +90,7 @@ def may_start(needs: StepNeeds, outlook: Outlook) -> bool:
     return not somebody_may_come or outlook.waited_s >= needs.foreign_wait_s
 
 
-def never_starts(needs: StepNeeds, outlook: Outlook) -> bool:
+def never_starts(needs: StepQuota, outlook: StepInputs) -> bool:
     """Whether a node that generates no more need not wait for its next step: nobody will fill it."""
     if outlook.own_ready >= needs.own and outlook.own_ready + outlook.foreign_ready > 0:
         return False

@@ -11,11 +11,9 @@ import logging
 from typing import TYPE_CHECKING
 
 from ftis_node.node.supervision.task_monitor import waiting_for
-from ftis_node.node.training.step_policy import StepNeeds, shares_of_step
 
 if TYPE_CHECKING:
     from ftis_node.config.budget import BudgetSection
-    from ftis_node.node.context import Parts
 
 log = logging.getLogger(__name__)
 
@@ -73,23 +71,3 @@ class GenerateBudget:
 def generate_budget(limits: BudgetSection, *, num_tokens: int, num_groups: int) -> GenerateBudget:
     """Of a node whose home has so many own tokens in so many own groups."""
     return GenerateBudget(limits.generate_tokens, num_tokens=num_tokens, num_groups=num_groups)
-
-
-def makes_more(parts: Parts) -> bool:
-    """Whether own groups are still to come: not of a learner, nor where the budget is used up and all is published."""
-    return parts.settings.generates and not (parts.budget.is_used_up and not parts.slots.waiting)
-
-
-def shares_of_next_step(parts: Parts, needs: StepNeeds | None = None) -> tuple[int, int]:
-    """How many own and foreign groups the next step takes, by who signed them. `needs`: the run's, where not given."""
-    needs = needs or StepNeeds.of(parts.manifest)
-    if not parts.settings.generates or makes_more(parts) or not needs.foreign:
-        return shares_of_step(needs, generates=parts.settings.generates)
-    own_left, _ = parts.reader.ready_counts()
-    return shares_of_step(needs, generates=False, own_left=own_left)
-
-
-def is_learned_out(parts: Parts) -> bool:
-    """Whether the tokens that may be trained on are used up."""
-    limit = parts.settings.budget.learn_tokens
-    return limit is not None and parts.reader.trained_tokens() >= limit

@@ -1,6 +1,6 @@
-"""What a node tells its trackers: a step's report, the generator's speed and the swarm's counters; evaluations.
+"""What a node sends to its trackers: step reports, the generation rate, swarm counters and evaluations.
 
-Every number of the report and of the status's swarm section is a curve: a new figure there is one without a line here.
+Every number of the report and of the swarm section is a curve. A new field there needs no line here.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ftis_node.node.loops.status import swarm_status
 from ftis_node.telemetry.trackers import TrackedRun
 from ftis_node.telemetry.tracking import Tracking, numbers_of
 
@@ -17,15 +16,17 @@ if TYPE_CHECKING:
     from ftis_node.config.home import Home
     from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
+    from ftis_node.gossip.interface import Gossip
     from ftis_node.learner.messages import StepReport
-    from ftis_node.node.context import Parts
+    from ftis_node.node.peers.swarm_status import SwarmReporter
+    from ftis_node.node.protocols import Generation
     from ftis_node.telemetry.status import EvalStatus
 
 
 def make_tracking(
     settings: NodeSettings, manifest: RunManifest, home: Home, *, name: str, peer_id: str, model: str
 ) -> Tracking:
-    """The trackers that the settings ask for; that they are installed was checked before."""
+    """Return the trackers of the settings. `startup/prepare.py` has checked that they are installed."""
     run = TrackedRun(
         project=settings.tracking.project,
         name=settings.tracking.name or name,
@@ -36,17 +37,26 @@ def make_tracking(
     return Tracking.to(settings.tracking.to, run)
 
 
-async def track_step(parts: Parts, report: StepReport) -> None:
-    """The figures of one step."""
-    if not parts.tracking:
-        return
-    swarm = swarm_status(parts, members=await parts.gossip.members())
-    report_fields = msgspec.to_builtins(report)
-    del report_fields["step"]  # the axis
-    figures = numbers_of(report_fields, prefix="learner") | numbers_of(msgspec.to_builtins(swarm), prefix="swarm")
-    parts.tracking.log(report.step, {"generation/tokens_per_s": parts.generation.tokens_per_s, **figures})
+class StepTracker:
+    """Sends one step's report, the generation rate and the swarm section to the trackers."""
+
+    def __init__(self, *, tracking: Tracking, generation: Generation, gossip: Gossip, swarm: SwarmReporter) -> None:
+        self._tracking = tracking
+        self._generation = generation
+        self._gossip = gossip
+        self._swarm = swarm
+
+    async def track(self, report: StepReport) -> None:
+        """Log the numbers of one step. Does nothing without a tracker."""
+        if not self._tracking:
+            return
+        swarm = self._swarm.status(members=await self._gossip.members())
+        report_fields = msgspec.to_builtins(report)
+        del report_fields["step"]  # the axis
+        numbers = numbers_of(report_fields, prefix="learner") | numbers_of(msgspec.to_builtins(swarm), prefix="swarm")
+        self._tracking.log(report.step, {"generation/tokens_per_s": self._generation.tokens_per_s, **numbers})
 
 
-def track_evaluation(parts: Parts, evaluation: EvalStatus) -> None:
-    """One evaluation; tasks are told apart by name."""
-    parts.tracking.log(evaluation.step, {f"eval/{evaluation.task}/pass_at_1": evaluation.pass_at_1})
+def track_evaluation(tracking: Tracking, evaluation: EvalStatus) -> None:
+    """Log one evaluation; the key holds the task's name."""
+    tracking.log(evaluation.step, {f"eval/{evaluation.task}/pass_at_1": evaluation.pass_at_1})

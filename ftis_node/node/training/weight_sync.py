@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
     from ftis_node.generation.client import ProofToCome
     from ftis_node.learner.messages import TrainReply
-    from ftis_node.node.context import Parts
+    from ftis_node.node.protocols import Generation
+    from ftis_node.telemetry.events import EventTrail
     from ftis_node.workers.weights.store import WeightProof
 
-GiveWeights: TypeAlias = "Callable[[Parts, PublishedWeights, ProofToCome | WeightProof | None], Awaitable[None]]"
-"""Whom new weights are given to: `hand_over`, or a learner node's `OfferLoop.take`."""
+DeliverWeights: TypeAlias = "Callable[[PublishedWeights, ProofToCome | WeightProof | None], Awaitable[None]]"
+"""Where new weights go: `update_engine`, or the `OfferLoop.take` of a node that learns only."""
 
 log = logging.getLogger(__name__)
 
 
-class HandOver:
-    """One step's. `take` what the learner says while it works, then `finish` with its reply, or `give_up`."""
+class WeightSync:
+    """Weight update of one step: `take` what the learner publishes, then `finish` with its reply, or `give_up`."""
 
-    def __init__(self, parts: Parts, give_weights: GiveWeights) -> None:
-        self._parts = parts
-        self._give_weights = give_weights
+    def __init__(self, deliver: DeliverWeights) -> None:
+        self._deliver = deliver
         self._proof: ProofToCome = asyncio.get_running_loop().create_future()
         self._task: asyncio.Task[None] | None = None
 
@@ -52,10 +52,10 @@ class HandOver:
         if self._task is not None:
             await self._task
         elif reply.weights is not None:  # the step had been done before: nothing was told on the way
-            await self._give_weights(self._parts, reply.weights, reply.proof)
+            await self._deliver(reply.weights, reply.proof)
 
     async def _work(self, weights: PublishedWeights) -> None:
-        await self._give_weights(self._parts, weights, self._proof)
+        await self._deliver(weights, self._proof)
 
     async def give_up(self) -> None:
         """The learner died: whatever the generator has begun, it ends."""
@@ -70,14 +70,20 @@ class HandOver:
             self._task.cancel()
 
 
-async def hand_over(parts: Parts, weights: PublishedWeights, proof: ProofToCome | WeightProof | None) -> None:
-    """Return when the generator serves a version and has proved it; where it died over it, it restarts with it."""
+async def update_engine(
+    weights: PublishedWeights,
+    proof: ProofToCome | WeightProof | None,
+    *,
+    generation: Generation,
+    events: EventTrail,
+) -> None:
+    """Return when the generator serves a version and has verified it; a worker that dies restarts with it."""
     try:
-        await parts.generation.update_weights(weights, proof)
+        await generation.update_weights(weights, proof)
     except WorkerError as error:
-        parts.events.write("weight_sync_failed", version=weights.version, error=str(error))
-        await parts.generation.start()
+        events.write("weight_sync_failed", version=weights.version, error=str(error))
+        await generation.start()
     done_at_s = weights.step_done_at_s
     after_step_s = None if done_at_s is None else round(time.monotonic() - done_at_s, 4)
-    way = parts.generation.hand_over
-    parts.events.write("served", version=weights.version, after_step_s=after_step_s, way=way)
+    way = generation.hand_over
+    events.write("served", version=weights.version, after_step_s=after_step_s, way=way)

@@ -32,7 +32,7 @@ MAX_WRONG_CHUNKS = 8
 HASHES_PER_ITEM = MAX_CHUNK_BYTES // DIGEST_BYTES
 
 
-class OfferGoneError(Exception):
+class OfferWithdrawnError(Exception):
     """The learner does not hold this version any longer."""
 
 
@@ -73,7 +73,7 @@ class Download:
     async def run(self) -> Path:
         """The complete, checked file, still under its temporary name; `discard` when it is not wanted.
 
-        Raises OfferGoneError, RecordError (`hash`: the offer contradicts itself, `chunk`: too many wrong ones) and
+        Raises OfferWithdrawnError, RecordError (`hash`: the offer contradicts itself, `chunk`: too many wrong ones) and
         OSError where the disk refuses.
         """
         self._part.parent.mkdir(parents=True, exist_ok=True)
@@ -95,7 +95,7 @@ class Download:
         self._list.unlink(missing_ok=True)
 
     async def _chunk_hashes(self) -> bytes:
-        """The list, from a former try or from the peer. Raises OfferGoneError, RecordError (`hash`)."""
+        """The list, from a former try or from the peer. Raises OfferWithdrawnError, RecordError (`hash`)."""
         if self._list.exists() and self._offer.lists(hashes := self._list.read_bytes()):
             return hashes
         question = WeightsRequest(WeightsPart.HASHES, file=self._offer.sha256)
@@ -125,7 +125,7 @@ class Download:
         return num_right
 
     async def _next_chunks(self) -> list[bytes]:
-        """The next right chunks, in order; none where the peer is away or lies. Raises OfferGoneError, RecordError."""
+        """Return the next verified chunks; none from a peer that fails. Raises OfferWithdrawnError, RecordError."""
         count = min(CHUNKS_AT_ONCE, self._offer.num_chunks - self._num_here)
         question = WeightsRequest(WeightsPart.CHUNKS, file=self._offer.sha256, first=self._num_here, count=count)
         fetched = await self._ask(question, max_items=count)
@@ -147,10 +147,10 @@ class Download:
         return right
 
     async def _ask(self, question: WeightsRequest, *, max_items: int) -> Fetched:
-        """A peer that answers fully, but nothing at all, does not hold the file. Raises OfferGoneError then."""
+        """A peer that answers fully, but nothing at all, does not hold the file. Raises OfferWithdrawnError then."""
         fetched = await self._gossip.ask_weights(self._offer.peer_id, question.to_bytes(), max_items=max_items)
         if fetched.outcome is FetchOutcome.COMPLETE and not fetched.bodies:
-            raise OfferGoneError(f"version {self._offer.version} is not offered any longer")
+            raise OfferWithdrawnError(f"version {self._offer.version} is not offered any longer")
         return fetched
 
     async def _pause(self, fetched: Fetched) -> None:

@@ -22,12 +22,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from ftis_node.errors import ModelError, RecordError, WorkerDiedError
 from ftis_node.gossip.interface import FetchOutcome
 from ftis_node.models import model_fingerprint
-from ftis_node.node.startup.worker_settings import serves_adapters
 from ftis_node.node.supervision.background import in_background
 from ftis_node.node.supervision.task_monitor import waiting_for
-from ftis_node.node.training.evaluation import evaluate_tasks
-from ftis_node.node.weights.download import Download, OfferGoneError
+from ftis_node.node.weights.download import Download, OfferWithdrawnError
 from ftis_node.node.weights.store import HeldVersions
+from ftis_node.node.worker_settings import serves_adapters
 from ftis_node.records.weights import WeightsPart, WeightsRequest, open_offer
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.transit import VersionsInTransit, should_fetch
@@ -36,7 +35,15 @@ from ftis_node.validation.weights_rules import Follower, refuse_offer
 from ftis_node.workers.weights.store import probe_token_ids
 
 if TYPE_CHECKING:
-    from ftis_node.node.context import Parts
+    from pathlib import Path
+
+    from ftis_node.gossip.interface import Gossip
+    from ftis_node.models import ModelSource
+    from ftis_node.node.context import NodeContext, NodeDescription
+    from ftis_node.node.peers.registry import PeerRegistry
+    from ftis_node.node.protocols import Generation, Learning
+    from ftis_node.node.state import NodeCounters
+    from ftis_node.node.training.evaluation import Evaluator
     from ftis_node.records.weights import WeightsOffer
     from ftis_node.workers.weights.store import PublishedWeights, WeightProof
 
@@ -57,10 +64,35 @@ class Heard(NamedTuple):
 class FollowLoop:
     """`resume` first, then `run`."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._settings = parts.settings.roles
-        self._held = HeldVersions(parts.home.weights / "followed")
+    def __init__(
+        self,
+        *,
+        context: NodeContext,
+        about: NodeDescription,
+        source: ModelSource,
+        vocab_size: int,
+        folder: Path,
+        gossip: Gossip,
+        generation: Generation,
+        learner: Learning,
+        evaluator: Evaluator,
+        registry: PeerRegistry,
+        counters: NodeCounters,
+    ) -> None:
+        """`folder` keeps the versions; `learner` is the null object that knows the model's parameter count."""
+        self._context = context
+        self._about = about
+        self._source = source
+        self._vocab_size = vocab_size
+        self._gossip = gossip
+        self._guard = gossip.guard
+        self._generation = generation
+        self._learner = learner
+        self._evaluator = evaluator
+        self._registry = registry
+        self._counters = counters
+        self._settings = context.settings.roles
+        self._held = HeldVersions(folder)
         self._transit = VersionsInTransit(self._settings.delay, random.Random())
         self._newest: WeightsOffer | None = None  # the newest that was taken as far as the disk
         self._refused: bytes | None = None  # the offer refused last: it is offered again at each look, and told once
@@ -93,7 +125,7 @@ class FollowLoop:
 
     async def _keep_fetching(self) -> None:
         while True:
-            with self._parts.guard.work_for(self._settings.follow, Place.WEIGHTS):
+            with self._guard.work_for(self._settings.follow, Place.WEIGHTS):
                 heard = await self._look()
                 if heard is not None and self._wants(heard):
                     with waiting_for(f"the file of weights {heard.offer.version}"):  # as long as the learner is away
@@ -104,7 +136,7 @@ class FollowLoop:
     async def _look(self) -> Heard | None:
         """The learner's newest offer, where there is one that may be taken."""
         question = WeightsRequest(WeightsPart.OFFER).to_bytes()
-        fetched = await self._parts.gossip.ask_weights(
+        fetched = await self._gossip.ask_weights(
             self._settings.follow, question, max_items=1, timeout_s=self._settings.poll_timeout_s
         )
         self._note_presence(is_away=fetched.outcome is not FetchOutcome.COMPLETE, why=fetched.outcome)
@@ -142,10 +174,10 @@ class FollowLoop:
 
     async def _fetch(self, heard: Heard) -> None:
         """The version's file, from the learner to a complete folder here."""
-        parts, offer, began_at = self._parts, heard.offer, time.monotonic()
+        offer, began_at = heard.offer, time.monotonic()
         self._held.clear_partial(but=offer.sha256)
         download = Download(
-            parts.gossip,
+            self._gossip,
             offer,
             self._held.partial,
             pause_s=self._settings.poll_interval_s,
@@ -154,7 +186,7 @@ class FollowLoop:
         try:
             file = await download.run()
             await in_background(self._held.put, file, offer, heard.signed)
-        except OfferGoneError as error:
+        except OfferWithdrawnError as error:
             log.info("%s", error)
             download.discard()
             return
@@ -165,10 +197,10 @@ class FollowLoop:
             return
         except OSError as error:
             log.warning("version %d cannot be kept: %s", offer.version, error)
-            parts.events.write("weights_failed", version=offer.version, error=str(error))
+            self._context.events.write("weights_failed", version=offer.version, error=str(error))
             return
         progress = download.progress
-        parts.events.write(
+        self._context.events.write(
             "weights_fetched",
             version=offer.version,
             num_bytes=progress.num_bytes,
@@ -196,15 +228,15 @@ class FollowLoop:
 
     async def _evaluate_if_due(self, version: int, *, before: int) -> None:
         """As often as the run evaluates, where this generator is asked to; the next version waits meanwhile."""
-        every_steps = self._parts.manifest.eval.every_steps
+        every_steps = self._context.manifest.eval.every_steps
         if self._settings.evaluate and every_steps and version // every_steps > before // every_steps:
             with waiting_for("an evaluation"):  # each of its requests has a limit
-                await evaluate_tasks(self._parts, step=version)
+                await self._evaluator.evaluate(step=version)
 
     async def _serve_guarded(self, version: int, *, before: int) -> bool:
         """As `_serve`; a file that brings about what nobody expects is not served either."""
         is_served = False
-        with self._parts.guard.work_for(self._settings.follow, Place.WEIGHTS) as work:
+        with self._guard.work_for(self._settings.follow, Place.WEIGHTS) as work:
             is_served = await self._serve(version, before=before)
         if work.failed:
             self._transit.served = before
@@ -213,7 +245,7 @@ class FollowLoop:
 
     async def _serve(self, version: int, *, before: int) -> bool:
         """The version in the engine, proved; else False, and `before` stays."""
-        parts, offer, began_at = self._parts, self._held.offer(version), time.monotonic()
+        offer, began_at = self._held.offer(version), time.monotonic()
         weights, proof = self._held.for_engine(version)
         try:
             with waiting_for(f"weights {version} in the generator"):  # its supervisor has the limits
@@ -224,9 +256,11 @@ class FollowLoop:
             self._held.remove(version)
             return False
         await in_background(self._held.mark_served, version)
-        parts.state.policy_version, parts.counters.weights_created_at = version, offer.created_at
+        self._context.state.policy_version, self._counters.weights_created_at = version, offer.created_at
         age_s = round(time.time() - offer.created_at, 3)
-        parts.events.write("served", version=version, age_s=age_s, duration_s=round(time.monotonic() - began_at, 4))
+        self._context.events.write(
+            "served", version=version, age_s=age_s, duration_s=round(time.monotonic() - began_at, 4)
+        )
         log.info("version %d of %s is served, %.1f s after it was offered", version, offer.model, age_s)
         return True
 
@@ -234,31 +268,33 @@ class FollowLoop:
         """Once more where the worker died meanwhile: that may have had another reason."""
         for _ in range(MAX_TRIES - 1):
             try:
-                return await self._parts.generation.try_weights(weights, proof)
+                return await self._generation.try_weights(weights, proof)
             except WorkerDiedError as error:
                 log.warning("version %d is tried again: %s", weights.version, error)
-        return await self._parts.generation.try_weights(weights, proof)
+        return await self._generation.try_weights(weights, proof)
 
     def _refuse(self, refusal: Refusal, *, version: int | None = None) -> None:
-        parts, peer_id = self._parts, self._settings.follow
-        parts.counters.weights_refused[refusal.reason] += 1
-        parts.registry.seen(peer_id).refused[f"weights_{refusal.reason}"] += 1
-        parts.events.write(
+        peer_id = self._settings.follow
+        self._counters.weights_refused[refusal.reason] += 1
+        self._registry.seen(peer_id).refused[f"weights_{refusal.reason}"] += 1
+        self._context.events.write(
             "weights_refused", peer=peer_id, version=version, reason=refusal.reason, detail=refusal.detail
         )
         log.warning("weights of %s are not taken: %s", peer_id, refusal.detail)
 
     def _note_wrong_chunk(self, index: int) -> None:
-        self._parts.registry.seen(self._settings.follow).refused["weights_wrong_chunk"] += 1
-        self._parts.counters.weights_refused["wrong_chunk"] += 1
-        self._parts.events.write("weights_wrong_chunk", peer=self._settings.follow, chunk=index)
+        self._registry.seen(self._settings.follow).refused["weights_wrong_chunk"] += 1
+        self._counters.weights_refused["wrong_chunk"] += 1
+        self._context.events.write("weights_wrong_chunk", peer=self._settings.follow, chunk=index)
 
     def _note_presence(self, *, is_away: bool, why: FetchOutcome) -> None:
         """One line when the learner goes, and one when it comes back."""
         if is_away == self._is_away:
             return
         self._is_away = is_away
-        self._parts.events.write("learner_away" if is_away else "learner_back", peer=self._settings.follow, outcome=why)
+        self._context.events.write(
+            "learner_away" if is_away else "learner_back", peer=self._settings.follow, outcome=why
+        )
         if is_away:
             log.warning("the learner %s does not answer (%s): going on with what is served", self._settings.follow, why)
         else:
@@ -266,14 +302,13 @@ class FollowLoop:
 
     async def _self_as_follower(self) -> Follower:
         if self._follower is None:
-            parts = self._parts
             self._follower = Follower(
                 follows=self._settings.follow,
-                run_id=parts.manifest.run_id,
-                tokenizer=parts.tokenizer.fingerprint,
-                started_from=await in_background(model_fingerprint, parts.source),
-                parameters=parts.learner.state.parameters if parts.learner.state else 0,
-                probe_ids=probe_token_ids(parts.tokenizer.vocab_size),
-                takes_adapters=serves_adapters(parts.settings),
+                run_id=self._context.manifest.run_id,
+                tokenizer=self._about.tokenizer,
+                started_from=await in_background(model_fingerprint, self._source),
+                parameters=self._learner.state.parameters if self._learner.state else 0,
+                probe_ids=probe_token_ids(self._vocab_size),
+                takes_adapters=serves_adapters(self._context.settings),
             )
         return self._follower

@@ -33,7 +33,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from ftis_node.generation.client import ProofToCome
-    from ftis_node.node.context import Parts
+    from ftis_node.models import ModelSource
+    from ftis_node.node.context import NodeContext, NodeDescription
+    from ftis_node.node.peers.manager import PeerManager
+    from ftis_node.node.protocols import Learning
+    from ftis_node.node.supervision.disk_thread import Disk
     from ftis_node.workers.weights.store import PublishedWeights, WeightProof
 
 log = logging.getLogger(__name__)
@@ -75,8 +79,14 @@ class Held:
 class OfferLoop:
     """`take` is the train loop's hand-over, `give` the network's question."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(
+        self, *, context: NodeContext, about: NodeDescription, source: ModelSource, disk: Disk, peers: PeerManager
+    ) -> None:
+        self._context = context
+        self._about = about
+        self._source = source
+        self._disk = disk
+        self._peers = peers
         self._pending: Pending | None = None
         self._changed = asyncio.Event()
         self._held: dict[int, Held] = {}
@@ -85,18 +95,18 @@ class OfferLoop:
         self._begun_at: dict[tuple[str, bytes], float] = {}
         self._num_taken = 0
 
-    async def take(self, parts: Parts, weights: PublishedWeights, proof: ProofToCome | WeightProof | None) -> None:
+    async def take(self, weights: PublishedWeights, proof: ProofToCome | WeightProof | None) -> None:
         """New weights, whose proof may still be in the making. Returns when their file is held."""
         if (
             self._newest
-            and 0 <= weights.version - self._newest.offer.version < parts.settings.roles.publish_every_steps
+            and 0 <= weights.version - self._newest.offer.version < self._context.settings.roles.publish_every_steps
         ):
             return
         self._num_taken += 1
         file = Path(weights.path)
         folder = file.parent.parent / OFFERED
         path = folder / f"{weights.version:08d}-{self._num_taken}.safetensors"
-        await parts.disk(_hold, file, path, afresh=self._num_taken == 1)
+        await self._disk(_hold, file, path, afresh=self._num_taken == 1)
         config = file.parent / ADAPTER_CONFIG_FILE
         adapter_config = config.read_bytes() if file.name == ADAPTER_FILE else b""
         if self._pending is not None:
@@ -106,7 +116,7 @@ class OfferLoop:
 
     async def run(self) -> None:
         """Until cancelled."""
-        started_from = await in_background(model_fingerprint, self._parts.source)
+        started_from = await in_background(model_fingerprint, self._source)
         while True:
             with waiting_for("new weights"):
                 await self._changed.wait()
@@ -116,7 +126,7 @@ class OfferLoop:
                 await self._offer(pending, started_from=started_from)
 
     async def _offer(self, pending: Pending, *, started_from: str) -> None:
-        parts, began_at = self._parts, time.monotonic()
+        began_at = time.monotonic()
         with waiting_for("the learner's proof"):  # its end, or its death, brings one
             proof = await asyncio.shield(pending.proof) if isinstance(pending.proof, asyncio.Future) else pending.proof
         if proof is None:  # the learner died before it could prove them: it will make others
@@ -125,12 +135,12 @@ class OfferLoop:
         with waiting_for("the hashes of a large file"):
             digests = await in_background(digests_of, pending.path)
         offer = WeightsOffer(
-            run_id=parts.manifest.run_id,
-            peer_id=parts.identity.peer_id,
+            run_id=self._context.manifest.run_id,
+            peer_id=self._context.identity.peer_id,
             version=pending.weights.version,
             created_at=time.time(),
-            model=parts.source.name,
-            tokenizer=parts.tokenizer.fingerprint,
+            model=self._about.model,
+            tokenizer=self._about.tokenizer,
             started_from=started_from,
             num_bytes=digests.num_bytes,
             sha256=digests.sha256,
@@ -142,14 +152,16 @@ class OfferLoop:
         )
         for version in [version for version in self._held if version >= offer.version]:
             self._drop(version)  # of a life that the learner lost: these numbers mean other weights now
-        self._newest = Held(offer, seal_offer(offer, parts.identity), pending.path, digests.chunks)
+        self._newest = Held(offer, seal_offer(offer, self._context.identity), pending.path, digests.chunks)
         self._held[offer.version], self._asked_at[offer.version] = self._newest, time.monotonic()
         for version in outdated_offers(
-            self._asked_at, now=time.monotonic(), max_offered=parts.settings.roles.max_published_versions
+            self._asked_at, now=time.monotonic(), max_offered=self._context.settings.roles.max_published_versions
         ):
             self._drop(version)
         duration_s = round(time.monotonic() - began_at, 4)
-        parts.events.write("weights_offered", version=offer.version, num_bytes=offer.num_bytes, duration_s=duration_s)
+        self._context.events.write(
+            "weights_offered", version=offer.version, num_bytes=offer.num_bytes, duration_s=duration_s
+        )
 
     def _drop(self, version: int) -> None:
         """A peer that is reading the file reads on: its bytes go with the last reader."""
@@ -162,7 +174,7 @@ class OfferLoop:
         Raises RecordError for a malformed one.
         """
         question = open_weights_request(data)
-        if self._parts.settings.roles.weights_for == "trusted" and not self._parts.peers.is_trusted(peer_id):
+        if self._context.settings.roles.weights_for == "trusted" and not self._peers.is_trusted(peer_id):
             return
         if question.part is WeightsPart.OFFER:
             if self._newest is not None:
@@ -194,7 +206,7 @@ class OfferLoop:
     def _note_end(self, peer_id: str, held: Held) -> None:
         """The last chunk went out; how long it all took is known where the hashes were asked for first."""
         begun_at = self._begun_at.pop((peer_id, held.offer.sha256), None)
-        self._parts.events.write(
+        self._context.events.write(
             "weights_served",
             peer=peer_id,
             version=held.offer.version,
@@ -204,20 +216,20 @@ class OfferLoop:
         )
 
 
-def newest_offered(parts: Parts) -> int | None:
+def newest_offered(context: NodeContext, learner: Learning) -> int | None:
     """The newest version of this node's weights that an honest follower may name; None where this node offers none.
 
     Until the learner says which version it has, any. A version is offered before its step is done with, and a learner
     that died may go back by as many steps as its checkpoints leave out, while its followers keep what they had.
     """
-    if parts.settings.role != "learner":
+    if context.settings.role != "learner":
         return None
-    state, learner = parts.learner.state, parts.settings.learner
-    if state is None:
+    if learner.state is None:
         return MAX_INTEGER
-    version = max(state.policy_version, parts.state.policy_version)
-    unsaved = learner.checkpoint_every_steps or MAX_UNSAVED_STEPS
-    return version + 1 + unsaved * learner.keep_checkpoints
+    version = max(learner.state.policy_version, context.state.policy_version)
+    settings = context.settings.learner
+    unsaved = settings.checkpoint_every_steps or MAX_UNSAVED_STEPS
+    return version + 1 + unsaved * settings.keep_checkpoints
 
 
 def digests_of(path: Path, *, chunk_bytes: int = MAX_CHUNK_BYTES) -> Digests:

@@ -40,7 +40,7 @@ async def chain(items: Sequence[Item]) -> None:
                 made.answers[HOSTILE[(item.tag & WHO) % len(HOSTILE)].peer_id].append(item.data)
         if any(item.tag & DUTIES for item in items):
             ids = [one.peer_id for one in HOSTILE]
-            made.pull.ear.members = Members(ids, ids[:1])
+            made.wiring.announcements.members = Members(ids, ids[:1])
         for _ in range(2):
             _hear(made, items)
             await _repair(made)
@@ -53,12 +53,12 @@ def _hear(made: World, items: Sequence[Item]) -> None:
     for item in items:
         if not item.tag & ANSWER:
             sender = peers[item.tag & WHO]
-            with made.parts.guard.work_for(sender, Place.ANNOUNCEMENT):
-                made.pull.ear._take(Message(sender, item.data, item.tag >> 2 & 3))
+            with made.parts.gossip.guard.work_for(sender, Place.ANNOUNCEMENT):
+                made.wiring.announcements._take(Message(sender, item.data, item.tag >> 2 & 3))
 
 
 async def _repair(made: World) -> None:
-    repair = made.pull._repair
+    repair = made.wiring.backfill
     for member in made.members:
         await repair.catch_up(member.peer_id)
     await repair._fill_gaps()

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
 
-from ftis_node.node.loops.directory import DirectoryLoop
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
 from ftis_node.records.identity import PEER_DOMAIN
@@ -34,20 +33,20 @@ def kinds(tag: int) -> type | None:
 async def chain(items: Sequence[Item]) -> None:
     """Reads each record as the directory loop does; then asks, portions and shows."""
     async with world(MIXED_RUN, domain=NEAR) as made:
-        loop = DirectoryLoop(made.parts, made.pull)
+        loop = made.wiring.directory_loop(made.wiring.backfill)
         for item in items:
             identity = HOSTILE[(item.tag & WHO) % len(HOSTILE)]
             if item.tag & HEARD:
-                made.pull.ear.heard(identity.peer_id).note(5, at=time.monotonic())
+                made.wiring.announcements.heard(identity.peer_id).note(5, at=time.monotonic())
             record = item.data if item.tag & AS_IS else _signed(identity, item.data)
             made.swarm.put_record(identity.peer_id, record, run_id=MIXED_RUN.run_id, ttl_s=60.0)
-            with made.parts.guard.work_for(identity.peer_id, Place.RECORD):
+            with made.parts.gossip.guard.work_for(identity.peer_id, Place.RECORD):
                 await loop._read_record(identity.peer_id)
         loop._tell_changes([one.peer_id for one in HOSTILE])
-        await made.pull._repair._fill_gaps()
+        await made.wiring.backfill._fill_gaps()
         for one in HOSTILE:
             made.pull._is_near(PullItem(bytes(32), one.peer_id, 1, 100, SEEDS_MADE_AT))
-            made.pull.ear._pulls(one.peer_id)
+            made.wiring.announcements._pulls(one.peer_id)
         made.pull._portions(4)
         open_peer_record(seal_peer_record(loop._own_record(), OWN))
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ModelError
-from ftis_node.node.weights.follow import FollowLoop
+from ftis_node.node.startup.null_workers import NullGeneration
+from ftis_node.node.startup.wiring import Wiring
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.identity import WEIGHTS_DOMAIN
 from ftis_node.records.weights import WeightsPart, hash_chunks, open_weights_request, seal_offer
@@ -23,6 +24,8 @@ from tests.fuzz.world import HOSTILE, RUN, world
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
+    from ftis_node.node.weights.follow import FollowLoop
+
 LEARNER = HOSTILE[0]
 FILE = b"twelve bytes"
 WHAT = 0x03  # 0: an offer, 1: hashes, 2: a chunk
@@ -34,12 +37,8 @@ AT_ONCE = SETTINGS.model_copy(update={"roles": SETTINGS.roles.model_copy(update=
 MAX_QUESTIONS = 40  # then the learner says that it has nothing: a node would ask for ever
 
 
-class Engine:
+class Engine(NullGeneration):
     """Serves nothing."""
-
-    engine = state = "off"
-    policy_version = restarts = 0
-    tokens_per_s = 0.0
 
     async def try_weights(self, *_: object) -> None:
         raise ModelError("differs from the learner by inf nats on the probe")
@@ -59,12 +58,13 @@ async def chain(items: Sequence[Item]) -> None:
     chunks = [item.data for item in items if item.tag & WHAT > 1]
     async with world() as made:
         made.is_looked_at = False
-        parts = replace(made.parts, settings=AT_ONCE, generation=Engine())
-        loop = FollowLoop(parts)
+        context = replace(made.parts.context, settings=AT_ONCE)
+        parts = replace(made.parts, context=context, generation=Engine(lambda: 0))
+        loop = Wiring(parts).follow_loop()
         loop._follower = FOLLOWER
         for item in offers:
             made.members[0].serve_weights(_learner(_offer(item, chunks), hashes or [hash_chunks(chunks)], chunks))
-            with parts.guard.work_for(LEARNER.peer_id, Place.WEIGHTS):
+            with parts.gossip.guard.work_for(LEARNER.peer_id, Place.WEIGHTS):
                 await _once(loop)
 
 

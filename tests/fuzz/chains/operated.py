@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from ftis_node.errors import UsageError
 from ftis_node.files import parse_json
 from ftis_node.node.http_api.auth import host_name, is_same_secret
-from ftis_node.node.loops.status import StatusLoop
 from ftis_node.node.peers.operator_actions import ACTIONS, PeerControl
 from ftis_node.telemetry.metrics import render_metrics
 from ftis_node.telemetry.terminal_text import one_line
@@ -29,7 +28,8 @@ def kinds(tag: int) -> type | None:
 async def chain(items: Sequence[Item]) -> None:
     """Does what each request asks."""
     async with world() as made:
-        status = StatusLoop(made.parts)
+        status = made.wiring.status_loop()
+        control = PeerControl(made.parts.peers, made.wiring.peer_table.rows)
         for one in HOSTILE:
             made.parts.registry.seen(one.peer_id)
         for item in items:
@@ -39,7 +39,7 @@ async def chain(items: Sequence[Item]) -> None:
             elif item.tag & WHAT == 4:
                 assert not is_same_secret(text, "a secret that nobody knows")
             else:
-                _change(status.control, ACTIONS[(item.tag & WHAT) % len(ACTIONS)], item.data)
+                _change(control, ACTIONS[(item.tag & WHAT) % len(ACTIONS)], item.data)
         made.parts.peers.save()
         await look_at(made.parts)
         await status.refresh()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
@@ -20,8 +20,6 @@ from ftis_node.learner.data.packing import make_packed_micro_batches
 from ftis_node.learner.messages import TrainGroup
 from ftis_node.learner.step.objective import make_objective
 from ftis_node.models.decoder import Decoder
-from ftis_node.node.loops.train import TrainLoop
-from ftis_node.node.peers.serve import Served
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.backfill_request import BackfillRequest
 from ftis_node.records.codec import CODECS, pack_group
@@ -64,7 +62,7 @@ async def chain(items: Sequence[Item]) -> None:
         _show(made)
         await _serve(made)
         groups = made.parts.buffer.take(1, own=0, foreign=len(items), **rule)[0]
-        loop = TrainLoop(made.parts, cast("Any", None), last_step=None)
+        loop = made.wiring.train_loop(made.wiring.step_gate(), last_step=None)
         batch = loop._batch(groups)
         assert len(batch) == len(groups)
         assert not any(group.own for group in batch), "no group of a peer is own"
@@ -83,7 +81,7 @@ async def _hand_in(made: World, item: Item, number: int) -> None:
         body = message.SerializeToString()
         data = pb.Envelope(body=body, signature=identity.sign(ENVELOPE_DOMAIN, body)).SerializeToString()
     verdict: ValidationResult = await made.intake.submit(data, origin=identity.peer_id, own=False)
-    made.pull.ear.refuse([getattr(verdict, "group_id", None)])
+    made.wiring.announcements.refuse([getattr(verdict, "group_id", None)])
 
 
 def _mend(message: Any, number: int) -> None:
@@ -118,7 +116,7 @@ def _show(made: World) -> None:
 
 async def _serve(made: World) -> None:
     """What passed here is announced and given to honest members, and would pass their bounds."""
-    served = Served(made.parts)
+    served = made.wiring.served
     answers = await served.answer(HOSTILE[0].peer_id, BackfillRequest().to_bytes())
     ids = [open_announcement(answer).id for answer in answers]
     bodies = await served.lookup(ids)

@@ -20,7 +20,7 @@ from ftis_node.gossip.membership.dialler import Dialler, usable_addresses
 from ftis_node.gossip.multiaddr import check_announced_address, parse_listen_address, parse_multiaddr
 from ftis_node.gossip.p2pd.client import P2pdError, _usable
 from ftis_node.gossip.p2pd.hivemind_bindings import Multiaddr, address_bytes, address_texts
-from ftis_node.node.startup.bootstrap import run_meeting_point
+from ftis_node.node.startup.bootstrap import run_bootstrap_node
 from ftis_node.records.addresses import CODES, MAX_ADDRESS_CHARS, AddressError, parse_address, read_address
 from ftis_node.swarm.reputation.rate_limits import subnet_of
 from tests.gossip.helpers import settings as network_settings
@@ -215,5 +215,5 @@ def test_a_file_of_peers_is_a_short_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize("way", ["/ip6/fe80::1%eth0/tcp/1", "/ip4/127.0.0.1/tcp/" + "0" * 5000])
 def test_a_meeting_point_names_an_address_that_it_cannot_use(tmp_path: Path, way: str) -> None:
     with pytest.raises(ConfigError, match="cannot be used") as raised:
-        run_meeting_point(Home(tmp_path), listen=(), peers=(f"{way}/p2p/{PEER}",), show=print)
+        run_bootstrap_node(Home(tmp_path), listen=(), peers=(f"{way}/p2p/{PEER}",), show=print)
     assert raised.value.exit_code == 2

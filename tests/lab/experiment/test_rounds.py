@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from ftis_node.config.manifest import RunManifest
 from ftis_node.lab.experiment.rounds import Quota, Rounds
 from ftis_node.lab.experiment.synchronous_rounds import RoundGate, SynchronousRounds, Validator
 from ftis_node.node.peers.registry import PeerRegistry
 from ftis_node.node.state import NodeState
-from ftis_node.node.training.slots import Slots
+from ftis_node.node.training.slots import SlotPool
 
 ROUNDS = Rounds(own=2, foreign=4, last_steps=(1, 2, 3))
 
@@ -123,10 +124,11 @@ async def test_a_gate_plans_its_next_round_by_what_is_missing_of_this_one() -> N
 
 
 def _parts(*, fill: bool, ready: list[tuple[str, int]]) -> Any:
+    manifest = RunManifest(name="r", task="arithmetic", step={"backfill_with_own": fill})
+    context = SimpleNamespace(peer_id="own", manifest=manifest)
     return SimpleNamespace(
-        identity=SimpleNamespace(peer_id="own"),
-        slots=Slots(8),
-        manifest=SimpleNamespace(step=SimpleNamespace(backfill_with_own=fill, generated_groups=None)),
+        context=context,
+        slots=SlotPool(8),
         reader=SimpleNamespace(ready_foreign=lambda: ready),
     )
 

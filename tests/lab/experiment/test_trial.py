@@ -8,8 +8,7 @@ import json
 from collections import Counter
 from dataclasses import replace
 from statistics import fmean
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
@@ -25,9 +24,11 @@ from ftis_node.lab.experiment.synchronous_rounds import SynchronousRounds, Valid
 from ftis_node.lab.experiment.trial import run_trial
 from ftis_node.lab.experiment.trial_matrix import Experiment
 from ftis_node.lab.experiment.trial_result import SENDER_FIGURES, STEP_FIGURES
-from ftis_node.node.loops import train
+from ftis_node.learner.data.groups import unpack_train_group
 from ftis_node.node.peers.registry import PeerRegistry
 from ftis_node.node.state import NodeState
+from ftis_node.node.training import step_selection
+from ftis_node.node.training.evaluation import Evaluator
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -108,13 +109,13 @@ def test_a_member_that_evaluates_slowly_takes_the_same_groups(
 ) -> None:
     trial = only(experiment, steps=2)
     prompt = run_trial(trial)
-    evaluate, pauses = train.evaluate_tasks, itertools.cycle((0.0, 1.0))
+    evaluate, pauses = Evaluator.evaluate, itertools.cycle((0.0, 1.0))
 
-    async def evaluate_late(*arguments: Any, **options: Any) -> None:
+    async def evaluate_late(evaluator: Evaluator, *, step: int) -> None:
         await asyncio.sleep(next(pauses))  # one of the two; the other does its step meanwhile
-        await evaluate(*arguments, **options)
+        await evaluate(evaluator, step=step)
 
-    monkeypatch.setattr(train, "evaluate_tasks", evaluate_late)
+    monkeypatch.setattr(Evaluator, "evaluate", evaluate_late)
     for one, other in zip(prompt.members, run_trial(trial).members, strict=True):
         assert one.steps["reward_mean"] == other.steps["reward_mean"]
 
@@ -144,20 +145,20 @@ def test_evaluations_use_the_newest_weights(experiment: Experiment) -> None:
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, list[Any]]]:
     """The groups of each step with the name of the node that takes it."""
     seen: list[tuple[str, int, list[Any]]] = []
-    make_learner = trial_room.InProcessMakers.learner
+    make_learner = trial_room.InProcessNodeFactory.learner
 
     def spying(self: Any, of: Any) -> Any:
         learner = make_learner(self, of)
         inner = learner.train
 
         async def watched(groups: Any, *, step: int, **how: Any) -> Any:
-            seen.append((of.settings.name, step, list(groups)))
+            seen.append((of.settings.name, step, [unpack_train_group(group) for group in groups]))
             return await inner(groups, step=step, **how)
 
         learner.train = watched
         return learner
 
-    monkeypatch.setattr(trial_room.InProcessMakers, "learner", spying)
+    monkeypatch.setattr(trial_room.InProcessNodeFactory, "learner", spying)
     return seen
 
 
@@ -180,7 +181,7 @@ def test_horizontal_nodes_answer_the_same_prompts(experiment: Experiment, traine
         keys = [group.advantage_key for group in groups]
         assert len(groups) == 2 * PROMPTS
         assert all(keys.count(key) == 2 for key in keys)  # one of ours and one of the peer's
-        assert {len(group.completions) for group in groups} == {GROUP_SIZE // 2}
+        assert {len(group.rewards) for group in groups} == {GROUP_SIZE // 2}
 
 
 def test_of_more_generated_groups_a_sapo_node_draws_its_own(experiment: Experiment) -> None:
@@ -204,14 +205,14 @@ def test_a_useful_choice_is_among_the_groups_of_the_round(
     experiment: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[Any, Any, dict[str, float]]] = []
-    choose = train.choose_useful
+    choose = step_selection.choose_useful
 
     def watched(candidates: Any, *numbers: int, pass_rates: dict[str, float], **how: Any) -> Any:
         selection = choose(candidates, *numbers, pass_rates=pass_rates, **how)
         seen.append((candidates, selection, pass_rates))
         return selection
 
-    monkeypatch.setattr(train, "choose_useful", watched)
+    monkeypatch.setattr(step_selection, "choose_useful", watched)
     result = run_trial(only(experiment, shares=("useful:3",), num_nodes=(4,)))
     assert [member.foreign_groups for member in result.members] == [3 * STEPS] * 4
     assert len(seen) == 4 * STEPS
@@ -231,13 +232,13 @@ def test_a_divided_swarm_generates_less_of_what_teaches_nobody(
 ) -> None:
     """No completion of eight tokens has room for a sum with its working: no group of `sums` has a signal."""
     late = Counter[str]()
-    note = train.note_signals
+    note = step_selection.note_signals
 
-    def watched(parts: Any, step: int, groups: Any, discarded: Any) -> None:
-        late.update(each.group.prompt_ref.task for each in groups if each.own and step > 2)
-        note(parts, step, groups, discarded)
+    def watched(division: Any, step: int, groups: Any, discarded: Any, **others: Any) -> None:
+        late.update(each.prompt_ref.task for each in groups if each.own and step > 2)
+        note(division, step, groups, discarded, **others)
 
-    monkeypatch.setattr(train, "note_signals", watched)
+    monkeypatch.setattr(step_selection, "note_signals", watched)
     mixture, steps = "arithmetic:add+sums", 4
     base = load_manifest("arithmetic-compare")
     base = base.model_copy(update={"task": mixture, "eval": base.eval.model_copy(update={"every_steps": 0})})
@@ -249,10 +250,17 @@ def test_a_divided_swarm_generates_less_of_what_teaches_nobody(
     assert late["arithmetic:add"] > 0.6 * late.total()
 
 
+class Sender(NamedTuple):
+    """A node that has sent two groups."""
+
+    peer_id: str
+    groups_sent: int = 2
+
+
 async def test_a_lie_found_after_the_door_does_not_count_as_another_group_judged() -> None:
-    registry, sender = PeerRegistry(), SimpleNamespace(peer_id="sender", groups_sent=2)
+    registry, sender = PeerRegistry(), Sender("sender")
     lockstep = SynchronousRounds(Rounds(own=2, foreign=2, last_steps=(1, 1)))
-    lockstep.enter(SimpleNamespace(peer_id="judge", groups_sent=2), Validator(NodeState(), registry), last_step=1)
+    lockstep.enter(Sender("judge"), Validator(NodeState(), registry), last_step=1)
     lockstep.enter(sender, last_step=1)
     peer = registry.seen("sender")
     peer.accepted, peer.refused["understated"] = 1, 1  # one group, accepted and found out

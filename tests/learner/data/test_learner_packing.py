@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from learner_rig import make_group, one_by_one_logprobs, random_groups
+from learner_rig import make_group, one_by_one_logprobs, random_groups, unpacked_group
 from tiny_models import make_model
 
-from ftis_node.learner.data.batch import SequenceSpan, make_batch, make_micro_batches
+from ftis_node.learner.data.batch import SequenceSpan, batch_of, make_batch, make_micro_batches
 from ftis_node.learner.data.packing import make_packed_micro_batches
 from ftis_node.learner.model import attention
 from ftis_node.learner.model.logprobs import completion_logprobs
@@ -71,7 +71,7 @@ def test_rows_are_full():
 
 
 def test_completions_without_tokens_lie_nowhere():
-    batch = make_batch([make_group([[], [7]], [0.0, 1.0], prompt=(1, 2)), make_group([[]], [0.0], number=1)])
+    batch = batch_of([unpacked_group([[], [7]], [0.0, 1.0], prompt=(1, 2)), unpacked_group([[]], [0.0], number=1)])
     (micro_batch,) = make_packed_micro_batches(batch, max_tokens=100)
     assert micro_batch.token_ids.tolist() == [[1, 2]]
     assert micro_batch.cell_index.tolist() == [1]

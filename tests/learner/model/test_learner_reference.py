@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from learner_rig import make_boot, one_by_one_logprobs, random_groups
+from learner_rig import as_text, make_boot, one_by_one_logprobs, random_groups
 from msgspec.structs import replace
 from tiny_models import make_model
 
@@ -90,8 +90,7 @@ def test_full_training_without_it_holds_no_second_model(model_folder, tmp_path):
 
 def told_as_text(group):
     """The same group from a peer with another tokenizer: mean log-probs only."""
-    completions = tuple(replace(each, logprobs=b"", behaviour_mean_logprob=-5.5) for each in group.completions)
-    return replace(group, own=False, completions=completions)
+    return replace(as_text(group, [-5.5] * len(group.rewards)), own=False)
 
 
 @pytest.mark.parametrize("with_texts", [False, True], ids=["tokens", "texts"])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
-from learner_rig import float32, make_boot, random_groups
+from learner_rig import make_boot, random_groups, with_tokens
 from msgspec.structs import replace
 
 from ftis_node.learner.core import Learner
 from ftis_node.learner.data.batch import make_batch
+from ftis_node.learner.data.groups import unpack_train_group
 from ftis_node.learner.messages import LoraSettings
 from ftis_node.learner.step.agreement import MAX_SENDERS
 from ftis_node.learner.step.objective import make_objective
@@ -64,7 +66,7 @@ def test_who_turns_the_rewards_round_disagrees(model_folder, tmp_path):
             sender=EVE,
             group_id=f"{group.group_id}-eve",
             advantage_key=f"{group.group_id}-eve",
-            completions=tuple(replace(each, reward=1.0 - each.reward) for each in group.completions),
+            rewards=tuple(1.0 - reward for reward in group.rewards),
         )
         for group in groups[:4]
     ]
@@ -119,9 +121,9 @@ def test_too_many_senders_and_no_signal_are_no_figures(model_folder, tmp_path):
 def test_a_sender_that_is_convicted_in_the_step_has_no_figure(model_folder, tmp_path):
     """Its other completions had a gradient in the pass that convicted it; the pass that counts is the one after."""
     groups = groups_of_three()
-    liar = groups[-1].completions
-    lie = replace(liar[0], logprobs=float32([-60.0] * (len(liar[0].logprobs) // 4)))
-    groups[-2:] = [replace(groups[-1], completions=(lie, *liar[1:]))]
+    tokens = unpack_train_group(groups[-1]).tokens
+    lie = np.where(np.arange(tokens.num_tokens) < tokens.lengths[0], np.float32(-60.0), tokens.logprobs)
+    groups[-2:] = [with_tokens(groups[-1], logprobs=lie)]
     report = learner_of(model_folder, tmp_path, max_logprob_gap_nats=16.0).train(groups, step=1).report
     assert report.understated == (groups[-1].group_id,)
     assert set(report.agreement) == {ANN}

@@ -9,13 +9,15 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from learner_rig import float32, make_boot, random_groups
+from learner_rig import make_boot, random_groups, with_tokens
 
 from ftis_node.learner.core import Learner
 from ftis_node.learner.data.batch import make_batch, make_micro_batches
+from ftis_node.learner.data.groups import unpack_train_group
 from ftis_node.learner.step.objective import make_objective
 from ftis_node.learner.step.train_step import compute_logprobs
 from ftis_node.node.loops.train import train_group
+from ftis_node.records.envelope import Accepted, seal_group
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import StoredGroup
 from tests.conftest import make_group
@@ -33,9 +35,9 @@ def groups():
 
 def understating(group, *, at):
     """The group with completion `at` said to be all but impossible."""
-    told = list(group.completions)
-    told[at] = msgspec.structs.replace(told[at], logprobs=float32([-40.0] * (len(told[at].token_ids) // 4)))
-    return msgspec.structs.replace(group, completions=tuple(told))
+    tokens = unpack_train_group(group).tokens
+    rows = np.repeat(np.arange(len(tokens)), tokens.lengths)
+    return with_tokens(group, logprobs=np.where(rows == at % len(tokens), np.float32(-40.0), tokens.logprobs))
 
 
 def report_after(model_folder, home, groups, **changes):
@@ -51,8 +53,7 @@ def test_a_peers_whole_group_is_left_out_and_named(model_folder, tmp_path, group
     report = report_after(model_folder, tmp_path / "a", false, **size)
     assert report.understated == (foreign.group_id,)
     assert report.num_updates == 1
-    all_alike = tuple(msgspec.structs.replace(completion, reward=1.0) for completion in foreign.completions)
-    without = msgspec.structs.replace(foreign, completions=all_alike)
+    without = msgspec.structs.replace(foreign, rewards=(1.0,) * len(foreign.rewards))
     expected = report_after(model_folder, tmp_path / "b", [own, without], **size)
     assert report.grad_norm == pytest.approx(expected.grad_norm, rel=1e-4), "as if it had nothing to teach"
     believed = report_after(model_folder, tmp_path / "c", false, max_logprob_gap_nats=math.inf, **size)
@@ -72,8 +73,8 @@ def test_a_claim_to_have_sampled_with_our_weights_spares_nobody(model_folder, tm
     stranger, ours = Identity.from_seed(bytes([2]) * 32), Identity.from_seed(bytes([9]) * 32)
     group = make_group(stranger, weights_of=ours.peer_id, versions=(0, 0))
     completions = tuple(replace(c, logprobs=np.full_like(c.logprobs, -13.0)) for c in group.completions)
-    group = replace(group, completions=completions)
-    stored = StoredGroup(id=bytes(32), own=False, group=group, rewards=group.rewards, prompt_ids=(5, 6, 7))
+    envelope = seal_group(group.with_completions(completions), stranger)
+    stored = StoredGroup.from_accepted(Accepted(envelope, envelope.to_bytes(), group, (5, 6, 7)), own=False)
     taken = train_group(stored, share="vertical", of_own_weights=of_own_weights)
     assert (taken.sender, taken.own) == (stranger.peer_id, False)
     report = report_after(model_folder, tmp_path, [taken])

@@ -9,9 +9,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections import Counter
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from aiohttp import ClientSession, web
@@ -21,16 +20,21 @@ from ftis_node.dashboard.web import DashboardServer
 from ftis_node.node.http_api import local_api as http
 from ftis_node.node.http_api.auth import is_same_secret
 from ftis_node.node.http_api.connection_limits import HttpGuard, HttpLimits
+from ftis_node.node.http_api.local_api import LocalApi
 from ftis_node.node.http_api.monitoring_api import Observed, serve_observed
 from ftis_node.node.http_api.operator_api import TOKEN_HEADER
+from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.operator_actions import PeerControl
-from ftis_node.telemetry.status import Status
+from ftis_node.node.startup.wiring import Wiring
+from tests.node.nodes import components
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
     from aiohttp.typedefs import Handler
+
+    from ftis_node.node.loops.status import StatusLoop
 
 HALF = b"GET /status HTTP/1.1\r\nHost: 127"
 QUICK = HttpLimits(connections=100, connections_per_address=50, request_s=1.0, keep_alive_s=0.5)
@@ -39,30 +43,49 @@ PEER = b'{"peer": "12D3KooWFLAyEDfpb3cDnXBP7JfUnuKAgz7tPeRwEUSmSunbS8dP"'
 Answer = tuple[int, bytes]
 
 
-class FakeStatus:
-    """What the status port shows, without a node behind it."""
+class FailingPeers(PeerManager):
+    """A peer manager that fails where it is asked to ban somebody."""
 
-    def __init__(self, folder: Path) -> None:
-        book: Any = SimpleNamespace(ban=None)  # called, it fails
-        self.latest = Status()
-        self.http_refused: Counter[str] = Counter()
-        self.control = PeerControl(book, list)
-        self.token_file = folder / "control.token"
-        self.problems: list[str] = []
+    def ban(self, peer_id: str, length_s: float | None = None) -> None:
+        raise TypeError("not callable")
 
-    def peers(self) -> list[Any]:
-        return []
+
+class Api(NamedTuple):
+    """The local port of a node without loops, and its status."""
+
+    api: LocalApi
+    status: StatusLoop
+    token_file: Path
+
+
+@contextmanager
+def local_api(folder: Path) -> Iterator[Api]:
+    with components(folder) as node:
+        wiring = Wiring(node)
+        status, token_file = wiring.status_loop(), node.home.control_token
+        peers = FailingPeers(
+            folder / "other.sqlite", own_id="", settings=node.context.settings.admission, events=node.context.events
+        )
+        control = PeerControl(peers, list)
+        yield Api(LocalApi(status, wiring.peer_table, control=control, token_file=token_file), status, token_file)
+        peers.close()
 
 
 @pytest.fixture
-def status(tmp_path: Path) -> Any:
-    return FakeStatus(tmp_path)
+def made(tmp_path: Path) -> Iterator[Api]:
+    with local_api(tmp_path) as made:
+        yield made
 
 
 @pytest.fixture
-async def port(status: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
+def status(made: Api) -> StatusLoop:
+    return made.status
+
+
+@pytest.fixture
+async def port(made: Api, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
     monkeypatch.setattr(http, "EVENT_PERIOD_S", 0.02)
-    async with http.serve_status(status, port=0) as url:
+    async with made.api.serve(port=0) as url:
         yield int(url.rsplit(":", 1)[1])
 
 
@@ -180,7 +203,7 @@ async def test_where_all_are_being_answered_a_further_connection_is_closed() -> 
     ],
 )
 async def test_what_is_no_good_request_is_refused_and_counted_without_a_traceback(
-    port: int, status: Any, caplog: pytest.LogCaptureFixture, request_bytes: bytes, code: int, reason: str
+    port: int, status: StatusLoop, caplog: pytest.LogCaptureFixture, request_bytes: bytes, code: int, reason: str
 ) -> None:
     with caplog.at_level(logging.INFO):
         assert (await ask(port, request_bytes))[0] == code
@@ -217,9 +240,15 @@ def post(token: bytes, body: bytes, *headers: bytes) -> bytes:
     ],
 )
 async def test_bodies_that_make_no_sense_are_one_short_line(
-    port: int, status: Any, caplog: pytest.LogCaptureFixture, body: bytes, headers: tuple[bytes, ...], words: str
+    port: int,
+    made: Api,
+    status: StatusLoop,
+    caplog: pytest.LogCaptureFixture,
+    body: bytes,
+    headers: tuple[bytes, ...],
+    words: str,
 ) -> None:
-    code, answer = await ask(port, post(status.token_file.read_bytes(), body, *headers))
+    code, answer = await ask(port, post(made.token_file.read_bytes(), body, *headers))
     if words == "413":
         assert code == 413
     else:
@@ -229,7 +258,9 @@ async def test_bodies_that_make_no_sense_are_one_short_line(
     assert caplog.text == ""
 
 
-async def test_bytes_that_are_no_text_are_no_token(port: int, status: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_bytes_that_are_no_text_are_no_token(
+    port: int, status: StatusLoop, caplog: pytest.LogCaptureFixture
+) -> None:
     assert (await ask(port, post(b"\xff", b"{}")))[0] == 403
     async with serve_observed(observed := Observed(), ("127.0.0.1", 0), token=TOKEN) as other:
         assert other is not None
@@ -242,16 +273,16 @@ async def test_bytes_that_are_no_text_are_no_token(port: int, status: Any, caplo
 
 
 async def test_a_body_that_never_comes_is_given_up(
-    port: int, status: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    port: int, made: Api, status: StatusLoop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("ftis_node.node.http_api.operator_api.BODY_S", 0.2)
-    request = post(status.token_file.read_bytes(), b"{}").replace(b"Content-Length: 2", b"Content-Length: 999")
+    request = post(made.token_file.read_bytes(), b"{}").replace(b"Content-Length: 2", b"Content-Length: 999")
     assert (await ask(port, request))[0] == 408
     assert status.http_refused == {"slow": 1} and caplog.text == ""
 
 
 async def test_a_client_of_the_events_that_goes_away_leaves_no_traceback(
-    port: int, status: Any, caplog: pytest.LogCaptureFixture
+    port: int, status: StatusLoop, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(10):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -264,7 +295,7 @@ async def test_a_client_of_the_events_that_goes_away_leaves_no_traceback(
 
 
 async def test_streams_of_events_leave_connections_for_others(
-    port: int, status: Any, monkeypatch: pytest.MonkeyPatch
+    port: int, status: StatusLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http, "MAX_STREAMS", 2)
     async with ClientSession() as session:
@@ -277,9 +308,9 @@ async def test_streams_of_events_leave_connections_for_others(
 
 
 async def test_an_answer_that_fails_is_a_500_and_told_once_a_minute(
-    port: int, status: Any, caplog: pytest.LogCaptureFixture
+    port: int, status: StatusLoop, caplog: pytest.LogCaptureFixture
 ) -> None:
-    status.latest = None
+    status.latest = None  # type: ignore[assignment]
     for _ in range(3):
         assert (await ask(port, get("/status")))[0] == 500
     assert [record.levelname for record in caplog.records] == ["ERROR"]
@@ -306,15 +337,15 @@ SERVER = """
 import asyncio, resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (96, 96))
 from pathlib import Path
-from tests.node.http_api.test_connection_limits import FakeStatus
-from ftis_node.node.http_api import local_api as http
+from tests.node.http_api.test_connection_limits import local_api
 from ftis_node.node.http_api.connection_limits import HttpLimits
 from ftis_node.telemetry.faults import unhandled_errors
 
 async def main():
     if sys.argv[2] == "unlimited":
         HttpLimits.__init__.__defaults__ = (10**6, 10**6, 600.0, 600.0)
-    async with http.serve_status(FakeStatus(Path(sys.argv[1])), port=0) as url:
+    with local_api(Path(sys.argv[1])) as made:
+      async with made.api.serve(port=0) as url:
         with unhandled_errors(lambda where, error: sys.exit(f"{where}: {error}")):
             print(url, flush=True)
             await asyncio.Event().wait()

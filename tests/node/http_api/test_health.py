@@ -11,8 +11,8 @@ import pytest
 from aiohttp import ClientSession
 
 from ftis_node.errors import UsageError
-from ftis_node.node.http_api.health import LoopWatch, RunningLoops, Turn, not_ready, worker_problems
 from ftis_node.node.http_api.monitoring_api import Observed, serve_observed
+from ftis_node.node.supervision.health import LoopProgress, LoopWatch, RunningLoops, not_ready, worker_problems
 from ftis_node.telemetry.status import HealthStatus, Status
 
 if TYPE_CHECKING:
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 def test_a_loop_with_work_that_gets_nowhere_stands_still() -> None:
     watch = LoopWatch(still_s=10.0)
-    assert watch.note({"intake": Turn(done=5, waiting=1)}, now=100.0) == []
-    assert watch.note({"intake": Turn(done=5, waiting=2)}, now=109.9) == []
-    (problem,) = watch.note({"intake": Turn(done=5, waiting=2)}, now=110.0)
+    assert watch.note({"intake": LoopProgress(done=5, waiting=1)}, now=100.0) == []
+    assert watch.note({"intake": LoopProgress(done=5, waiting=2)}, now=109.9) == []
+    (problem,) = watch.note({"intake": LoopProgress(done=5, waiting=2)}, now=110.0)
     assert "intake loop stands still: 2 waiting" in problem
-    assert watch.note({"intake": Turn(done=6, waiting=2)}, now=111.0) == [], "it got somewhere"
-    assert watch.note({"intake": Turn(done=6, waiting=0)}, now=200.0) == [], "nothing to do is no standing still"
-    assert watch.note({"intake": Turn(done=6, waiting=1)}, now=209.0) == [], "counted from when work came"
+    assert watch.note({"intake": LoopProgress(done=6, waiting=2)}, now=111.0) == [], "it got somewhere"
+    assert watch.note({"intake": LoopProgress(done=6, waiting=0)}, now=200.0) == [], "nothing to do"
+    assert watch.note({"intake": LoopProgress(done=6, waiting=1)}, now=209.0) == [], "counted from when work came"
 
 
 async def test_a_loop_that_ended_by_itself_is_a_problem() -> None:
@@ -45,9 +45,9 @@ def test_workers_that_will_not_come_back_and_what_is_missing() -> None:
     assert worker_problems({"generation": "backing-off", "learner": "off"}) == []
     assert "learner worker was given up" in worker_problems({"generation": "ready", "learner": "failed"})[0]
     up = {"generation": "ready", "learner": "off"}
-    assert not_ready(up, swarm_state="solo", swarm_reason="") == "", "the first node of a swarm is ready"
+    assert not_ready(up, swarm_state="standalone", swarm_reason="") == "", "the first node of a swarm is ready"
     assert "looking" in not_ready(up, swarm_state="starting", swarm_reason="looking for peers")
-    assert not_ready(up | {"generation": "starting"}, swarm_state="solo", swarm_reason="") == (
+    assert not_ready(up | {"generation": "starting"}, swarm_state="standalone", swarm_reason="") == (
         "the generation worker is starting"
     )
 

@@ -10,9 +10,7 @@ import pytest
 
 from ftis_node.gossip.interface import Fetched, FetchOutcome
 from ftis_node.node.loops.backfill import PAGE
-from ftis_node.node.loops.intake import IntakeLoop
-from ftis_node.node.loops.pull import PullLoop
-from ftis_node.node.peers.announce import announcement_of
+from ftis_node.node.startup.wiring import Wiring
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.backfill_request import BackfillRequest, open_backfill_request
 from ftis_node.records.envelope import Announcement, Envelope, open_envelope
@@ -42,8 +40,8 @@ def dated(announcement: Announcement, created_ms: int) -> bytes:
     return message.SerializeToString()
 
 
-def pulling(node: StubNode, answers: list[bytes]) -> tuple[PullLoop, list[BackfillRequest]]:
-    """A pull loop whose questions get these answers, and the questions."""
+def pulling(node: StubNode, answers: list[bytes]) -> tuple[Wiring, list[BackfillRequest]]:
+    """Loops whose questions get these answers, and the questions."""
     asked: list[BackfillRequest] = []
 
     async def answer(peer_id: str, question: bytes, **more: Any) -> Fetched:
@@ -51,7 +49,7 @@ def pulling(node: StubNode, answers: list[bytes]) -> tuple[PullLoop, list[Backfi
         return Fetched(tuple(answers), FetchOutcome.COMPLETE)
 
     node.parts.gossip.ask = answer  # type: ignore[method-assign]
-    return PullLoop(node.parts, IntakeLoop(node.parts)), asked
+    return Wiring(node.parts), asked
 
 
 @pytest.mark.parametrize("ahead_s", [0.0, 50.0, 3600.0])
@@ -59,15 +57,15 @@ async def test_no_answer_makes_the_asker_page_into_the_future(tmp_path: Path, ah
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice:
         answers = [announced(number, ahead_s=ahead_s).to_bytes() for number in range(1, PAGE)]
-        pull, asked = pulling(alice, [*answers, dated(announced(PAGE), FAR_MS)])
-        await pull.catch_up(PEER)
+        wiring, asked = pulling(alice, [*answers, dated(announced(PAGE), FAR_MS)])
+        await wiring.backfill.catch_up(PEER)
         assert asked
-        skew_s = alice.parts.settings.validation.max_clock_skew_s
+        skew_s = alice.parts.context.settings.validation.max_clock_skew_s
         assert max(question.since for question in asked) <= time.time() + skew_s
         assert alice.parts.counters.refused["announcement_malformed"] == len(asked)
         is_followed = ahead_s <= skew_s
         assert alice.parts.counters.refused["announcement_clock"] == (0 if is_followed else PAGE - 1)
-        assert len(pull.ear.wants) == (PAGE - 1 if is_followed else 0)
+        assert len(wiring.announcements.wants) == (PAGE - 1 if is_followed else 0)
 
 
 @pytest.mark.parametrize(("ahead_s", "num_asked"), [(0.0, 4), (3600.0, 1)])
@@ -78,43 +76,43 @@ async def test_a_peer_whose_answers_are_all_of_no_use_is_left_alone_for_a_while(
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice:
         answers = [announced(number, ahead_s=ahead_s).to_bytes() for number in range(1, 9)]
-        pull, asked = pulling(alice, answers)
-        await pull.catch_up(PEER)  # for everybody's groups
+        wiring, asked = pulling(alice, answers)
+        await wiring.backfill.catch_up(PEER)  # for everybody's groups
         asked.clear()
         for _ in range(4):
-            await pull.catch_up(PEER)
+            await wiring.backfill.catch_up(PEER)
         assert len(asked) == num_asked
 
 
 async def test_a_last_number_from_the_directory_makes_a_question_that_is_taken(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice:
-        pull, asked = pulling(alice, [])
-        pull.ear.heard(PEER).note(1, at=0.0)
-        pull.ear.heard(PEER).note_tail(2**63 - 1)
-        (gap,) = pull.ear.heard(PEER).gaps
-        await pull._repair._fill(PEER, gap, [PEER])
+        wiring, asked = pulling(alice, [])
+        wiring.announcements.heard(PEER).note(1, at=0.0)
+        wiring.announcements.heard(PEER).note_tail(2**63 - 1)
+        (gap,) = wiring.announcements.heard(PEER).gaps
+        await wiring.backfill._fill(PEER, gap, [PEER])
         assert [(question.first_number, question.last_number) for question in asked] == [(2, 2**63 - 1)]
 
 
 async def test_a_malformed_announcement_in_answer_after_answer_costs_once(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice:
-        pull, _ = pulling(alice, [dated(announced(1), FAR_MS)])
+        wiring, _ = pulling(alice, [dated(announced(1), FAR_MS)])
         for _ in range(8):
-            await pull.catch_up(PEER)
-            pull._repair._pauses.succeeded(PEER)  # the pause after answers of no use is over
+            await wiring.backfill.catch_up(PEER)
+            wiring.backfill._pauses.succeeded(PEER)  # the pause after answers of no use is over
         assert alice.parts.counters.refused["announcement_malformed"] == 8
         assert alice.parts.peers.row(PEER)["reasons"] == {"announcement_malformed": 1}
         other, _ = pulling(alice, [dated(announced(2), FAR_MS)])
-        await other.catch_up(PEER)
+        await other.backfill.catch_up(PEER)
         assert alice.parts.peers.row(PEER)["reasons"] == {"announcement_malformed": 2}, "another fault"
 
 
 async def test_an_announcement_that_names_its_own_announcer_is_as_one_that_names_nobody(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice:
-        ear = PullLoop(alice.parts, IntakeLoop(alice.parts)).ear
+        ear = alice.wiring.announcements
         said = Announcement(bytes(32), 1, 278, 5, bytes(8), 3, time.time(), sender=PEER)
         told = ear.consider(PEER, said.to_bytes())
         assert told is not None
@@ -166,7 +164,7 @@ async def test_nobody_keeps_a_group_from_us_by_handing_it_over_badly(tmp_path: P
         (group_id,) = alice.parts.reader.own_ready()
         kept = alice.parts.reader.held(group_id)
         assert kept is not None
-        said = announcement_of(alice.parts, kept)
+        said = alice.wiring.announcer.announcement_of(kept)
         ((_, data),) = alice.parts.reader.all_groups()
         sound = open_envelope(data)
         bad = Envelope(sound.id, sound.body, bytes(64)).to_bytes() if how == "signature" else data

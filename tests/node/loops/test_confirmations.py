@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ftis_node.node.loops import reannounce
-from ftis_node.node.loops.deliver import DeliverLoop
 from ftis_node.records.envelope import open_announcement
 from ftis_node.swarm.delivery.pending_confirmations import PendingConfirmations
 from ftis_node.swarm.reputation.score import Behaviour
@@ -69,7 +68,7 @@ async def test_a_strangers_word_stops_no_announcement_and_frees_no_slot(tmp_path
         confirmations.pending = PendingConfirmations(first_wait_s=0.3, max_attempts=8)
         await swarm.publish(alice, 3)
         await eventually(lambda: counters.confirmations_unproven >= 3)
-        await DeliverLoop(alice.parts)._release()
+        await alice.wiring.deliver_loop()._release()
         assert confirmations.num_confirmed == 0
         assert len(alice.parts.reader.own_ready()) == 3, "no slot is free"
         assert len(confirmations.pending) == 3, "announced again"
@@ -77,7 +76,7 @@ async def test_a_strangers_word_stops_no_announcement_and_frees_no_slot(tmp_path
         async with swarm.node(2) as bob:
             await eventually(lambda: held(bob) == 3)
             await eventually(lambda: confirmations.num_confirmed == 3)
-            await DeliverLoop(alice.parts)._release()
+            await alice.wiring.deliver_loop()._release()
             assert len(alice.parts.reader.own_ready()) == 0, "delivered"
             assert len(confirmations.pending) == 0
 
@@ -89,9 +88,9 @@ async def test_a_stranger_that_was_sent_the_group_is_believed(tmp_path: Path) ->
         first, second = alice.parts.reader.own_ready()
         stranger = swarm._swarm.join(identity_of(LIAR).peer_id, run_id=swarm.manifest.run_id)
         await stranger.start()
-        fetched = await stranger.fetch(alice.parts.identity.peer_id, [bytes(32), first])
+        fetched = await stranger.fetch(alice.parts.context.peer_id, [bytes(32), first])
         assert len(fetched.bodies) == 1
-        assert await stranger.confirm(alice.parts.identity.peer_id, [first, second])
+        assert await stranger.confirm(alice.parts.context.peer_id, [first, second])
         assert alice.parts.confirmations.num_confirmed == 1
         await eventually(lambda: alice.parts.counters.confirmations_unproven == 1)
         assert list(alice.parts.confirmations.confirmed_ids) == [first]
@@ -106,7 +105,7 @@ async def test_a_stranger_that_shows_the_group_is_believed(tmp_path: Path) -> No
         (group_id,) = alice.parts.reader.own_ready()
         bodies = alice.parts.reader.envelopes([group_id])
         async with liar(swarm, gives=bodies) as holder:
-            await holder.confirm(alice.parts.identity.peer_id, [group_id])
+            await holder.confirm(alice.parts.context.peer_id, [group_id])
             await eventually(lambda: alice.parts.confirmations.num_confirmed == 1)
 
 
@@ -118,5 +117,5 @@ async def test_a_known_peers_word_counts(tmp_path: Path) -> None:
         while not alice.parts.peers.is_known(peer_id):
             alice.parts.peers.note(peer_id, Behaviour.ACCEPTED)
         async with liar(swarm) as known:
-            await known.confirm(alice.parts.identity.peer_id, alice.parts.reader.own_ready())
+            await known.confirm(alice.parts.context.peer_id, alice.parts.reader.own_ready())
             assert alice.parts.confirmations.num_confirmed == 1

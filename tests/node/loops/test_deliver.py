@@ -1,46 +1,63 @@
-"""A generator's slots: free again for what a peer has, or nobody wants any more."""
+"""A generator's slots: free again for what a peer has, or what is too old for any peer."""
 
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
-from typing import Any
+import time
+from typing import TYPE_CHECKING
 
 import pytest
 
-from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.node.loops.deliver import DeliverLoop
-from ftis_node.node.training.slots import Slots
-from tests.node.bookkeeping import bookkeeping
-from tests.node.support import manifest_text
+from ftis_node.node.training.slots import SlotPool
+from ftis_node.records.identity import Identity
+from tests.node.nodes import ME, components, events_of
+from tests.replay.test_buffer import accepted
 
-GROUP = SimpleNamespace(id=b"group")
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PEER = Identity.from_seed(bytes([2]) * 32).peer_id
 
 
-@pytest.mark.parametrize(
-    ("delivered", "stale", "reason"), [([GROUP], [], "delivered"), ([], [GROUP], "stale")], ids=["delivered", "stale"]
-)
-async def test_a_group_that_is_done_with_frees_its_slot(delivered: list[Any], stale: list[Any], reason: str) -> None:
-    released: list[str] = []
+@pytest.mark.parametrize("reason", ["delivered", "stale"])
+async def test_a_group_that_is_done_with_frees_its_slot(tmp_path: Path, reason: str) -> None:
+    settings = NodeSettings(model="m", role="generator", roles={"follow": PEER})
+    with components(tmp_path, settings=settings, slots=SlotPool(1, held=1)) as node:
+        age_s = node.context.manifest.step.max_age_s + 1 if reason == "stale" else 0
+        group = accepted(ME, 1, created_at=time.time() - age_s)
+        assert node.buffer.admit(group, own=True)
+        if reason == "delivered":
+            node.confirmations.confirm(PEER, group.envelope.id)
+        loop = DeliverLoop(
+            context=node.context,
+            buffer=node.buffer,
+            reader=node.reader,
+            disk=node.disk,
+            slots=node.slots,
+            confirmations=node.confirmations,
+        )
+        await loop._release()
+        assert [event["reason"] for event in events_of(node, "released")] == [reason]
+        assert node.reader.ready_counts() == (0, 0)
+        async with asyncio.timeout(5):
+            await node.slots.charge()
 
-    async def at_once(work: Any, *arguments: Any, **options: Any) -> Any:
-        return work(*arguments, **options)
 
-    slots = Slots(1, held=1)
-    parts: Any = SimpleNamespace(
-        manifest=parse_manifest(manifest_text(foreign_wait_s=1), source="test"),
-        settings=NodeSettings(model="m"),
-        **bookkeeping(),
-        disk=at_once,
-        buffer=SimpleNamespace(
-            release_delivered=lambda ids: delivered, release_stale=lambda freshness: stale, prune=lambda **_: None
-        ),
-        reader=SimpleNamespace(own_held=lambda: 0),
-        slots=slots,
-        events=SimpleNamespace(write=lambda event, **fields: released.append(str(fields["reason"]))),
-    )
-    await DeliverLoop(parts)._release()
-    assert released == [reason]
-    async with asyncio.timeout(5):
-        await slots.charge()
+async def test_a_group_that_nobody_has_yet_keeps_its_slot(tmp_path: Path) -> None:
+    with components(tmp_path, slots=SlotPool(1, held=1)) as node:
+        assert node.buffer.admit(accepted(ME, 1, created_at=time.time()), own=True)
+        loop = DeliverLoop(
+            context=node.context,
+            buffer=node.buffer,
+            reader=node.reader,
+            disk=node.disk,
+            slots=node.slots,
+            confirmations=node.confirmations,
+        )
+        await loop._release()
+        assert events_of(node, "released") == []
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await node.slots.charge()

@@ -8,21 +8,25 @@ import subprocess
 import sys
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ftis_node.config.home import Home
 from ftis_node.config.limits import usual_home_bytes
+from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ConfigError
-from ftis_node.node.loops.disk_space import Room, RoomLoop
+from ftis_node.node.context import NodeContext
+from ftis_node.node.loops.disk_space import DiskSpaceLoop
+from ftis_node.node.state import NodeState
 from ftis_node.node.storage import quota as home_limit
+from ftis_node.node.storage.disk_space import DiskSpace
 from ftis_node.node.storage.usage import HomeLimit, HomeUse, look_at
 from ftis_node.node.supervision.body_memory import HeldBytes
 from ftis_node.node.supervision.disk_thread import Disk
 from ftis_node.node.supervision.process_limits import MIN_OPEN_FILES, open_files
+from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.telemetry.events import EventTrail, read_events, trail_files
@@ -86,9 +90,13 @@ class FullHome:
         (home.logs / "learner.log").write_bytes(bytes(25 * KB))
         limits = {"log_file_bytes": 1 << 16}
         settings = NodeSettings(model="m", limits=limits, learner={"keep_checkpoints": 3})
-        self.parts: Any = SimpleNamespace(
-            home=home, events=self.events, disk=self.disk, buffer=self.buffer, settings=settings, room=Room()
-        )
+        self.space = DiskSpace()
+        manifest = load_manifest("arithmetic-ftis")
+        self.context = NodeContext(settings, manifest, Identity.generate(), self.events, NodeState())
+
+    def loop(self) -> DiskSpaceLoop:
+        """The loop over these parts."""
+        return DiskSpaceLoop(context=self.context, home=self.home, space=self.space, buffer=self.buffer, disk=self.disk)
 
     @property
     def used_bytes(self) -> int:
@@ -96,9 +104,9 @@ class FullHome:
 
     async def look(self, limit_bytes: int) -> list[str]:
         """One look at a home of this limit, without a reserve; what went."""
-        self.parts.room.limit = HomeLimit(limit_bytes, reserve_bytes=0)
+        self.space.limit = HomeLimit(limit_bytes, reserve_bytes=0)
         seen = len(read_events(self.home.events, name="disk_reclaimed"))
-        await RoomLoop(self.parts).look()
+        await self.loop().look()
         return [event["what"] for event in read_events(self.home.events, name="disk_reclaimed")[seen:]]
 
 
@@ -123,25 +131,25 @@ async def test_the_least_needed_goes_first_and_no_more_than_is_needed(full: Full
     assert len(list(full.home.checkpoints.iterdir())) == 3, "not before the events"
     assert (await full.look(1 << 10))[-1] == "old checkpoints"
     assert [path.name for path in full.home.checkpoints.iterdir()] == ["step-00000003"]
-    assert full.buffer.take(4, own=9, foreign=9).groups[0].group.sender == ANN.peer_id, "what is READY stays"
-    assert "the home is full" in full.parts.room.why_full
+    assert full.buffer.take(4, own=9, foreign=9).groups[0].sender == ANN.peer_id, "what is READY stays"
+    assert "the home is full" in full.space.why_full
 
 
 async def test_the_node_waits_and_goes_on_with_a_line_each(full: FullHome) -> None:
     await full.look(1 << 30)
-    room, loop = full.parts.room, RoomLoop(full.parts)
+    space, loop = full.space, full.loop()
     (full.home.root / "backups").mkdir()
     ballast = full.home.root / "backups" / "not-ours.bin"
     ballast.write_bytes(bytes(1000 * KB))
-    room.limit = HomeLimit(900 * KB, reserve_bytes=KB)
+    space.limit = HomeLimit(900 * KB, reserve_bytes=KB)
     await loop.look()
     await loop.look()
-    assert "the home is full" in room.why_full
-    assert not room._has_room.is_set()
+    assert "the home is full" in space.why_full
+    assert not space._has_space.is_set()
     ballast.unlink()
     await loop.look()
-    assert room.why_full == ""
-    await room.until_there()
+    assert space.why_full == ""
+    await space.wait_available()
     told = [event["event"] for event in read_events(full.home.events) if event["event"] in ("paused", "resumed")]
     assert told == ["paused", "resumed"]
 

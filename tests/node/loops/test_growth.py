@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ftis_node.lab.stub_node import stub_group
-from ftis_node.node.loops.peers import PeersLoop
 from ftis_node.node.training import evaluation
 from ftis_node.node.training.evaluation import EvaluationHistory
 from ftis_node.telemetry.status import EvalStatus
@@ -26,12 +25,12 @@ async def test_a_node_that_does_not_step_keeps_to_its_disk(tmp_path: Path, monke
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice, swarm.node(2) as bob:
         for _ in range(20):
-            await alice.publish(stub_group(alice.parts.identity, swarm.manifest, RNG, num_tokens=LONG))
+            await alice.publish(stub_group(alice.parts.context.identity, swarm.manifest, RNG, num_tokens=LONG))
         await eventually(lambda: held(bob) == 20)
         await bob.parts.disk(bob.parts.buffer.take, 1, own=0, foreign=2)
         await bob.parts.disk(bob.parts.buffer.release_step, 1, "trained")
         before = bob.parts.reader.kept_bytes()
-        await PeersLoop(bob.parts)._make_room()
+        await bob.wiring.limits.enforce()
         kept = bob.parts.reader.kept_bytes()
         assert before > 1 << 20 >= kept, "the oldest that were evicted are gone"
         assert bob.parts.reader.figures().released["trained"] == 2, "a step after the newest checkpoint"

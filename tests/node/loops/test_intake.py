@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
-from types import SimpleNamespace
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,44 +13,42 @@ from ftis_node.config.home import Home
 from ftis_node.config.manifest import WireSection
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ConfigError
-from ftis_node.node.loops.intake import IntakeLoop
-from ftis_node.node.loops.train import is_of_own_weights
-from ftis_node.node.peers.manager import PeerBook
-from ftis_node.node.startup.assemble import built_parts
+from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.run_plan import RunPlan
+from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.background import to_the_end
+from ftis_node.node.supervision.disk_thread import Disk
+from ftis_node.records.codec import unpack_group
 from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
-from ftis_node.replay.reader import ReplayReader
-from ftis_node.swarm.peer_guard import PeerGuard
 from ftis_node.swarm.reputation.score import Behaviour
 from ftis_node.tasks.scoring.scorer import IsolatedScorer, ScoringLimits
-from ftis_node.telemetry.events import EventTrail
 from ftis_node.validation import Accepted, Refused, ValidationResult, validate
 from tests.conftest import make_completion, make_group
-from tests.node.bookkeeping import bookkeeping
-from tests.node.support import admission_of
+from tests.node.nodes import ME, components
+from tests.node.support import admission_of, sections_of
 from tests.tasks.hostile_task import HostileTask
-from tests.validation.test_door import MANIFEST, _context, _resolve, _Scorer, _Tokenizer
+from tests.validation.test_door import MANIFEST, _context, _Scorer, _Tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
     from pathlib import Path
 
+    from ftis_node.node.components import NodeComponents
+    from ftis_node.node.loops.intake import IntakeLoop
 
-ME = Identity.from_seed(bytes([9]) * 32)
 
-
-class GatedDisk:
+class GatedDisk(Disk):
     """A disk that does nothing until the gate is open; counts the groups of each commit."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.gate = asyncio.Event()
         self.asked = asyncio.Event()
         self.commits: list[int] = []
 
-    async def __call__(self, function: Callable[..., Any], groups: list[Any]) -> Any:
+    async def __call__(self, function: Callable[..., Any], groups: list[Any]) -> Any:  # type: ignore[override]
         self.asked.set()
         await self.gate.wait()
         self.commits.append(len(groups))
@@ -59,35 +56,20 @@ class GatedDisk:
 
 
 @contextmanager
-def parts_on(
-    folder: Path, disk: GatedDisk, *, role: str = "full", trust: tuple[str, ...] = (), **door: float
-) -> Iterator[Any]:
-    """What an intake loop asks for, with a real door, buffer, trail and peer book."""
-    with ExitStack() as stack:
-        buffer = ReplayBuffer(folder / "replay.sqlite")
-        reader = ReplayReader(folder / "replay.sqlite")
-        events = EventTrail(folder / "events.jsonl")
-        section = admission_of(trust=trust, **door)
-        peers = PeerBook(folder / "peers.sqlite", own_id=ME.peer_id, settings=section, events=events)
-        for part in (buffer, reader, events, peers):
-            stack.callback(part.close)
-        yield SimpleNamespace(
-            guard=PeerGuard(),
-            manifest=MANIFEST,
-            tokenizer=_Tokenizer(),
-            task=SimpleNamespace(resolve=_resolve),
-            scorer=_Scorer(),
-            strangers_scorer=_Scorer(),
-            reader=reader,
-            buffer=buffer,
-            disk=disk,
-            **bookkeeping(),
-            learner=SimpleNamespace(state=SimpleNamespace(policy_version=0)),
-            events=events,
-            peers=peers,
-            identity=ME,
-            settings=NodeSettings(model="any", role=role),
-        )
+def node_on(
+    folder: Path, disk: GatedDisk, *, role: str = "full", trust: tuple[str, ...] = (), **changes: Any
+) -> Iterator[NodeComponents]:
+    """A node with a real validator, buffer, event log and peer manager; `changes` are other components or settings."""
+    names = {name for section in admission_of() for name in type(section[1]).model_fields}
+    limits = {name: changes.pop(name) for name in [*changes] if name in names}
+    settings = NodeSettings.model_validate({"model": "any", "role": role, **sections_of(trust=trust, **limits)})
+    given = {"tokenizer": _Tokenizer(), "scorer": _Scorer(), "strangers_scorer": _Scorer()} | changes
+    with components(folder, settings=settings, manifest=MANIFEST, disk=disk, **given) as node:
+        yield node
+
+
+def intake_of(node: NodeComponents) -> IntakeLoop:
+    return Wiring(node).intake
 
 
 def sealed(identity: Identity, number: int) -> bytes:
@@ -97,8 +79,8 @@ def sealed(identity: Identity, number: int) -> bytes:
 
 async def test_what_was_judged_during_a_commit_is_stored_by_the_next(tmp_path: Path, identity: Identity) -> None:
     disk = GatedDisk()
-    with parts_on(tmp_path, disk) as parts:
-        intake = IntakeLoop(parts)
+    with node_on(tmp_path, disk) as node:
+        intake = intake_of(node)
         data = [sealed(identity, number) for number in (1, 2, 3)]
         running = asyncio.create_task(intake.run())
         first = asyncio.create_task(intake.submit(data[0], origin="ann", own=False))
@@ -117,7 +99,7 @@ async def test_what_was_judged_during_a_commit_is_stored_by_the_next(tmp_path: P
         assert disk.commits == [1, 2], "what is on its way to the disk is a duplicate already"
         assert [isinstance(verdict, Accepted) for verdict in verdicts] == [True, True, True, False]
         assert verdicts[3].refusal.reason == "duplicate"
-        assert parts.reader.ready_counts() == (0, 3)
+        assert node.reader.ready_counts() == (0, 3)
         assert intake.stored.is_set()
 
 
@@ -125,8 +107,8 @@ async def test_two_bodies_under_one_number_in_one_batch_are_told_apart_by_name(
     tmp_path: Path, identity: Identity
 ) -> None:
     disk = GatedDisk()
-    with parts_on(tmp_path, disk) as parts:
-        intake = IntakeLoop(parts)
+    with node_on(tmp_path, disk) as node:
+        intake = intake_of(node)
         one, other = (
             seal_group(make_group(identity, run_id=MANIFEST.run_id, model=model), identity).to_bytes()
             for model in ("a", "b")
@@ -143,12 +125,12 @@ async def test_two_bodies_under_one_number_in_one_batch_are_told_apart_by_name(
         assert isinstance(second, Refused)
         assert isinstance(third, Refused)
         assert (second.refusal.reason, third.refusal.reason) == ("number", "duplicate")
-        assert parts.reader.ready_counts() == (0, 1)
+        assert node.reader.ready_counts() == (0, 1)
 
 
 @asynccontextmanager
-async def running(parts: Any) -> AsyncIterator[IntakeLoop]:
-    intake = IntakeLoop(parts)
+async def running(node: NodeComponents) -> AsyncIterator[IntakeLoop]:
+    intake = intake_of(node)
     task = asyncio.create_task(intake.run())
     yield intake
     task.cancel()
@@ -169,8 +151,8 @@ NUM_CLAIMS = 46  # as many as one stranger got accepted, and trained on as own, 
 async def test_a_stranger_that_claims_weights_that_we_did_not_offer_is_refused_and_banned(
     tmp_path: Path, identity: Identity, role: str, version: int
 ) -> None:
-    with parts_on(tmp_path, open_disk(), role=role) as parts:
-        async with running(parts) as intake:
+    with node_on(tmp_path, open_disk(), role=role) as node:
+        async with running(node) as intake:
             for number in range(1, NUM_CLAIMS + 1):
                 claim = make_group(
                     identity,
@@ -180,10 +162,10 @@ async def test_a_stranger_that_claims_weights_that_we_did_not_offer_is_refused_a
                     weights_of=ME.peer_id,
                 )
                 await intake.submit(seal_group(claim, identity).to_bytes(), origin=identity.peer_id, own=False)
-        assert parts.reader.ready_counts() == (0, 0)
-        assert sorted(parts.counters.refused) == ["banned", "weights_of"]
-        assert parts.counters.refused["weights_of"] in (5, 6), "what is below 0 is forgiven from moment to moment"
-        assert parts.peers.row(identity.peer_id)["standing"] == "banned"
+        assert node.reader.ready_counts() == (0, 0)
+        assert sorted(node.counters.refused) == ["banned", "weights_of"]
+        assert node.counters.refused["weights_of"] in (5, 6), "what is below 0 is forgiven from moment to moment"
+        assert node.peers.row(identity.peer_id)["standing"] == "banned"
 
 
 @pytest.mark.parametrize("trusted", [False, True])
@@ -191,20 +173,20 @@ async def test_a_followers_group_is_taken_and_measured_only_where_the_operator_t
     tmp_path: Path, identity: Identity, trusted: bool
 ) -> None:
     trust = (identity.peer_id,) if trusted else ()
-    with parts_on(tmp_path, open_disk(), role="learner", trust=trust) as parts:
-        parts.state.policy_version = 3
-        async with running(parts) as intake:
+    with node_on(tmp_path, open_disk(), role="learner", trust=trust) as node:
+        node.context.state.policy_version = 3
+        async with running(node) as intake:
             claim = make_group(identity, run_id=MANIFEST.run_id, versions=(3, 3), weights_of=ME.peer_id)
             verdict = await intake.submit(seal_group(claim, identity).to_bytes(), origin=identity.peer_id, own=False)
             assert isinstance(verdict, Accepted)
             assert intake._newest_own.full() is trusted
-        assert is_of_own_weights(parts, claim) is trusted
+        assert node.peers.is_of_own_weights(claim) is trusted
 
 
 async def test_what_is_being_stored_when_the_node_ends_is_counted(tmp_path: Path, identity: Identity) -> None:
     disk = GatedDisk()
-    with parts_on(tmp_path, disk) as parts:
-        intake = IntakeLoop(parts)
+    with node_on(tmp_path, disk) as node:
+        intake = intake_of(node)
         running = asyncio.create_task(intake.run())
         submitted = asyncio.create_task(intake.submit(sealed(identity, 1), origin="ann", own=False))
         await disk.asked.wait()
@@ -214,8 +196,8 @@ async def test_what_is_being_stored_when_the_node_ends_is_counted(tmp_path: Path
         with pytest.raises(asyncio.CancelledError):
             await running
         assert isinstance(await submitted, Accepted)
-        assert parts.reader.ready_counts() == (0, 1)
-        assert parts.counters.groups_received == 1
+        assert node.reader.ready_counts() == (0, 1)
+        assert node.counters.groups_received == 1
         assert '"admitted"' in (tmp_path / "events.jsonl").read_text()
 
 
@@ -244,14 +226,14 @@ async def test_a_node_trains_on_just_what_it_sent(tmp_path: Path, identity: Iden
     assert buffer.admit(verdict, own=True)
     (taken,) = buffer.take(1, own=1, foreign=0).groups
     buffer.close()
-    for sent, mine in zip(group.completions, taken.group.completions, strict=True):
+    for sent, mine in zip(group.completions, unpack_group(taken.body).completions, strict=True):
         assert mine.logprobs.tolist() == (np.rint(sent.logprobs * 256) / 256).tolist() != sent.logprobs.tolist()
 
 
 async def test_a_codec_that_the_run_does_not_take_is_a_wrong_setting(tmp_path: Path) -> None:
     settings = NodeSettings(model="any", swarm={"codec": "lossy"})
     with pytest.raises(ConfigError, match=r"swarm.codec is 'lossy' and run test takes exact, lossless"):
-        async with built_parts(settings, RunPlan(MANIFEST, "arithmetic", ()), Home(tmp_path)):
+        async with running_components(settings, RunPlan(MANIFEST, "arithmetic", ()), Home(tmp_path)):
             pass
 
 
@@ -283,10 +265,10 @@ async def test_a_strangers_slow_groups_delay_no_known_peer_and_cost_their_sender
     ):
         for scorer in (known, other):
             await scorer.score(HostileTask()[0], ["1"])  # its process is up
-        with parts_on(tmp_path, open_disk(), scoring_s_per_minute=1.5) as parts:
-            parts.tokenizer, parts.scorer, parts.strangers_scorer = _HostileTokenizer(), known, other
+        workers = {"tokenizer": _HostileTokenizer(), "scorer": known, "strangers_scorer": other}
+        with node_on(tmp_path, open_disk(), scoring_s_per_minute=1.5, **workers) as node:
             for _ in range(12):
-                parts.peers.note(identity.peer_id, Behaviour.TAUGHT)
+                node.peers.note(identity.peer_id, Behaviour.TAUGHT)
             answered: list[str] = []
             all_are_in, score = asyncio.Event(), other.score
 
@@ -301,7 +283,7 @@ async def test_a_strangers_slow_groups_delay_no_known_peer_and_cost_their_sender
                 answered.append(sender.peer_id)
                 return verdict
 
-            async with running(parts) as intake, asyncio.TaskGroup() as tasks:
+            async with running(node) as intake, asyncio.TaskGroup() as tasks:
                 bombs = [tasks.create_task(submit(stranger, _hostile(stranger, n, is_bomb=True))) for n in range(1, 5)]
                 for number in range(1, 21):
                     assert isinstance(await submit(identity, _hostile(identity, number)), Accepted)
@@ -309,9 +291,9 @@ async def test_a_strangers_slow_groups_delay_no_known_peer_and_cost_their_sender
                 all_are_in.set()
             reasons = [task.result().refusal.reason for task in bombs]
             assert reasons == ["scoring_time", *["scoring_quota"] * 3], "the first alone took its sender's allowance"
-            assert parts.reader.ready_counts() == (0, 20)
-            assert parts.peers.row(stranger.peer_id)["score"] < -0.9
-            assert parts.peers.row(identity.peer_id)["standing"] == "good"
+            assert node.reader.ready_counts() == (0, 20)
+            assert node.peers.row(stranger.peer_id)["score"] < -0.9
+            assert node.peers.row(identity.peer_id)["standing"] == "good"
 
 
 async def test_the_same_group_in_both_lanes_is_admitted_once(tmp_path: Path, identity: Identity) -> None:
@@ -323,14 +305,14 @@ async def test_the_same_group_in_both_lanes_is_admitted_once(tmp_path: Path, ide
             await scored.wait()
             return await super().score(item, texts, cost=cost)
 
-    with parts_on(tmp_path, open_disk(), trust=("knownPeer",)) as parts:
-        parts.scorer = parts.strangers_scorer = Slow()
+    slow = Slow()
+    with node_on(tmp_path, open_disk(), trust=("knownPeer",), scorer=slow, strangers_scorer=slow) as node:
         data = sealed(identity, 1)
-        async with running(parts) as intake, asyncio.TaskGroup() as tasks:
+        async with running(node) as intake, asyncio.TaskGroup() as tasks:
             both = [tasks.create_task(intake.submit(data, origin=who, own=False)) for who in ("knownPeer", "stranger")]
             await asyncio.sleep(0.05)  # both wait for their scores
             scored.set()
         verdicts = [task.result() for task in both]
         assert sum(isinstance(verdict, Accepted) for verdict in verdicts) == 1
         assert [v.refusal.reason for v in verdicts if isinstance(v, Refused)] == ["duplicate"]
-        assert parts.reader.ready_counts() == (0, 1)
+        assert node.reader.ready_counts() == (0, 1)

@@ -19,9 +19,6 @@ from ftis_node.lab.stub_node import StubNode, stub_group
 from ftis_node.node.loops import backfill as repair
 from ftis_node.node.loops import reannounce
 from ftis_node.node.loops import shards as shards_loop
-from ftis_node.node.loops.intake import IntakeLoop
-from ftis_node.node.loops.pull import PullLoop
-from ftis_node.node.peers.announce import announce, announcement_of
 from ftis_node.records.backfill_request import open_backfill_request
 from ftis_node.records.envelope import open_announcement
 from ftis_node.records.group import CompletionStatus
@@ -79,7 +76,7 @@ class LightSwarm:
         """Groups of a node; returns when they are announced."""
         before = node.parts.counters.groups_sent
         for _ in range(count):
-            await node.publish(stub_group(node.parts.identity, self.manifest, RNG, num_tokens=4))
+            await node.publish(stub_group(node.parts.context.identity, self.manifest, RNG, num_tokens=4))
         await eventually(lambda: node.parts.counters.groups_sent == before + count)
 
     def _decide(self, sender: str, receiver: str, payload: bytes) -> bool:
@@ -202,11 +199,11 @@ async def test_only_what_is_announced_again_is_confirmed_again(tmp_path: Path) -
         (group_id,) = alice.parts.reader.own_ready()
         kept = alice.parts.reader.held(group_id)
         assert kept is not None
-        said = announcement_of(alice.parts, kept)
-        await announce(alice.parts, said)
+        said = alice.wiring.announcer.announcement_of(kept)
+        await alice.wiring.announcer.announce(said)
         await asyncio.sleep(0.3)
         assert bob.gossip.counters.confirmed_out == 1, "it may be late on its way: its sender was told"
-        await announce(alice.parts, replace(said, attempt=1))
+        await alice.wiring.announcer.announce(replace(said, attempt=1))
         await eventually(lambda: bob.gossip.counters.confirmed_out == 2)
 
 
@@ -263,18 +260,18 @@ async def test_shards_follow_the_budget_and_nothing_is_lost_when_they_change(tmp
     own = identity_of(2).peer_id
     stranger = next(n for n in range(3, 64) if shard_of(identity_of(n).peer_id, 8) != shard_of(own, 8))
     async with swarm.node(2, announcements_per_s=1.0) as bob, swarm.node(stranger) as other:
-        await eventually(lambda: len(bob.parts.state.read_shards) == 8)
+        await eventually(lambda: len(bob.parts.context.state.read_shards) == 8)
         await swarm.publish(other, 12)
-        await eventually(lambda: len(bob.parts.state.read_shards) < 8)
-        assert shard_of(own, 8) in bob.parts.state.read_shards
-        await eventually(lambda: len(bob.parts.state.read_shards) == 8)
+        await eventually(lambda: len(bob.parts.context.state.read_shards) < 8)
+        assert shard_of(own, 8) in bob.parts.context.state.read_shards
+        await eventually(lambda: len(bob.parts.context.state.read_shards) == 8)
         await eventually(lambda: held(bob) == 12)
 
 
 async def test_peers_that_failed_or_gave_nothing_yet_leave_places_to_others(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1, pulls_in_flight=4) as alice:
-        pull = PullLoop(alice.parts, IntakeLoop(alice.parts))
+        pull = alice.pull
         alice.parts.registry.seen("proven").accepted = 1
         pull._asking.update(["new1", "new2"])
         assert not pull._may_ask("new1"), "one at a time of who has given nothing yet"

@@ -3,68 +3,53 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ftis_node.node.loops.shards import LOOK_S, ShardsLoop
-from ftis_node.node.state import NodeState
+from ftis_node.config.manifest import parse_manifest
+from ftis_node.config.node import NodeSettings
+from ftis_node.node.loops.shards import LOOK_S
+from ftis_node.node.startup.wiring import Wiring
+from ftis_node.records.identity import Identity
 from ftis_node.swarm.topology.shards import shard_of
 from tests.loop_clock import LoopClock
+from tests.node.nodes import ME, components
+from tests.node.support import manifest_text
 
 if TYPE_CHECKING:
-    from collections.abc import Set
+    from pathlib import Path
 
     import pytest
 
 NUM_SHARDS = 8
-OWN = "this node"
-PEER = next(name for name in map(str, range(100)) if shard_of(name, NUM_SHARDS) != shard_of(OWN, NUM_SHARDS))
+OWN_SHARD = shard_of(ME.peer_id, NUM_SHARDS)
+NAMES = (Identity.from_seed(bytes([seed]) * 32).peer_id for seed in range(20, 60))
+PEER = next(name for name in NAMES if shard_of(name, NUM_SHARDS) != OWN_SHARD)
 
 
-class Subscriptions:
-    """What the loop subscribed to last; a swarm without other members."""
+async def test_the_shard_of_a_trusted_peer_is_read_whatever_the_traffic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = manifest_text(foreign_wait_s=1) + f"[wire]\nannouncement_shards = {NUM_SHARDS}\n"
+    settings = NodeSettings(model="m", swarm={"announcements_per_s": 1.0})
+    with components(tmp_path, settings=settings, manifest=parse_manifest(text, source="test")) as node:
+        node.registry.seen(PEER)
+        wiring, clock = Wiring(node), LoopClock(monkeypatch)
+        heard = wiring.announcements.heard_in_shard
+        await node.gossip.start()
+        task = asyncio.create_task(wiring.shards_loop().run())
+        await clock.passes(0.0)
+        assert len(node.context.state.read_shards) == NUM_SHARDS
 
-    shards: Set[int] = frozenset()
+        async def look() -> None:
+            heard[0] += 10**9
+            await clock.passes(LOOK_S)
 
-    async def read_shards(self, shards: Set[int]) -> None:
-        self.shards = shards
-
-    async def members(self) -> list[str]:
-        return []
-
-
-def _parts(subscriptions: Subscriptions, trusted: set[str]) -> Any:
-    return SimpleNamespace(
-        manifest=SimpleNamespace(wire=SimpleNamespace(announcement_shards=NUM_SHARDS)),
-        settings=SimpleNamespace(swarm=SimpleNamespace(announcements_per_s=1.0)),
-        identity=SimpleNamespace(peer_id=OWN),
-        registry=SimpleNamespace(peers={PEER: SimpleNamespace(record=None)}),
-        state=NodeState(),
-        peers=SimpleNamespace(is_trusted=trusted.__contains__),
-        events=SimpleNamespace(write=lambda *_, **__: None),
-        gossip=subscriptions,
-    )
-
-
-async def test_the_shard_of_a_trusted_peer_is_read_whatever_the_traffic(monkeypatch: pytest.MonkeyPatch) -> None:
-    heard: Counter[int] = Counter()
-    pull: Any = SimpleNamespace(ear=SimpleNamespace(heard_in_shard=heard), follow=lambda _: None)
-    subscriptions, trusted = Subscriptions(), set[str]()
-    clock = LoopClock(monkeypatch)
-    task = asyncio.create_task(ShardsLoop(_parts(subscriptions, trusted), pull).run())
-    await clock.passes(0.0)
-    assert len(subscriptions.shards) == NUM_SHARDS
-
-    async def look() -> None:
-        heard[0] += 10**9
-        await clock.passes(LOOK_S)
-
-    await look()
-    assert subscriptions.shards == {shard_of(OWN, NUM_SHARDS)}
-    trusted.add(PEER)
-    await look()
-    assert subscriptions.shards == {shard_of(OWN, NUM_SHARDS), shard_of(PEER, NUM_SHARDS)}
-    await look()
-    assert subscriptions.shards == {shard_of(OWN, NUM_SHARDS), shard_of(PEER, NUM_SHARDS)}
-    task.cancel()
+        await look()
+        assert node.context.state.read_shards == {OWN_SHARD}
+        node.peers.trust(PEER)
+        await look()
+        assert node.context.state.read_shards == {OWN_SHARD, shard_of(PEER, NUM_SHARDS)}
+        await look()
+        assert node.context.state.read_shards == {OWN_SHARD, shard_of(PEER, NUM_SHARDS)}
+        task.cancel()
+        await node.gossip.close()

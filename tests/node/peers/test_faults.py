@@ -2,53 +2,49 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from ftis_node.config.admission import AccessSection, Admission
-from ftis_node.node.peers.faults import MAX_TEXT, REASON, fault_charger
-from ftis_node.node.peers.manager import PeerBook
+from ftis_node.config.node import NodeSettings
+from ftis_node.node.peers.faults import MAX_TEXT, REASON
 from ftis_node.records.identity import Identity
-from ftis_node.swarm.peer_guard import PeerGuard, Place
-from ftis_node.telemetry.events import EventTrail, read_events
-from tests.node.bookkeeping import bookkeeping
+from ftis_node.swarm.peer_guard import Place
+from ftis_node.telemetry.events import read_events
+from tests.node.nodes import components
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-ME, PEER, FRIEND = (Identity.from_seed(bytes([seed]) * 32).peer_id for seed in (1, 2, 3))
+    from ftis_node.node.components import NodeComponents
+
+ME = Identity.from_seed(bytes([1]) * 32)
+PEER, FRIEND = (Identity.from_seed(bytes([seed]) * 32).peer_id for seed in (2, 3))
 FAULTS_TO_A_BAN = 6
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[Any]:
-    """The parts that a fault is charged to, and their guard."""
-    events = EventTrail(tmp_path / "events.jsonl")
-    admission = Admission(access=AccessSection(trust=(FRIEND,)))
-    book = PeerBook(tmp_path / "peers.sqlite", own_id=ME, settings=admission, events=events)
-    parts: Any = SimpleNamespace(**bookkeeping(), events=events, peers=book, trail=tmp_path / "events.jsonl")
-    parts.guard = PeerGuard(fault_charger(parts))
-    yield parts
-    book.close()
-    events.close()
+def node(tmp_path: Path) -> Iterator[NodeComponents]:
+    """A node whose guard charges faults."""
+    settings = NodeSettings(model="m", access={"trust": (FRIEND,)})
+    with components(tmp_path, identity=ME, settings=settings) as node:
+        yield node
 
 
-def fail(node: Any, peer_id: str, error: Exception) -> None:
-    with node.guard.work_for(peer_id, Place.STORE):
+def fail(node: NodeComponents, peer_id: str, error: Exception) -> None:
+    with node.gossip.guard.work_for(peer_id, Place.STORE):
         raise error
 
 
-def test_a_fault_is_counted_with_the_peer_and_the_place(node: Any) -> None:
+def test_a_fault_is_counted_with_the_peer_and_the_place(node: NodeComponents) -> None:
     fail(node, PEER, OverflowError("too large"))
     assert node.counters.refused[REASON] == node.registry.peers[PEER].refused[REASON] == 1
-    (event,) = read_events(node.trail, name="peer_fault")
+    (event,) = read_events(node.home.events, name="peer_fault")
     assert (event["peer"], event["place"], event["error"]) == (PEER, "store", "OverflowError: too large")
 
 
-def test_several_faults_end_in_a_ban(node: Any) -> None:
+def test_several_faults_end_in_a_ban(node: NodeComponents) -> None:
     for _ in range(FAULTS_TO_A_BAN):
         assert not node.peers.is_banned(PEER)
         fail(node, PEER, ValueError("bad"))
@@ -56,19 +52,19 @@ def test_several_faults_end_in_a_ban(node: Any) -> None:
 
 
 @pytest.mark.parametrize("by_operator", [False, True], ids=["in node.toml", "by peers trust"])
-def test_a_trusted_peer_is_paused_and_never_banned(node: Any, *, by_operator: bool) -> None:
+def test_a_trusted_peer_is_paused_and_never_banned(node: NodeComponents, *, by_operator: bool) -> None:
     peer_id = PEER if by_operator else FRIEND
     if by_operator:
         node.peers.trust(peer_id)
     for _ in range(2 * FAULTS_TO_A_BAN):
         fail(node, peer_id, ValueError("bad"))
     assert not node.peers.is_banned(peer_id)
-    assert not node.guard.may_work(peer_id)
+    assert not node.gossip.guard.may_work(peer_id)
     assert node.registry.peers[peer_id].refused[REASON] == 2 * FAULTS_TO_A_BAN
 
 
 @pytest.mark.parametrize("peer_id", ["", "\ud800", "QmRsa", "x" * 100_000, "12D3KooW\x1b[2J", "a\nb"])
-def test_an_id_that_is_none_is_in_no_book(node: Any, peer_id: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_id_that_is_none_is_in_no_book(node: NodeComponents, peer_id: str, caplog: pytest.LogCaptureFixture) -> None:
     """It would be written into a database and shown on screens."""
     fail(node, peer_id, ValueError("bad"))
     (line,) = caplog.messages
@@ -76,23 +72,23 @@ def test_an_id_that_is_none_is_in_no_book(node: Any, peer_id: str, caplog: pytes
     assert node.counters.refused[REASON] == 1
     assert not node.registry.peers
     node.peers.save()
-    (event,) = read_events(node.trail, name="peer_fault")
+    (event,) = read_events(node.home.events, name="peer_fault")
     assert len(event["peer"]) <= MAX_TEXT
     assert event["peer"].isprintable()
 
 
-def test_an_error_that_no_text_can_be_made_of_is_swallowed(node: Any) -> None:
+def test_an_error_that_no_text_can_be_made_of_is_swallowed(node: NodeComponents) -> None:
     class Mute(Exception):
         def __str__(self) -> str:
             raise RuntimeError("no text")
 
     fail(node, PEER, Mute())
-    assert not node.guard.may_work(PEER)
-    assert node.guard.num_faults[Place.STORE] == 1
+    assert not node.gossip.guard.may_work(PEER)
+    assert node.gossip.guard.num_faults[Place.STORE] == 1
 
 
-def test_the_text_of_an_error_is_bounded(node: Any) -> None:
+def test_the_text_of_an_error_is_bounded(node: NodeComponents) -> None:
     fail(node, PEER, ValueError("\ud800" * 10_000))
-    (event,) = read_events(node.trail, name="peer_fault")
+    (event,) = read_events(node.home.events, name="peer_fault")
     assert len(event["error"]) <= MAX_TEXT
     node.peers.save()

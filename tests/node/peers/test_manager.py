@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ftis_node.node.peers.manager import PeerBook
+from ftis_node.node.peers.manager import PeerManager
 from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.reputation.score import Behaviour
@@ -40,9 +40,9 @@ def events(tmp_path: Path) -> Iterator[EventTrail]:
     trail.close()
 
 
-def open_book(tmp_path: Path, events: EventTrail, clock: Clock | None = None, **settings: object) -> PeerBook:
+def open_book(tmp_path: Path, events: EventTrail, clock: Clock | None = None, **settings: object) -> PeerManager:
     admission = admission_of(**settings)
-    return PeerBook(
+    return PeerManager(
         tmp_path / "peers.sqlite", own_id=ME.peer_id, settings=admission, events=events, clock=clock or Clock()
     )
 
@@ -124,10 +124,10 @@ def test_bans_trust_and_scores_outlive_a_kill(tmp_path: Path, events: EventTrail
 import os, signal
 from pathlib import Path
 from ftis_node.config.admission import Admission
-from ftis_node.node.peers.manager import PeerBook
+from ftis_node.node.peers.manager import PeerManager
 from ftis_node.swarm.reputation.score import Behaviour
 from ftis_node.telemetry.events import EventTrail
-book = PeerBook(Path({str(tmp_path / "peers.sqlite")!r}), own_id="me", settings=Admission(),
+book = PeerManager(Path({str(tmp_path / "peers.sqlite")!r}), own_id="me", settings=Admission(),
                 events=EventTrail(Path({str(tmp_path / "other.jsonl")!r})), clock=lambda: 1e9)
 book.trust({BOB.peer_id!r})
 for _ in range(3):

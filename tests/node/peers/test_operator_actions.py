@@ -13,7 +13,7 @@ from ftis_node.cli.app import run
 from ftis_node.config.admission import Admission
 from ftis_node.config.home import Home
 from ftis_node.node.http_api.operator_api import TOKEN_HEADER, add_control
-from ftis_node.node.peers.manager import PeerBook
+from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.operator_actions import PeerControl
 from ftis_node.records.identity import Identity
 from ftis_node.telemetry.events import EventTrail, read_events
@@ -27,16 +27,16 @@ ROWS = [{"peer_id": ANN, "name": "ann"}, {"peer_id": BOB, "name": "twin"}, {"pee
 
 
 @pytest.fixture
-def book(tmp_path: Path) -> Iterator[PeerBook]:
+def book(tmp_path: Path) -> Iterator[PeerManager]:
     events = EventTrail(tmp_path / "events.jsonl")
-    book = PeerBook(tmp_path / "peers.sqlite", own_id=ME, settings=Admission(), events=events)
+    book = PeerManager(tmp_path / "peers.sqlite", own_id=ME, settings=Admission(), events=events)
     yield book
     book.close()
     events.close()
 
 
 @pytest.fixture
-async def url(tmp_path: Path, book: PeerBook) -> AsyncIterator[str]:
+async def url(tmp_path: Path, book: PeerManager) -> AsyncIterator[str]:
     app = web.Application()
     add_control(app, PeerControl(book, lambda: ROWS), tmp_path / "token")
     runner = web.AppRunner(app)
@@ -52,7 +52,9 @@ async def post(url: str, path: str, asked: Any, token: str | None) -> tuple[int,
         return answer.status, await answer.json()
 
 
-async def test_only_who_shows_the_token_of_the_home_changes_anything(tmp_path: Path, url: str, book: PeerBook) -> None:
+async def test_only_who_shows_the_token_of_the_home_changes_anything(
+    tmp_path: Path, url: str, book: PeerManager
+) -> None:
     for token in (None, "", "0" * 32):
         status, _ = await post(url, "/peers/ban", {"peer": ANN}, token)
         assert status == 403
@@ -102,7 +104,7 @@ def stopped(tmp_path: Path) -> Home:
     home.status.write_text(json.dumps({"node": {"peer_id": ME}, "peers": ROWS[:1]}))
     home.settings.write_text(json.dumps({"access": {"ban_max_s": 7200.0}}))
     events = EventTrail(home.events)
-    PeerBook(home.peers, own_id=ME, settings=Admission(), events=events).close()
+    PeerManager(home.peers, own_id=ME, settings=Admission(), events=events).close()
     events.close()
     return home
 
@@ -141,7 +143,7 @@ def test_a_home_where_no_node_ran_is_named(tmp_path: Path, capsys: pytest.Captur
     assert not (tmp_path / "nowhere").exists()
 
 
-async def test_a_running_node_is_asked_over_its_port(stopped: Home, book: PeerBook) -> None:
+async def test_a_running_node_is_asked_over_its_port(stopped: Home, book: PeerManager) -> None:
     app = web.Application()
     add_control(app, PeerControl(book, lambda: ROWS), stopped.control_token)
     runner = web.AppRunner(app)

@@ -16,7 +16,7 @@ from ftis_node.errors import ConfigError, EngineError
 from ftis_node.generation import engines
 from ftis_node.generation.engines.vllm_options import engine_arguments
 from ftis_node.learner.step.schedule import Schedule
-from ftis_node.memory.placement import Arrangement
+from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.models import ModelSource
 from ftis_node.node.startup import factories as makers
 from ftis_node.node.startup import worker_settings
@@ -53,7 +53,7 @@ def learner_boot_of(tmp_path: Path, text: str, **settings: object) -> LearnerBoo
     manifest = parse_manifest('name = "a"\ntask = "x"\n[optimizer]\n' + text, source="my.toml")
     node = NodeSettings(**{"model": "m", "device": "cpu", **settings})
     source = ModelSource(name="m", folder=tmp_path)
-    return makers.learner_boot(node, manifest, source, Home(tmp_path), Arrangement(), weights=tmp_path)
+    return makers.learner_boot(node, manifest, source, Home(tmp_path), WorkerPlacement(), weights=tmp_path)
 
 
 def test_the_learner_is_told_the_manifests_optimizer(tmp_path: Path) -> None:
@@ -101,9 +101,9 @@ def test_both_workers_are_told_the_same_form(tmp_path: Path, adapters: bool, exp
     source = ModelSource(name="m", folder=tmp_path)
     tokenizer: Any = SimpleNamespace(eos_ids=(1,), vocab_size=90)
     run = load_manifest("arithmetic-ftis")
-    generation = makers.generation_boot(settings, run, source, tokenizer, Arrangement(), adapters=adapters)
+    generation = makers.generation_boot(settings, run, source, tokenizer, WorkerPlacement(), adapters=adapters)
     learner = makers.learner_boot(
-        settings, run, source, Home(tmp_path), Arrangement(), weights=tmp_path, adapters=adapters
+        settings, run, source, Home(tmp_path), WorkerPlacement(), weights=tmp_path, adapters=adapters
     )
     assert (generation.engine, generation.settings.lora_rank, learner.publish_as) == expected
     rank = engine_arguments(source, generation.settings, device="cpu", seed=0).get("max_lora_rank")
@@ -121,13 +121,13 @@ def test_processes_of_a_learner_divide_its_threads(
     settings = NodeSettings(model="m", device="cpu", learner=learner)
     source = ModelSource(name="m", folder=tmp_path)
     boot = makers.learner_boot(
-        settings, load_manifest("arithmetic-ftis"), source, Home(tmp_path), Arrangement(), weights=tmp_path
+        settings, load_manifest("arithmetic-ftis"), source, Home(tmp_path), WorkerPlacement(), weights=tmp_path
     )
     assert (boot.num_processes, boot.num_threads) == expected
 
 
 def test_what_a_node_announces_is_looked_at_before_anything_starts(tmp_path: Path) -> None:
     settings = NodeSettings(model="m", announce=("/dns4/node.example.org/tcp/4001",))
-    assert makers.ProcessMakers(settings, Home(tmp_path))._network.announce == settings.announce
+    assert makers.ProcessNodeFactory(settings, Home(tmp_path))._network.announce == settings.announce
     with pytest.raises(ConfigError, match="cannot announce"):
-        makers.ProcessMakers(NodeSettings(model="m", announce=("/tcp/4001",)), Home(tmp_path))
+        makers.ProcessNodeFactory(NodeSettings(model="m", announce=("/tcp/4001",)), Home(tmp_path))

@@ -109,7 +109,7 @@ def is_whole(old: OldHome) -> bool:
         assert buffer.reconcile(STEP, [bytes.fromhex(name) for name in found.state.last_groups]) == 0
         taken = buffer.take(STEP + 1, own=NUM_GROUPS, foreign=0).groups
         assert len(taken) == 2, "those that were ready"
-        assert all(len(stored.group.completions) in (4, 8) and stored.prompt_ids for stored in taken)
+        assert all(len(stored.rewards) in (4, 8) and stored.prompt_ids for stored in taken)
     finally:
         buffer.close()
         reader.close()

@@ -21,8 +21,8 @@ from ftis_node.errors import ConfigError, DamagedError, FtisError, MachineError
 from ftis_node.node.loops.train import write_taken
 from ftis_node.node.peers.store import PeerStore
 from ftis_node.node.startup import migrations as upgrade
-from ftis_node.node.startup.null_workers import NoLearner
-from ftis_node.node.startup.recovery import rescue_files, set_right, tell_unknown_steps
+from ftis_node.node.startup.null_workers import NullLearner
+from ftis_node.node.startup.recovery import log_unknown_steps, recover_buffer, rescue_files
 from ftis_node.node.startup.run_plan import plan_run
 from ftis_node.records.identity import Identity
 from ftis_node.replay import soundness
@@ -84,7 +84,7 @@ def heal(home: Home, *, step: int = 1, last_groups: list[bytes] | None = None) -
     """What a start does; the learner's checkpoint is that of `step`, and names `last_groups`."""
     rescue_files(home)
     buffer, trail = ReplayBuffer(home.replay), EventTrail(home.events)
-    set_right(buffer, read_remembered(home.events), trail, peer_id=ME.peer_id)
+    recover_buffer(buffer, read_remembered(home.events), trail, peer_id=ME.peer_id)
     buffer.reconcile(step, last_groups)
     buffer.close()
     trail.close()
@@ -579,9 +579,9 @@ def test_a_checkpoint_of_steps_that_the_trail_does_not_know(
 ) -> None:
     """The buffer has the group ab. One step more than the trail knows is what an end without warning leaves."""
     events = EventTrail(tmp_path / "events.jsonl")
-    state = msgspec.structs.replace(NoLearner(5).state, step=step, last_groups=groups)
+    state = msgspec.structs.replace(NullLearner(5).state, step=step, last_groups=groups)
     held = {b"\xab": object()}
-    tell_unknown_steps(state, done=3, holds=held.get, events=events)
+    log_unknown_steps(state, done=3, holds=held.get, events=events)
     events.close()
     written = [(event["event"], event["step"], event["done"]) for event in read_events(tmp_path / "events.jsonl")]
     assert written == ([("steps_unknown", step, 3)] if is_told else [])

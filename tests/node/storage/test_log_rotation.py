@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from ftis_node.node.storage import log_rotation as module
-from ftis_node.node.storage.log_rotation import turn_over
+from ftis_node.node.storage.log_rotation import rotate_log
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,8 +33,8 @@ def test_a_process_goes_on_writing_at_the_start_of_the_emptied_file(tmp_path: Pa
             writer.stdin.write(f"{mark}\n")
             writer.stdin.flush()
             writer.stderr.readline()
-            assert turn_over(path, max_bytes=100) is (mark != "z")
-            assert not turn_over(path, max_bytes=100)
+            assert rotate_log(path, max_bytes=100) is (mark != "z")
+            assert not rotate_log(path, max_bytes=100)
         writer.stdin.write("d\n")
         writer.stdin.close()
     assert path.read_text() == "d" * 100 + "\n", "no hole at its start"
@@ -50,6 +50,6 @@ def test_on_a_full_disk_the_log_goes_rather_than_the_node(tmp_path: Path, monkey
     monkeypatch.setattr(module.shutil, "copyfile", no_room)
     path = tmp_path / "learner.log"
     path.write_bytes(bytes(100))
-    assert turn_over(path, max_bytes=100)
+    assert rotate_log(path, max_bytes=100)
     assert path.stat().st_size == 0
     assert list(tmp_path.iterdir()) == [path]

@@ -13,7 +13,7 @@ import pytest
 
 from ftis_node.config.observe import ObserveSection
 from ftis_node.node.supervision.service_manager import ALIVE, ServiceManager
-from ftis_node.node.supervision.task_monitor import Board, stack_of, waiting_for
+from ftis_node.node.supervision.task_monitor import TaskMonitor, stack_of, waiting_for
 from ftis_node.node.supervision.watchdog import BEAT_S, Watchdog
 from ftis_node.telemetry.events import EventTrail, read_events
 from tests.node.support import ANY_PORT, started
@@ -80,8 +80,8 @@ async def _work(working: asyncio.Queue[int]) -> None:
 
 
 async def test_a_stuck_loop_is_told_by_name_and_an_idle_one_is_not() -> None:
-    board = Board(limit_s=100.0)
-    board.hang_up()
+    board = TaskMonitor(limit_s=100.0)
+    board.install()
     waiting: asyncio.Queue[int] = asyncio.Queue(8)
     working: asyncio.Queue[int] = asyncio.Queue(8)
     task = asyncio.create_task(_takes(waiting, working), name="orders")

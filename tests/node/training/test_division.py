@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ftis_node.config.manifest import RunManifest
-from ftis_node.node.loops.generate import GenerateLoop
+from ftis_node.lab.stub_node import StubTokenizer
+from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.training.division import Division, division_of, note_signals
+from ftis_node.records.envelope import Accepted, seal_group
 from ftis_node.records.group import PromptRef
 from ftis_node.replay.buffer import StoredGroup
 from ftis_node.replay.lifecycle import Candidate
-from ftis_node.swarm.peer_guard import PeerGuard, Place
+from ftis_node.swarm.peer_guard import Place
 from ftis_node.tasks import load_task
 from tests.conftest import PROMPT_IDS, make_group
-from tests.node.bookkeeping import bookkeeping
 from tests.node.loops.test_train import HONEST, LIAR
+from tests.node.nodes import components, events_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
     from ftis_node.records.identity import Identity
 
 MIXTURE = "arithmetic:add+arithmetic:sub"
@@ -38,13 +43,9 @@ def new_division() -> Division:
 
 def taken(sender: Identity, task: str, rewards: tuple[float, ...], *, own: bool = False) -> StoredGroup:
     group = replace(make_group(sender), prompt_ref=PromptRef(task, "train", 5))
-    return StoredGroup(bytes(32), own=own, group=group, rewards=rewards, prompt_ids=tuple(PROMPT_IDS))
-
-
-def parts_with(division: Division | None) -> tuple[Any, list[dict[str, Any]]]:
-    events: list[dict[str, Any]] = []
-    write = lambda name, **fields: events.append({"event": name} | fields)  # noqa: E731
-    return SimpleNamespace(division=division, guard=PeerGuard(), events=SimpleNamespace(write=write)), events
+    envelope = seal_group(group, sender)
+    stored = StoredGroup.from_accepted(Accepted(envelope, envelope.to_bytes(), group, tuple(PROMPT_IDS)), own=own)
+    return replace(stored, rewards=rewards)
 
 
 def blind_step(division: Division) -> None:
@@ -86,62 +87,72 @@ def test_tasks_of_peers_outside_the_domain_take_no_memory() -> None:
     assert set(division._peers) == {ADD, SUB}
 
 
-def test_a_step_notes_what_it_took_and_what_it_passed_over() -> None:
-    parts, events = parts_with(new_division())
-    groups = [taken(HONEST, ADD, WITH, own=True), taken(LIAR, SUB, WITH)]
-    passed_over = [
-        Candidate(bytes(32), sender, own, 1, created_at=0.0, policy_version=0, task=task, rewards=WITHOUT)
-        for sender, own, task in ((HONEST.peer_id, True, SUB), (LIAR.peer_id, False, ADD))
-    ]
-    note_signals(parts, 7, groups, passed_over)
-    (event,) = events
-    assert (event["event"], event["step"]) == ("division", 7)
-    assert event["own_rates"] == {ADD: 0.6667, SUB: 0.3333}
-    assert event["peer_rates"] == {ADD: 0.3333, SUB: 0.6667}
-    assert event["shares"] == {ADD: 0.77, SUB: 0.23}
+def test_a_step_notes_what_it_took_and_what_it_passed_over(tmp_path: Path) -> None:
+    division = new_division()
+    with components(tmp_path) as node:
+        groups = [taken(HONEST, ADD, WITH, own=True), taken(LIAR, SUB, WITH)]
+        passed_over = [
+            Candidate(bytes(32), sender, own, 1, created_at=0.0, policy_version=0, task=task, rewards=WITHOUT)
+            for sender, own, task in ((HONEST.peer_id, True, SUB), (LIAR.peer_id, False, ADD))
+        ]
+        note_signals(division, 7, groups, passed_over, guard=node.gossip.guard, events=node.context.events)
+        (event,) = events_of(node)
+        assert (event["event"], event["step"]) == ("division", 7)
+        assert event["own_rates"] == {ADD: 0.6667, SUB: 0.3333}
+        assert event["peer_rates"] == {ADD: 0.3333, SUB: 0.6667}
+        assert event["shares"] == {ADD: 0.77, SUB: 0.23}
 
 
-def test_a_run_that_does_not_divide_writes_nothing() -> None:
-    parts, events = parts_with(None)
-    note_signals(parts, 1, [taken(LIAR, ADD, WITH)], [])
-    assert events == []
+def test_a_run_that_does_not_divide_writes_nothing(tmp_path: Path) -> None:
+    division = None
+    with components(tmp_path) as node:
+        note_signals(division, 1, [taken(LIAR, ADD, WITH)], [], guard=node.gossip.guard, events=node.context.events)
+        assert events_of(node) == []
 
 
-def test_what_a_group_of_a_peer_raises_is_that_peers_affair() -> None:
-    parts, events = parts_with(new_division())
-    broken: Any = None
-    groups = [taken(LIAR, ADD, broken), taken(HONEST, SUB, WITH)]
-    note_signals(parts, 1, groups, [])
-    assert parts.guard.num_faults == {Place.COUNT: 1}
-    assert events[0]["peer_rates"] == {ADD: 0.5, SUB: 0.6667}
-    with pytest.raises(TypeError):
-        note_signals(parts, 2, [taken(HONEST, ADD, broken, own=True)], [])
+def test_what_a_group_of_a_peer_raises_is_that_peers_affair(tmp_path: Path) -> None:
+    division = new_division()
+    with components(tmp_path) as node:
+        broken: Any = None
+        groups = [taken(LIAR, ADD, broken), taken(HONEST, SUB, WITH)]
+        note_signals(division, 1, groups, [], guard=node.gossip.guard, events=node.context.events)
+        assert node.gossip.guard.num_faults == {Place.COUNT: 1}
+        assert events_of(node, "division")[0]["peer_rates"] == {ADD: 0.5, SUB: 0.6667}
+        with pytest.raises(TypeError):
+            note_signals(
+                division,
+                2,
+                [taken(HONEST, ADD, broken, own=True)],
+                [],
+                guard=node.gossip.guard,
+                events=node.context.events,
+            )
 
 
-def prompts_of(division: Division | None, *, num: int) -> Counter[str]:
+class _PlainTokenizer(StubTokenizer):
+    """One token a character."""
+
+    def encode_prompt(self, messages: Sequence[Any]) -> list[int]:
+        return list(messages[0]["content"].encode())
+
+
+def prompts_of(folder: Path, division: Division | None, *, num: int) -> Counter[str]:
     """The parts that a node's next problems are of."""
-    parts: Any = SimpleNamespace(
-        manifest=ADVANTAGE,
-        division=division,
-        domain=load_task(MIXTURE),
-        settings=SimpleNamespace(seed=0),
-        identity=HONEST,
-        buffer=SimpleNamespace(last_number=lambda: 0),
-        tokenizer=SimpleNamespace(encode_prompt=lambda prompt: list(prompt[0]["content"])),
-        **bookkeeping(),
-        events=None,
-    )
-    loop = GenerateLoop(parts, scored=None)  # type: ignore[arg-type]
-    found = Counter(loop._next_prompt().item.ref.task for _ in range(num))
-    assert parts.counters.skipped_prompts == 0, "a problem that is passed over is not too long"
+    domain = load_task(MIXTURE)
+    with components(
+        folder, identity=HONEST, manifest=ADVANTAGE, domain_task=domain, division=division, tokenizer=_PlainTokenizer()
+    ) as node:
+        loop = Wiring(node).generate_loop(asyncio.Queue())
+        found = Counter(loop._next_prompt().item.ref.task for _ in range(num))
+        assert node.counters.skipped_prompts == 0, "a problem that is passed over is not too long"
     return found
 
 
-def test_problems_come_in_the_shares() -> None:
+def test_problems_come_in_the_shares(tmp_path: Path) -> None:
     division = new_division()
-    assert prompts_of(division, num=100) == prompts_of(None, num=100), "even: as the mixture has it"
+    assert prompts_of(tmp_path, division, num=100) == prompts_of(tmp_path, None, num=100), "even: as the mixture has it"
     for _ in range(20):
         blind_step(division)
-    found = prompts_of(division, num=2000)
+    found = prompts_of(tmp_path, division, num=2000)
     assert found[ADD] / 2000 == pytest.approx(division.shares[ADD], abs=0.02)
-    assert found == prompts_of(division, num=2000), "the same problems again"
+    assert found == prompts_of(tmp_path, division, num=2000), "the same problems again"

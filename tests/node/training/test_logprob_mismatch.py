@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ftis_node.config.node import MismatchSection, NodeSettings
 from ftis_node.errors import WorkerDiedError
+from ftis_node.learner.data.groups import unpack_train_group
 from ftis_node.learner.messages import StepReport
 from ftis_node.node.loops.logprob_check import CheckLoop, sampled_by
-from ftis_node.node.loops.train import TrainLoop
-from ftis_node.node.state import NodeState
+from ftis_node.node.startup.null_workers import NullLearner
+from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.training.logprob_mismatch import (
     LIMITS,
     Change,
@@ -23,13 +23,15 @@ from ftis_node.node.training.logprob_mismatch import (
     limits_of,
     warning_of,
 )
-from ftis_node.swarm.peer_guard import PeerGuard
-from ftis_node.telemetry.tracking import Tracking
 from tests.conftest import make_group
-from tests.node.bookkeeping import bookkeeping
+from tests.node.nodes import components, events_of
+from tests.replay.test_buffer import accepted
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ftis_node.records.identity import Identity
+    from ftis_node.validation import Accepted
 
 
 def _measured(kl: float | None, share: float | None) -> StepReport:
@@ -61,35 +63,31 @@ def test_the_warning_is_one_line_with_the_figures() -> None:
     assert "\n" not in line
 
 
-async def test_the_train_loop_warns_once_and_keeps_the_last_measurement(caplog: pytest.LogCaptureFixture) -> None:
-    events: list[str] = []
-    parts: Any = SimpleNamespace(
-        settings=NodeSettings(model="m", dtype="float32"),
-        **bookkeeping(),
-        identity=SimpleNamespace(peer_id="me"),
-        events=SimpleNamespace(write=lambda event, **fields: events.append(event)),
-        tracking=Tracking(()),
-        generation=SimpleNamespace(tokens_per_s=0.0),
-    )
-    loop: Any = TrainLoop(parts, gate=None, last_step=None)  # type: ignore[arg-type]
+async def test_a_reporter_warns_once_and_keeps_the_last_measurement(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     high = _measured(0.5, 1.0)
-    with caplog.at_level("WARNING"):
+    with components(tmp_path) as node, caplog.at_level("WARNING"):
+        reporter = Wiring(node).reporter
         for report in (_measured(0.0, 0.0), high, high, _measured(None, None)):
-            await loop._note(report)
-    assert events == ["step", "step", "mismatch", "step", "step"]
+            await reporter.note(report)
+        written = [event["event"] for event in events_of(node)]
+        assert written == ["step", "step", "mismatch", "step", "step"]
+        assert node.counters.mismatch_report is high
     assert [record.message for record in caplog.records] == [warning_of(high, LIMITS["float32"])]
-    assert parts.counters.mismatch_report is high
 
 
-class _Learner:
+class _Learner(NullLearner):
     """Keeps what it was sent; the first check fails where `fails`."""
 
     def __init__(self, *, fails: bool) -> None:
+        super().__init__(parameters=1)
         self.sent: list[tuple[int, int]] = []
         self._fails = fails
 
     async def check(self, group: Any) -> None:
-        self.sent.append((group.policy_version, group.policy_version_newest))
+        sent = unpack_train_group(group)
+        self.sent.append((sent.policy_version, sent.policy_version_newest))
         if self._fails and len(self.sent) == 1:
             raise WorkerDiedError("the learner worker was killed")
 
@@ -106,25 +104,17 @@ def test_completions_that_an_update_cut_through_are_left_out(identity: Identity)
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_the_first_group_of_each_version_is_sent(identity: Identity, fails: bool) -> None:
-    stored: asyncio.Queue[Any] = asyncio.Queue()
-    learner, events = _Learner(fails=fails), []
-    parts = SimpleNamespace(
-        guard=PeerGuard(),
-        learner=learner,
-        state=NodeState(),
-        identity=SimpleNamespace(peer_id="me"),
-        manifest=SimpleNamespace(step=SimpleNamespace(share="vertical")),
-        events=SimpleNamespace(write=lambda event, **fields: events.append(event)),
-    )
-    loop: Any = CheckLoop(parts, SimpleNamespace(next_own=stored.get))  # type: ignore[arg-type]
-    running = asyncio.create_task(loop.run())
-    for learners, oldest, newest in [(0, 0, 0), (0, 0, 0), (1, 0, 0), (1, 0, 1), (1, 1, 2), (1, 1, 1), (1, 1, 1)]:
-        parts.state.policy_version = learners
-        group = make_group(identity, versions=(oldest, newest))
-        stored.put_nowait(SimpleNamespace(envelope=SimpleNamespace(id=b"\x01"), group=group, prompt_ids=(1, 2)))
-        await asyncio.sleep(0.01)
-    running.cancel()
-    await asyncio.wait({running})
-    assert learner.sent == [(0, 0), (1, 1)]
-    assert events == ["check_failed"] * fails
+async def test_the_first_group_of_each_version_is_sent(tmp_path: Path, identity: Identity, fails: bool) -> None:
+    stored: asyncio.Queue[Accepted] = asyncio.Queue()
+    learner = _Learner(fails=fails)
+    with components(tmp_path, learner=learner) as node:
+        loop = CheckLoop(context=node.context, next_own=stored.get, learner=learner, guard=node.gossip.guard)
+        running = asyncio.create_task(loop.run())
+        for learners, oldest, newest in [(0, 0, 0), (0, 0, 0), (1, 0, 0), (1, 0, 1), (1, 1, 2), (1, 1, 1), (1, 1, 1)]:
+            node.context.state.policy_version = learners
+            stored.put_nowait(accepted(identity, 1, versions=(oldest, newest)))
+            await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.wait({running})
+        assert learner.sent == [(0, 0), (1, 1)]
+        assert len(events_of(node, "check_failed")) == fails

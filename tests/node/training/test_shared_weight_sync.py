@@ -21,13 +21,13 @@ from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.delay import NO_DELAY
-from ftis_node.lab.experiment.in_process import InProcessMakers
-from ftis_node.memory.placement import Arrangement
-from ftis_node.node.daemon import run_loops
-from ftis_node.node.loops.status import StatusLoop
-from ftis_node.node.startup.assemble import built_parts
-from ftis_node.node.startup.factories import ProcessMakers
+from ftis_node.lab.experiment.in_process import InProcessNodeFactory
+from ftis_node.memory.placement import WorkerPlacement
+from ftis_node.node.startup.assemble import running_components
+from ftis_node.node.startup.factories import ProcessNodeFactory
+from ftis_node.node.startup.roles import run_node
 from ftis_node.node.startup.run_plan import RunPlan
+from ftis_node.node.startup.wiring import Wiring
 from tests.cpu_sharing import REFUSAL_FILE, site_folder
 from tests.node.support import manifest_text
 from tests.trained_models import trained_model
@@ -39,25 +39,25 @@ if TYPE_CHECKING:
     from ftis_node.generation.client import GenerationClient
     from ftis_node.learner.client import LearnerClient
     from ftis_node.learner.messages import TrainGroup, TrainReply
-    from ftis_node.node.startup.factories import Ingredients
+    from ftis_node.node.startup.factories import NodeInputs
 
 
-class _Makers(InProcessMakers):
+class _Makers(InProcessNodeFactory):
     """Worker processes as on one GPU; before the third step the generator is killed and starts again. So small a model
     is never right: the learner is told that every second completion was, or no step would change anything."""
 
     def __init__(self, settings: NodeSettings, home: Home) -> None:
         super().__init__(LoopbackSwarm(), delay=NO_DELAY, seed=0)
-        self._workers = ProcessMakers(settings, home)
+        self._workers = ProcessNodeFactory(settings, home)
 
-    def arrange(self, *of: Any) -> Arrangement:
-        return Arrangement(hand_over="ipc")
+    def arrange(self, *of: Any) -> WorkerPlacement:
+        return WorkerPlacement(hand_over="ipc")
 
-    def generation(self, of: Ingredients) -> GenerationClient:  # type: ignore[override]
+    def generation(self, of: NodeInputs) -> GenerationClient:  # type: ignore[override]
         self._client = self._workers.generation(of)
         return self._client
 
-    def learner(self, of: Ingredients) -> LearnerClient:  # type: ignore[override]
+    def learner(self, of: NodeInputs) -> LearnerClient:  # type: ignore[override]
         learner = self._workers.learner(of)
         train = learner.train
 
@@ -74,8 +74,7 @@ class _Makers(InProcessMakers):
 
 
 def half_right(group: TrainGroup) -> TrainGroup:
-    rewarded = [replace(each, reward=float(index % 2)) for index, each in enumerate(group.completions)]
-    return replace(group, completions=tuple(rewarded))
+    return replace(group, rewards=tuple(float(index % 2) for index in range(len(group.rewards))))
 
 
 @pytest.mark.timeout(240)
@@ -94,10 +93,10 @@ async def test_a_node_s_weights_cross_without_a_file_or_fall_back_to_one(
         {"model": str(tmp_path / "tiny"), "engine": "torch", "device": "cpu", "swarm": {"shutdown_serve_s": 0.0}}
     )
     plan = RunPlan(parse_manifest(manifest_text(foreign_wait_s=0.1), source="test"), "arithmetic", ())
-    async with built_parts(settings, plan, home, _Makers(settings, home)) as parts:
-        await run_loops(parts, steps=4)
-        assert (parts.state.step, parts.generation.policy_version, parts.generation.restarts) == (4, 4, 1)
-        status = await StatusLoop(parts).refresh()
+    async with running_components(settings, plan, home, _Makers(settings, home)) as parts:
+        await run_node(parts, steps=4)
+        assert (parts.context.state.step, parts.generation.policy_version, parts.generation.restarts) == (4, 4, 1)
+        status = await Wiring(parts).status_loop().refresh()
     events = [json.loads(line) for line in home.events.read_text().splitlines()]
     ways = [event["way"] for event in events if event["event"] == "served"]
     reasons = [event["reason"] for event in events if event["event"] == "weight_sync_fallback"]

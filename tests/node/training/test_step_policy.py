@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import partial
-from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from ftis_node.config.manifest import parse_manifest
-from ftis_node.config.node import NodeSettings
+from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.node.loops.prompt_order import PromptOrder
 from ftis_node.node.peers.confirmations import Confirmations
 from ftis_node.node.peers.registry import PeerRegistry
-from ftis_node.node.state import NodeState
+from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.background import in_background
-from ftis_node.node.training.foreign_shortfall import Fill
-from ftis_node.node.training.slots import Slots
-from ftis_node.node.training.step_gate import PatientGate
-from ftis_node.node.training.step_policy import Outlook, StepNeeds, may_start, shares_of_step, stand_in
-from ftis_node.node.training.token_budget import GenerateBudget
+from ftis_node.node.training.foreign_shortfall import ForeignShortfall
+from ftis_node.node.training.slots import SlotPool
+from ftis_node.node.training.step_policy import StepInputs, StepQuota, may_start, shares_of_step, substitute_foreign
+from ftis_node.records.identity import Identity
+from tests.node.nodes import ME, components
 from tests.node.support import manifest_text
+from tests.replay.test_buffer import accepted
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from ftis_node.node.components import NodeComponents
+
+ANN = Identity.from_seed(bytes([2]) * 32)
 
 
 async def test_no_more_is_under_way_than_there_are_slots() -> None:
-    slots = Slots(3, held=1)
+    slots = SlotPool(3, held=1)
     await slots.charge()
     await slots.charge()
     third = asyncio.create_task(slots.charge())
@@ -41,7 +50,7 @@ async def test_no_more_is_under_way_than_there_are_slots() -> None:
 
 
 async def test_a_cancelled_group_gives_its_slot_back() -> None:
-    slots = Slots(1)
+    slots = SlotPool(1)
     await slots.charge()
     waiting = asyncio.create_task(slots.charge())
     await asyncio.sleep(0)
@@ -51,7 +60,7 @@ async def test_a_cancelled_group_gives_its_slot_back() -> None:
 
 
 async def test_more_slots_are_taken_at_once() -> None:
-    slots = Slots(1, held=1)
+    slots = SlotPool(1, held=1)
     waiting = asyncio.create_task(slots.charge())
     await asyncio.sleep(0)
     assert not waiting.done()
@@ -85,8 +94,8 @@ def test_draws_are_even_and_follow_from_the_position() -> None:
     assert draws != [PromptOrder(2**31, seed=0, peer_id="b").draw(k) for k in range(2000)]
 
 
-NEEDS = StepNeeds(own=4, foreign=4, foreign_wait_s=30.0)
-FULL = Outlook(own_ready=4, foreign_ready=4, waited_s=0.0, uptime_s=100.0, has_members=True)
+NEEDS = StepQuota(own=4, foreign=4, foreign_wait_s=30.0)
+FULL = StepInputs(own_ready=4, foreign_ready=4, waited_s=0.0, uptime_s=100.0, has_members=True)
 
 
 @pytest.mark.parametrize(
@@ -115,14 +124,14 @@ def test_a_learner_alone_waits_for_as_many_groups_of_others_as_would_be_its_own(
 ) -> None:
     assert shares_of_step(NEEDS, generates=False) == (0, 8)
     assert shares_of_step(NEEDS, generates=True) == (4, 4)
-    own, foreign = stand_in(ready, needs=NEEDS)
+    own, foreign = substitute_foreign(ready, needs=NEEDS)
     assert own + foreign == ready
     assert may_start(NEEDS, replace(FULL, own_ready=own, foreign_ready=foreign, waited_s=waited_s)) is goes
 
 
 def test_an_empty_step_never_goes() -> None:
-    needs = StepNeeds(own=0, foreign=4, foreign_wait_s=0.0)
-    assert not may_start(needs, Outlook(0, 0, waited_s=99.0, uptime_s=99.0, has_members=False))
+    needs = StepQuota(own=0, foreign=4, foreign_wait_s=0.0)
+    assert not may_start(needs, StepInputs(0, 0, waited_s=99.0, uptime_s=99.0, has_members=False))
 
 
 def test_a_group_counts_as_confirmed_once() -> None:
@@ -151,7 +160,7 @@ async def test_background_work_returns_raises_and_can_be_abandoned() -> None:
 
 
 def test_what_is_missing_is_shared_out_over_all_who_send() -> None:
-    fill = Fill()
+    fill = ForeignShortfall()
     assert fill.shares(4, 12) == (4, 12)
     fill.note(12, ["a"] * 4 + ["b"] * 4)
     assert fill.shares(4, 12) == (6, 10), "4 are missing, and three make more: 2 each, rounded up"
@@ -165,7 +174,7 @@ def test_what_is_missing_is_shared_out_over_all_who_send() -> None:
 
 @pytest.mark.parametrize("steps_a_group", [1, 2, 4])
 def test_a_peer_that_is_slower_than_a_group_a_step_is_taken_up(steps_a_group: int) -> None:
-    fill, ready, taken = Fill(), 0, 0
+    fill, ready, taken = ForeignShortfall(), 0, 0
     fill.note(4, [])
     assert fill.shares(4, 4) == (8, 0)
     for step in range(40):
@@ -177,7 +186,7 @@ def test_a_peer_that_is_slower_than_a_group_a_step_is_taken_up(steps_a_group: in
 
 
 def test_a_stock_that_lies_there_is_no_plenty() -> None:
-    fill = Fill()
+    fill = ForeignShortfall()
     fill.note(4, ["a"] * 2)
     extra = fill.extra
     for _ in range(3):
@@ -188,68 +197,63 @@ def test_a_stock_that_lies_there_is_no_plenty() -> None:
     assert fill.extra == 2, "they lay there before"
 
 
-def _gate_parts(**changes: Any) -> Any:
-    async def at_once(work: Any, *arguments: Any, **options: Any) -> Any:
-        return work(*arguments, **options)
-
-    parts = {
-        "manifest": parse_manifest(manifest_text(foreign_wait_s=60), source="test"),
-        "state": NodeState(),
-        "identity": SimpleNamespace(peer_id="me"),
-        "settings": NodeSettings(model="m"),
-        "disk": at_once,
-        "buffer": SimpleNamespace(release_stale=lambda freshness: [], evict_foreign=lambda keep, keep_bytes, cap: []),
-        "peers": SimpleNamespace(share_cap=lambda: None),
-        "reader": SimpleNamespace(ready_counts=lambda: (0, 0)),
-        "budget": GenerateBudget(),
-        "slots": Slots(8),
-        "gossip": SimpleNamespace(members=partial(asyncio.sleep, 0, [])),
-    }
-    return SimpleNamespace(**parts | changes)
+@asynccontextmanager
+async def _node(
+    folder: Path, *, foreign_wait_s: float, has_peer: bool = False, fills: bool = False
+) -> AsyncIterator[NodeComponents]:
+    """A node in a swarm, with another member or without."""
+    text = manifest_text(foreign_wait_s=foreign_wait_s)
+    text = text.replace("foreign_wait_s", "backfill_with_own = true\nforeign_wait_s") if fills else text
+    manifest, swarm = parse_manifest(text, source="test"), LoopbackSwarm()
+    gossip, peer = (swarm.join(one.peer_id, run_id=manifest.run_id) for one in (ME, ANN))
+    with components(folder, manifest=manifest, gossip=gossip) as node:
+        await gossip.start()
+        if has_peer:
+            await peer.start()
+        yield node
 
 
-async def test_a_gate_of_a_run_that_fills_makes_up_in_the_next_step() -> None:
-    ready: dict[str, Any] = {"own": 4, "foreign": ["a"]}
-    reader = SimpleNamespace(
-        ready_counts=lambda: (ready["own"], len(ready["foreign"])),
-        ready_foreign=lambda: [(sender, number) for number, sender in enumerate(ready["foreign"])],
-    )
-    text = manifest_text(foreign_wait_s=0).replace("foreign_wait_s", "fill = true\nforeign_wait_s")
-    parts = _gate_parts(
-        manifest=parse_manifest(text, source="test"),
-        reader=reader,
-        gossip=SimpleNamespace(members=lambda: asyncio.sleep(0, ["a"])),
-    )
-    gate = PatientGate(parts, SimpleNamespace(stored=asyncio.Event()))  # type: ignore[arg-type]
-    assert await asyncio.wait_for(gate.wait(1), 30)
-    assert gate.shares(1) == (4, 4), "this step is smaller"
-    assert parts.slots.capacity == 2 * 6, "3 are missing, and two make more"
-    ready.update(own=5, foreign=["a", "a"])
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(gate.wait(2), 0.05)
-    ready.update(own=6)
-    assert await asyncio.wait_for(gate.wait(2), 30)
-    assert gate.shares(2) == (6, 2)
+def _store(node: NodeComponents, identity: Identity, *numbers: int) -> None:
+    for number in numbers:
+        group = accepted(identity, number, created_at=time.time())
+        assert node.buffer.admit(group, own=identity is ME)
 
 
-async def test_a_gate_of_a_run_that_does_not_fill_takes_what_the_run_says() -> None:
-    parts = _gate_parts(
-        manifest=parse_manifest(manifest_text(foreign_wait_s=0), source="test"),
-        reader=SimpleNamespace(ready_counts=lambda: (4, 1)),
-    )
-    gate = PatientGate(parts, SimpleNamespace(stored=asyncio.Event()))  # type: ignore[arg-type]
-    for step in (1, 2):
-        assert await asyncio.wait_for(gate.wait(step), 30)
-        assert (gate.shares(step), parts.slots.capacity) == ((4, 4), 8)
+async def test_a_gate_of_a_run_that_fills_makes_up_in_the_next_step(tmp_path: Path) -> None:
+    async with _node(tmp_path, foreign_wait_s=0, has_peer=True, fills=True) as node:
+        _store(node, ME, 1, 2, 3, 4)
+        _store(node, ANN, 1)
+        gate = Wiring(node).step_gate()
+        assert await asyncio.wait_for(gate.wait(1), 30)
+        assert gate.shares(1) == (4, 4), "this step is smaller"
+        assert node.slots.capacity == 2 * 6, "3 are missing, and two make more"
+        _store(node, ME, 5)
+        _store(node, ANN, 2)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(gate.wait(2), 0.2)
+        _store(node, ME, 6)
+        assert await asyncio.wait_for(gate.wait(2), 30)
+        assert gate.shares(2) == (6, 2)
 
 
-async def test_a_gate_that_is_cancelled_when_a_group_comes_is_cancelled() -> None:
+async def test_a_gate_of_a_run_that_does_not_fill_takes_what_the_run_says(tmp_path: Path) -> None:
+    async with _node(tmp_path, foreign_wait_s=0) as node:
+        _store(node, ME, 1, 2, 3, 4)
+        _store(node, ANN, 1)
+        gate = Wiring(node).step_gate()
+        for step in (1, 2):
+            assert await asyncio.wait_for(gate.wait(step), 30)
+            assert (gate.shares(step), node.slots.capacity) == ((4, 4), 8)
+
+
+async def test_a_gate_that_is_cancelled_when_a_group_comes_is_cancelled(tmp_path: Path) -> None:
     """Both in the same step of the loop, as when a signal meets an admission."""
-    stored, parts = asyncio.Event(), _gate_parts()
-    waiting = asyncio.create_task(PatientGate(parts, SimpleNamespace(stored=stored)).wait(1))  # type: ignore[arg-type]
-    await asyncio.sleep(0.01)
-    stored.set()
-    await asyncio.sleep(0)
-    waiting.cancel()
-    await asyncio.wait({waiting}, timeout=30)
-    assert waiting.cancelled()
+    async with _node(tmp_path, foreign_wait_s=60) as node:
+        wiring = Wiring(node)
+        waiting = asyncio.create_task(wiring.step_gate().wait(1))
+        await asyncio.sleep(0.1)
+        wiring.intake.stored.set()
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait({waiting}, timeout=30)
+        assert waiting.cancelled()

@@ -17,11 +17,18 @@ from ftis_node.config.node import NodeSettings, load_node_settings
 from ftis_node.errors import ConfigError
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.delay import NO_DELAY
-from ftis_node.lab.experiment.in_process import InProcessMakers
-from ftis_node.node.daemon import run_loops
-from ftis_node.node.startup.assemble import built_parts
+from ftis_node.lab.experiment.in_process import InProcessNodeFactory
+from ftis_node.node.startup.assemble import running_components
+from ftis_node.node.startup.roles import run_node
 from ftis_node.node.startup.run_plan import RunPlan
-from ftis_node.node.training.step_policy import Outlook, StepNeeds, may_start, never_starts, shares_of_step, stand_in
+from ftis_node.node.training.step_policy import (
+    StepInputs,
+    StepQuota,
+    may_start,
+    never_starts,
+    shares_of_step,
+    substitute_foreign,
+)
 from ftis_node.node.training.token_budget import GenerateBudget, generate_budget
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.telemetry.events import read_events
@@ -93,13 +100,13 @@ def test_without_a_limit_there_is_no_end() -> None:
     assert budget.may_begin and not budget.is_used_up
 
 
-NEEDS = StepNeeds(own=4, foreign=4, foreign_wait_s=30.0)
+NEEDS = StepQuota(own=4, foreign=4, foreign_wait_s=30.0)
 
 
 def test_a_step_without_more_own_groups_takes_what_is_left_and_others() -> None:
     assert [shares_of_step(NEEDS, generates=False, own_left=left) for left in (0, 3, 9)] == [(0, 8), (3, 5), (4, 4)]
-    own, foreign = stand_in(3 + 2, needs=NEEDS)
-    outlook = Outlook(own, foreign, waited_s=30.0, uptime_s=99.0, has_members=True)
+    own, foreign = substitute_foreign(3 + 2, needs=NEEDS)
+    outlook = StepInputs(own, foreign, waited_s=30.0, uptime_s=99.0, has_members=True)
     assert may_start(NEEDS, outlook)
 
 
@@ -117,9 +124,9 @@ def test_a_step_without_more_own_groups_takes_what_is_left_and_others() -> None:
     ],
 )
 def test_a_node_that_generates_no_more_ends_where_nobody_will_fill_a_step(
-    needs: StepNeeds, changes: dict[str, Any], is_over: bool
+    needs: StepQuota, changes: dict[str, Any], is_over: bool
 ) -> None:
-    outlook = Outlook(own_ready=0, foreign_ready=0, waited_s=0.0, uptime_s=99.0, has_members=True)
+    outlook = StepInputs(own_ready=0, foreign_ready=0, waited_s=0.0, uptime_s=99.0, has_members=True)
     assert never_starts(needs, replace(outlook, **changes)) is is_over
 
 
@@ -153,17 +160,17 @@ async def live(
         learner={"threads": 1, "checkpoint_every_steps": 100},  # a life saves at its end what it has done
         **settings,
     )  # fmt: skip
-    makers = InProcessMakers(swarm or LoopbackSwarm(), delay=NO_DELAY, seed=0)
+    makers = InProcessNodeFactory(swarm or LoopbackSwarm(), delay=NO_DELAY, seed=0)
     plan, home = RunPlan(manifest, "arithmetic", ("arithmetic",)), Home(folder)
     home.create()
-    async with built_parts(made, plan, home, makers) as parts:
+    async with running_components(made, plan, home, makers) as parts:
         for scorer in (parts.scorer, parts.strangers_scorer):  # a peer's group about a problem of the evaluation
             with pytest.raises(KeyError):
                 await scorer.resolve(parts.eval_tasks[0][0].ref)
-        await run_loops(parts, steps=made.budget.learn_steps)
-        from ftis_node.node.loops.status import StatusLoop
+        await run_node(parts, steps=made.budget.learn_steps)
+        from ftis_node.node.startup.wiring import Wiring
 
-        return await StatusLoop(parts).refresh()
+        return await Wiring(parts).status_loop().refresh()
 
 
 async def test_a_lone_node_generates_its_budget_trains_on_it_and_ends_for_good(
@@ -251,5 +258,5 @@ def _trained_tokens(path: Path) -> int:
 
 @pytest.mark.parametrize(("own_ready", "starts"), [(3, False), (4, True)])
 def test_a_step_that_draws_waits_for_all_that_is_generated(own_ready: int, starts: bool) -> None:
-    outlook = Outlook(own_ready=own_ready, foreign_ready=0, waited_s=0.0, uptime_s=0.0, has_members=False)
-    assert may_start(StepNeeds(own=2, foreign=0, foreign_wait_s=1.0, generated=4), outlook) is starts
+    outlook = StepInputs(own_ready=own_ready, foreign_ready=0, waited_s=0.0, uptime_s=0.0, has_members=False)
+    assert may_start(StepQuota(own=2, foreign=0, foreign_wait_s=1.0, generated=4), outlook) is starts

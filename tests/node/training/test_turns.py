@@ -10,8 +10,8 @@ import os
 import re
 import shutil
 import signal
+from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,26 +24,30 @@ from ftis_node.errors import ModelError, WorkerDiedError
 from ftis_node.generation.client import GenerationClient
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.delay import NO_DELAY
-from ftis_node.lab.experiment.in_process import InProcessGeneration, InProcessLearner, InProcessMakers
+from ftis_node.lab.experiment.in_process import InProcessGeneration, InProcessLearner, InProcessNodeFactory
 from ftis_node.learner.messages import LearnerState, StepReport, TrainReply
-from ftis_node.memory.placement import Arrangement
-from ftis_node.node.daemon import run_loops
+from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.node.loops.train import TrainLoop
-from ftis_node.node.startup.assemble import built_parts
-from ftis_node.node.startup.factories import ProcessMakers, generation_boot
+from ftis_node.node.startup.assemble import running_components
+from ftis_node.node.startup.factories import ProcessNodeFactory, generation_boot
+from ftis_node.node.startup.null_workers import NullGeneration, NullLearner
+from ftis_node.node.startup.roles import run_node
 from ftis_node.node.startup.run_plan import RunPlan
+from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.shutdown import first_of_ours
-from ftis_node.swarm.peer_guard import PeerGuard
-from ftis_node.telemetry.tracking import Tracking
 from ftis_node.workers.restart_policy import RestartPolicy
 from ftis_node.workers.weights.store import PublishedWeights, WeightProof
-from tests.node.bookkeeping import bookkeeping
+from tests.node.loops.test_train import HONEST, foreign
+from tests.node.nodes import components
 from tests.node.support import manifest_text
 from tests.trained_models import trained_model
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ftis_node.learner.client import LearnerClient
-    from ftis_node.node.startup.factories import Ingredients
+    from ftis_node.node.startup.factories import NodeInputs
+    from ftis_node.replay.buffer import StoredGroup
 
 WEIGHTS = PublishedWeights(version=1, path="weights", num_bytes=1)
 PROOF = WeightProof(version=1, probe_ids=(1, 2), logprobs=(-1.0,))
@@ -52,38 +56,52 @@ NOTHING_NEW = TrainReply(report=StepReport(step=1, policy_version=0, refused="a 
 DIED = WorkerDiedError("the learner worker was killed")
 
 
-class _Workers:
-    """Generator and learner in one, and the order in which they are called; a train ends as it was told to."""
+class _Generation(NullGeneration):
+    """Writes down the order in which it is called."""
 
-    tokens_per_s = 0.0
-    hand_over = "file"
-
-    def __init__(self, outcome: TrainReply | WorkerDiedError) -> None:
-        self.calls: list[str] = []
-        self._outcome = outcome
+    def __init__(self, calls: list[str]) -> None:
+        super().__init__(lambda: 0)
+        self._calls = calls
 
     async def sleep(self, *, discard: bool = False) -> None:
-        self.calls.append("sleep, discarding" if discard else "sleep")
+        self._calls.append("sleep, discarding" if discard else "sleep")
 
     async def wake(self) -> None:
-        self.calls.append("wake")
+        self._calls.append("wake")
 
-    async def update_weights(self, weights: PublishedWeights, proof: WeightProof) -> None:
-        self.calls.append("load")
+    async def update_weights(self, weights: PublishedWeights, proof: Any = None) -> None:
+        self._calls.append("load")
+
+
+class _Learner(NullLearner):
+    """The same; a train ends with `outcome`."""
+
+    def __init__(self, outcome: TrainReply | WorkerDiedError, calls: list[str]) -> None:
+        super().__init__(parameters=1)
+        self._outcome = outcome
+        self._calls = calls
 
     async def train(self, groups: Any, **how: Any) -> TrainReply:
-        self.calls.append("train")
+        self._calls.append("train")
         if isinstance(self._outcome, WorkerDiedError):
             raise self._outcome
         return self._outcome
 
     async def start(self) -> LearnerState:
-        self.calls.append("start")
+        self._calls.append("start")
         return LearnerState(0, 0, parameters=1, trainable_parameters=1, proof=PROOF)
 
 
-async def _at_once(work: Any, *arguments: Any, **options: Any) -> Any:
-    return work(*arguments, **options)
+@contextmanager
+def _loop(
+    folder: Path, outcome: TrainReply | WorkerDiedError, calls: list[str], *, takes_turns: bool = True
+) -> Iterator[TrainLoop]:
+    arrangement = WorkerPlacement(takes_turns=takes_turns)
+    with components(
+        folder, generation=_Generation(calls), learner=_Learner(outcome, calls), arrangement=arrangement
+    ) as node:
+        wiring = Wiring(node)
+        yield wiring.train_loop(wiring.step_gate(), last_step=None)
 
 
 @pytest.mark.parametrize(
@@ -95,58 +113,32 @@ async def _at_once(work: Any, *arguments: Any, **options: Any) -> Any:
         (NEW, False, ["train", "load"]),
     ],
 )
-async def test_the_order_of_a_step(outcome: TrainReply | WorkerDiedError, takes_turns: bool, calls: list[str]) -> None:
-    workers = _Workers(outcome)
-    nothing: Any = SimpleNamespace(
-        release_step=lambda step, reason: None,
-        prune=lambda **_: None,
-        reconcile=lambda step, last_groups: 0,
-        note_failed=lambda step: None,
-        release_poisoned=list,
-    )
-    parts: Any = SimpleNamespace(
-        guard=PeerGuard(),
-        settings=NodeSettings(model="m", dtype="float32"),
-        manifest=parse_manifest(manifest_text(foreign_wait_s=1), source="test"),
-        generation=workers,
-        learner=workers,
-        arrangement=Arrangement(takes_turns=takes_turns),
-        disk=_at_once,
-        buffer=nothing,
-        reader=SimpleNamespace(own_held=lambda: 0),
-        slots=SimpleNamespace(hold=lambda held: None),
-        **bookkeeping(),
-        identity=SimpleNamespace(peer_id="me"),
-        peers=SimpleNamespace(note=lambda peer_id, conduct: None),
-        events=SimpleNamespace(write=lambda event, **fields: None),
-        tracking=Tracking(()),
-    )
-    loop: Any = TrainLoop(parts, gate=None, last_step=None)  # type: ignore[arg-type]
-    await loop._train_in_turn([])
-    assert workers.calls == calls
+async def test_the_order_of_a_step(
+    tmp_path: Path, outcome: TrainReply | WorkerDiedError, takes_turns: bool, calls: list[str]
+) -> None:
+    made: list[str] = []
+    with _loop(tmp_path, outcome, made, takes_turns=takes_turns) as loop:
+        await loop._train_in_turn([])
+    assert made == calls
 
 
-@pytest.mark.parametrize(("groups", "call"), [([object()], "sleep, discarding"), ([], "sleep")])
-async def test_weights_are_discarded_before_a_step_that_makes_new_ones(groups: list[Any], call: str) -> None:
+@pytest.mark.parametrize(("num_groups", "call"), [(1, "sleep, discarding"), (0, "sleep")])
+async def test_weights_are_discarded_before_a_step_that_makes_new_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_groups: int, call: str
+) -> None:
     """One without groups makes none."""
-    workers = _Workers(NEW)
-    parts: Any = SimpleNamespace(
-        settings=NodeSettings(model="m", dtype="float32"),
-        generation=workers,
-        arrangement=Arrangement(takes_turns=True),
-        **bookkeeping(),
-    )
-    loop: Any = TrainLoop(parts, gate=None, last_step=None)  # type: ignore[arg-type]
+    calls: list[str] = []
 
-    async def train(taken: list[Any]) -> None:
-        workers.calls.append(f"train on {len(taken)}")
+    async def train(loop: TrainLoop, taken: list[StoredGroup]) -> None:
+        calls.append(f"train on {len(taken)}")
 
-    loop._train = train
-    await loop._train_in_turn(groups)
-    assert workers.calls == [call, f"train on {len(groups)}", "wake"]
+    monkeypatch.setattr(TrainLoop, "_train", train)
+    with _loop(tmp_path, NEW, calls) as loop:
+        await loop._train_in_turn([foreign(HONEST, 1)] * num_groups)
+    assert calls == [call, f"train on {num_groups}", "wake"]
 
 
-class _Watched(InProcessMakers):
+class _Watched(InProcessNodeFactory):
     """A node's engine and learner in this process; `asleep` has whether the engine slept in each step."""
 
     def __init__(self) -> None:
@@ -194,16 +186,16 @@ async def test_a_node_whose_workers_take_turns_does_its_steps(tmp_path: Path) ->
     settings = _settings(tmp_path, placement="time_shared")
     plan = RunPlan(parse_manifest(manifest_text(foreign_wait_s=0.1), source="test"), "arithmetic", ())
     told: list[str] = []
-    async with built_parts(settings, plan, home, makers, on_progress=lambda _, what: told.append(what)) as parts:
+    async with running_components(settings, plan, home, makers, on_progress=lambda _, what: told.append(what)) as parts:
         assert told[0] == "looking for the model tiny"
         assert re.fullmatch(r"loading tiny \(0\.\d MB\) into generator and learner; connecting", told[-4])
         assert told[-1] == "", "nothing is waited for any more"
-        await run_loops(parts, steps=3)
-        assert parts.state.step == 3
+        await run_node(parts, steps=3)
+        assert parts.context.state.step == 3
     assert (makers.asleep, makers.tokens_in_step) == ([True] * 3, [0] * 3)
 
 
-class _Short(InProcessMakers):
+class _Short(InProcessNodeFactory):
     """Two worker processes; the generator is killed as the second step begins, and may not be able to start again."""
 
     def __init__(self, home: Home, folder: Path) -> None:
@@ -212,7 +204,7 @@ class _Short(InProcessMakers):
         self._home = home
         self._folder = folder
 
-    def generation(self, of: Ingredients) -> GenerationClient:  # type: ignore[override]
+    def generation(self, of: NodeInputs) -> GenerationClient:  # type: ignore[override]
         environment = {"SHORT_FOLDER": str(self._folder), "PYTHONPATH": str(Path(__file__).parents[3])}
         self._client = GenerationClient(
             generation_boot(of.settings, of.manifest, of.source, of.tokenizer, of.arrangement),
@@ -226,8 +218,8 @@ class _Short(InProcessMakers):
         )
         return self._client
 
-    def learner(self, of: Ingredients) -> LearnerClient:  # type: ignore[override]
-        client = ProcessMakers(of.settings, self._home).learner(of)
+    def learner(self, of: NodeInputs) -> LearnerClient:  # type: ignore[override]
+        client = ProcessNodeFactory(of.settings, self._home).learner(of)
         train, give_memory_back = client.train, client.give_memory_back
 
         async def killing(*arguments: Any, step: int, **options: Any) -> TrainReply:
@@ -258,10 +250,10 @@ async def test_a_generator_that_lacks_memory_at_its_next_starts_ends_the_node_on
     plan = RunPlan(parse_manifest(manifest_text(foreign_wait_s=0.1), source="test"), "arithmetic", ())
     ends_it = "model" in faults
     try:
-        async with built_parts(_settings(tmp_path, placement="shared"), plan, home, makers) as parts:
-            await run_loops(parts, steps=4)
+        async with running_components(_settings(tmp_path, placement="shared"), plan, home, makers) as parts:
+            await run_node(parts, steps=4)
             assert not ends_it
-            assert (parts.state.step, parts.generation.restarts) == (4, 4)
+            assert (parts.context.state.step, parts.generation.restarts) == (4, 4)
     except Exception as error:
         assert ends_it, error
         first = first_of_ours(error)

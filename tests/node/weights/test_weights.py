@@ -6,43 +6,48 @@ import asyncio
 import hashlib
 import os
 import signal
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from itertools import pairwise
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ftis_node.config.home import Home
+from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ModelError, RecordError
 from ftis_node.gossip import SwarmPhase
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.loopback import LoopbackSwarm
+from ftis_node.lab.stub_node import StubTokenizer
 from ftis_node.learner.checkpoint.saving import MAX_UNSAVED_STEPS
-from ftis_node.node.supervision.disk_thread import Disk
+from ftis_node.learner.messages import LearnerState
+from ftis_node.node.startup.null_workers import NullGeneration, NullLearner
+from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.weights import follow as weights_follow
 from ftis_node.node.weights import offer as weights_offer
-from ftis_node.node.weights.download import MAX_WRONG_CHUNKS, Download, OfferGoneError
-from ftis_node.node.weights.follow import FollowLoop
-from ftis_node.node.weights.offer import OfferLoop, newest_offered
+from ftis_node.node.weights.download import MAX_WRONG_CHUNKS, Download, OfferWithdrawnError
+from ftis_node.node.weights.offer import newest_offered
 from ftis_node.records.bounds import MAX_INTEGER
 from ftis_node.records.identity import Identity
 from ftis_node.records.weights import WeightsPart, WeightsRequest, open_offer, open_weights_request, seal_offer
-from ftis_node.swarm.peer_guard import PeerGuard
 from ftis_node.workers.durable import complete_folder
 from ftis_node.workers.weights.store import WEIGHTS_FILE, PublishedWeights, WeightProof, probe_token_ids
-from tests.conftest import RUN_ID, TOKENIZER
+from tests.conftest import TOKENIZER
 from tests.gossip.helpers import eventually, settings
-from tests.node.bookkeeping import bookkeeping
+from tests.node.nodes import components, events_of
+from tests.node.support import manifest_text
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
     from pathlib import Path
 
+    from ftis_node.gossip.interface import Gossip
+    from ftis_node.node.components import NodeComponents
     from ftis_node.records.weights import WeightsOffer
 
+MANIFEST = parse_manifest(manifest_text(foreign_wait_s=1).replace("every_steps = 2", "every_steps = 0"), source="test")
+RUN_ID = MANIFEST.run_id
 MIB = 1 << 20
 VOCABULARY = 100
 PARAMETERS = 4 * MIB
@@ -56,21 +61,11 @@ def _one_model(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "model_fingerprint", lambda source: "12" * 16)
 
 
-class _Events:
-    def __init__(self) -> None:
-        self.written: list[tuple[str, dict[str, Any]]] = []
-
-    def write(self, name: str, **fields: Any) -> None:
-        self.written.append((name, fields))
-
-    def named(self, name: str) -> list[dict[str, Any]]:
-        return [fields for written, fields in self.written if written == name]
-
-
-class _Engine:
+class _Engine(NullGeneration):
     """A generation worker that takes what it is given, but for files that begin with `refuses`."""
 
     def __init__(self, refuses: bytes = b"bad") -> None:
+        super().__init__(lambda: 0)
         self.versions: list[int] = []
         self._refuses = refuses
 
@@ -82,30 +77,33 @@ class _Engine:
         self.versions.append(weights.version)
 
 
-def _parts(identity: Identity, folder: Path, gossip: Any, disk: Disk, **roles: Any) -> Any:
+class _Tokenizer(StubTokenizer):
+    fingerprint = TOKENIZER
+    vocab_size = VOCABULARY
+
+
+@contextmanager
+def _node(identity: Identity, folder: Path, gossip: Gossip | None, **roles: Any) -> Iterator[NodeComponents]:
+    """A learner, or a generator if it follows one."""
     role = "generator" if roles.get("follow") else "learner"
-    home = Home(folder)
-    home.weights.mkdir(parents=True, exist_ok=True)
-    return SimpleNamespace(
-        guard=PeerGuard(),
-        settings=NodeSettings(model="m", role=role, roles={"poll_interval_s": 0.05, **roles}),  # type: ignore[arg-type]
-        manifest=SimpleNamespace(run_id=RUN_ID, eval=SimpleNamespace(every_steps=0)),
-        home=home,
+    settings = NodeSettings.model_validate({"model": "m", "role": role, "roles": {"poll_interval_s": 0.05, **roles}})
+    with components(
+        folder,
         identity=identity,
-        source=SimpleNamespace(name="tiny"),
-        tokenizer=SimpleNamespace(fingerprint=TOKENIZER, vocab_size=VOCABULARY),
-        events=_Events(),
-        **bookkeeping(),
-        disk=disk,
+        settings=settings,
+        manifest=MANIFEST,
         gossip=gossip,
+        model="tiny",
+        tokenizer=_Tokenizer(),
         generation=_Engine(),
-        learner=SimpleNamespace(state=SimpleNamespace(parameters=PARAMETERS)),
-    )
+        learner=NullLearner(PARAMETERS),
+    ) as node:
+        yield node
 
 
-def _publish(parts: Any, version: int, content: bytes) -> tuple[PublishedWeights, WeightProof]:
+def _publish(node: NodeComponents, version: int, content: bytes) -> tuple[PublishedWeights, WeightProof]:
     """As the learner's worker does."""
-    folder = parts.home.weights / f"weights-{version:08d}"
+    folder = node.home.weights / f"weights-{version:08d}"
     with complete_folder(folder, sync=False) as temporary:
         (temporary / WEIGHTS_FILE).write_bytes(content)
     ids = probe_token_ids(VOCABULARY)
@@ -116,13 +114,10 @@ def _publish(parts: Any, version: int, content: bytes) -> tuple[PublishedWeights
 class _Pair:
     """A learner that offers and a generator that follows it, over the in-process network."""
 
-    def __init__(self, folder: Path, disk: Disk, **roles: Any) -> None:
-        self.folder, self.disk, self.roles = folder, disk, {"follow": LEARNER.peer_id, **roles}
-        self.swarm = LoopbackSwarm()
-        nodes = [self.swarm.join(one.peer_id, run_id=RUN_ID) for one in (LEARNER, GENERATOR)]
-        self.learner = _parts(LEARNER, folder / "learner", nodes[0], disk)
-        self.generator = _parts(GENERATOR, folder / "generator", nodes[1], disk, **self.roles)
-        self.offers = OfferLoop(self.learner)
+    def __init__(self, learner: NodeComponents, generator: NodeComponents) -> None:
+        self.learner = learner
+        self.generator = generator
+        self.offers = Wiring(learner).offer_loop()
         self.given: list[Any] = []  # questions
 
     async def give(self, peer_id: str, data: bytes) -> AsyncGenerator[bytes, None]:
@@ -131,7 +126,7 @@ class _Pair:
             yield item
 
     async def offer(self, version: int, content: bytes) -> WeightsOffer:
-        await self.offers.take(self.learner, *_publish(self.learner, version, content))
+        await self.offers.take(*_publish(self.learner, version, content))
         await eventually(lambda: self.newest and self.newest.version == version)
         assert self.newest is not None
         return self.newest
@@ -142,8 +137,8 @@ class _Pair:
 
     @property
     def served(self) -> list[int]:
-        engine: _Engine = self.generator.generation
-        return engine.versions
+        assert isinstance(self.generator.generation, _Engine)
+        return self.generator.generation.versions
 
     @property
     def refused(self) -> dict[str, int]:
@@ -152,22 +147,27 @@ class _Pair:
 
 @asynccontextmanager
 async def _pair(folder: Path, *, follows: bool = True, **roles: Any) -> AsyncIterator[_Pair]:
-    disk = Disk()
-    pair = _Pair(folder, disk, **roles)
-    tasks = [asyncio.create_task(pair.offers.run())]
-    if follows:
-        tasks.append(asyncio.create_task(FollowLoop(pair.generator).run()))
-    for parts in (pair.learner, pair.generator):
-        await parts.gossip.start()
-    pair.learner.gossip.serve_weights(pair.give)
-    try:
-        yield pair
-    finally:
-        for task in tasks:
-            task.cancel()
-        for result in await asyncio.gather(*tasks, return_exceptions=True):
-            assert isinstance(result, asyncio.CancelledError), result
-        disk.close()
+    swarm = LoopbackSwarm()
+    ours, theirs = (swarm.join(one.peer_id, run_id=RUN_ID) for one in (LEARNER, GENERATOR))
+    roles = {"follow": LEARNER.peer_id, **roles}
+    with (
+        _node(LEARNER, folder / "learner", ours) as learner,
+        _node(GENERATOR, folder / "generator", theirs, **roles) as generator,
+    ):
+        pair = _Pair(learner, generator)
+        tasks = [asyncio.create_task(pair.offers.run())]
+        if follows:
+            tasks.append(asyncio.create_task(Wiring(generator).follow_loop().run()))
+        for gossip in (ours, theirs):
+            await gossip.start()
+        ours.serve_weights(pair.give)
+        try:
+            yield pair
+        finally:
+            for task in tasks:
+                task.cancel()
+            for result in await asyncio.gather(*tasks, return_exceptions=True):
+                assert isinstance(result, asyncio.CancelledError), result
 
 
 async def test_versions_arrive_and_are_served_in_order(tmp_path: Path) -> None:
@@ -175,15 +175,15 @@ async def test_versions_arrive_and_are_served_in_order(tmp_path: Path) -> None:
         for version in (1, 2, 5):
             await pair.offer(version, os.urandom(2 * MIB + 5))
             await eventually(lambda version=version: pair.served[-1:] == [version])
-        fetched = pair.generator.events.named("weights_fetched")
+        fetched = events_of(pair.generator, "weights_fetched")
         assert [event["num_chunks"] for event in fetched] == [3, 3, 3]
         assert fetched[0]["num_bytes"] == 2 * MIB + 5
-        assert pair.learner.events.named("weights_served")[0]["num_bytes"] == 2 * MIB + 5
+        assert events_of(pair.learner, "weights_served")[0]["num_bytes"] == 2 * MIB + 5
         given, taken = pair.learner.gossip.counters, pair.generator.gossip.counters
         await eventually(lambda: taken.weights_bytes_in == given.weights_bytes_out)  # it goes on asking for offers
         assert taken.weights_bytes_in > 3 * (2 * MIB + 5)
         assert taken.body_bytes_in == 0
-        await eventually(lambda: pair.generator.state.policy_version == 5)
+        await eventually(lambda: pair.generator.context.state.policy_version == 5)
         held = sorted(path.name for path in (tmp_path / "generator/weights/followed").glob("version-*"))
         assert held == ["version-00000005"], "those before are gone"
 
@@ -191,11 +191,11 @@ async def test_versions_arrive_and_are_served_in_order(tmp_path: Path) -> None:
 async def test_a_delay_holds_versions_back(tmp_path: Path) -> None:
     async with _pair(tmp_path, weights_delay="fixed:0.6", max_pending_versions=8) as pair:
         await pair.offer(1, b"one")
-        await eventually(lambda: pair.generator.events.named("weights_fetched"))
+        await eventually(lambda: events_of(pair.generator, "weights_fetched"))
         await pair.offer(2, b"two")
-        await eventually(lambda: len(pair.generator.events.named("weights_fetched")) == 2)
+        await eventually(lambda: len(events_of(pair.generator, "weights_fetched")) == 2)
         await eventually(lambda: pair.served[-1:] == [2])
-        assert all(event["age_s"] >= 0.6 for event in pair.generator.events.named("served"))
+        assert all(event["age_s"] >= 0.6 for event in events_of(pair.generator, "served"))
 
 
 async def test_a_restarted_generator_serves_what_it_served_and_goes_on_inside_a_file(tmp_path: Path) -> None:
@@ -210,13 +210,13 @@ async def test_a_restarted_generator_serves_what_it_served_and_goes_on_inside_a_
         damaged = content[: 3 * MIB] + b"x" + content[3 * MIB + 1 : 5 * MIB]  # the fourth chunk is wrong
         (partial / f"{offer.sha256.hex()}.part").write_bytes(damaged)
         (partial / f"{'00' * 32}.part").write_bytes(b"of a version that is gone")
-        follow = FollowLoop(pair.generator)
+        follow = Wiring(pair.generator).follow_loop()
         await follow.resume()
         assert pair.served == [1]
         running = asyncio.create_task(follow.run())
         await eventually(lambda: pair.served == [1, 2])
         running.cancel()
-        fetched = pair.generator.events.named("weights_fetched")[0]
+        fetched = events_of(pair.generator, "weights_fetched")[-1]
         assert (fetched["num_resumed"], fetched["num_chunks"]) == (3, 4)
         wanted = [question for question in pair.given if question.part is WeightsPart.CHUNKS]
         assert [(question.first, question.count) for question in wanted] == [(3, 4)]
@@ -231,7 +231,7 @@ async def test_weights_whose_proof_fails_are_not_served_and_others_are_afterward
         await eventually(lambda: pair.served == [1])
         await pair.offer(2, b"bad weights: NaN")
         await eventually(lambda: pair.refused == {"proof": 1})
-        assert pair.generator.state.policy_version == 1
+        assert pair.generator.context.state.policy_version == 1
         assert not (tmp_path / "generator/weights/followed/version-00000002").exists()
         assert (tmp_path / "generator/weights/followed/version-00000001").exists()
         await pair.offer(3, b"good again")
@@ -300,7 +300,7 @@ async def test_a_bad_offer_costs_not_a_byte_of_the_file(
     async with _pair(tmp_path, follows=False) as pair:
         offer = await pair.offer(1, b"weights")
         pair.learner.gossip.serve_weights(_Liar(pair, replace(offer, **changes), signer=signer).give)
-        running = asyncio.create_task(FollowLoop(pair.generator).run())
+        running = asyncio.create_task(Wiring(pair.generator).follow_loop().run())
         await eventually(lambda: pair.refused)
         await asyncio.sleep(0.2)
         running.cancel()
@@ -315,7 +315,7 @@ async def test_a_list_of_other_hashes_is_refused(tmp_path: Path) -> None:
         liar = _Liar(pair, await pair.offer(1, b"weights"))
         liar.hashes = bytes(32)
         pair.learner.gossip.serve_weights(liar.give)
-        running = asyncio.create_task(FollowLoop(pair.generator).run())
+        running = asyncio.create_task(Wiring(pair.generator).follow_loop().run())
         await eventually(lambda: pair.refused == {"hash": 1})
         running.cancel()
         assert WeightsPart.CHUNKS not in {question.part for question in pair.given}
@@ -328,7 +328,7 @@ async def test_a_file_that_is_not_the_one_offered_is_thrown_away(tmp_path: Path)
         held = pair.offers._held[1]
         pair.offers._held[1] = replace(held, offer=claimed)
         pair.learner.gossip.serve_weights(_Liar(pair, claimed).give)
-        running = asyncio.create_task(FollowLoop(pair.generator).run())
+        running = asyncio.create_task(Wiring(pair.generator).follow_loop().run())
         await eventually(lambda: pair.refused == {"hash": 1})
         running.cancel()
         assert list((tmp_path / "generator/weights/followed/partial").iterdir()) == []
@@ -339,13 +339,13 @@ async def test_a_wrong_chunk_costs_that_chunk(tmp_path: Path) -> None:
         liar = _Liar(pair, await pair.offer(1, os.urandom(5 * MIB)))
         liar.spoil, liar.most_spoilt = {2}, 3
         pair.learner.gossip.serve_weights(liar.give)
-        running = asyncio.create_task(FollowLoop(pair.generator).run())
+        running = asyncio.create_task(Wiring(pair.generator).follow_loop().run())
         await eventually(lambda: pair.served == [1])
         running.cancel()
-        fetched = pair.generator.events.named("weights_fetched")[0]
+        fetched = events_of(pair.generator, "weights_fetched")[0]
         assert fetched["num_wrong"] == pair.refused["wrong_chunk"] == 3
         pauses = [after - before for before, after in pairwise(liar.asked_at[:4])]
-        assert len(pauses) == 3 and min(pauses) > 0.8 * pair.generator.settings.roles.poll_interval_s, (
+        assert len(pauses) == 3 and min(pauses) > 0.8 * pair.generator.context.settings.roles.poll_interval_s, (
             "not again at once"
         )
         assert fetched["num_chunks"] == 5
@@ -357,7 +357,7 @@ async def test_a_learner_that_keeps_sending_wrong_chunks_is_given_up(tmp_path: P
         liar = _Liar(pair, await pair.offer(1, os.urandom(5 * MIB)))
         liar.spoil = {2}
         pair.learner.gossip.serve_weights(liar.give)
-        running = asyncio.create_task(FollowLoop(pair.generator).run())
+        running = asyncio.create_task(Wiring(pair.generator).follow_loop().run())
         await eventually(lambda: pair.refused.get("chunk"))
         running.cancel()
         assert pair.refused == {"wrong_chunk": MAX_WRONG_CHUNKS, "chunk": 1}
@@ -371,7 +371,7 @@ async def test_a_file_stays_while_it_is_fetched_and_goes_when_nobody_does(tmp_pa
         for version in range(2, 9):
             await pair.offer(version, b"%d" % version)
         assert len(list(folder.iterdir())) == 4, "at most `max_published_versions`"
-        with pytest.raises(OfferGoneError):
+        with pytest.raises(OfferWithdrawnError):
             await Download(pair.generator.gossip, first, tmp_path / "partial", pause_s=0.01).run()
 
 
@@ -379,62 +379,60 @@ async def test_a_learner_that_is_stopped_offers_nothing_unproved(tmp_path: Path)
     async with _pair(tmp_path, follows=False) as pair:
         weights, _ = _publish(pair.learner, 1, b"one")
         never = asyncio.get_running_loop().create_future()
-        await pair.offers.take(pair.learner, weights, never)
+        await pair.offers.take(weights, never)
         never.set_result(None)
         await pair.offer(2, b"two")
-        assert [event["version"] for event in pair.learner.events.named("weights_offered")] == [2]
+        assert [event["version"] for event in events_of(pair.learner, "weights_offered")] == [2]
 
 
 @pytest.mark.timeout(120)
 async def test_a_file_crosses_p2pd_in_spite_of_cuts(tmp_path: Path) -> None:
     """p2pd of the learner is killed in the middle: what arrived stays, and no chunk is sent twice for nothing."""
-    disk = Disk()
     learner = Libp2pGossip(settings(tmp_path / "a"), identity=LEARNER, run_id=RUN_ID)
     await learner.start()
     generator = Libp2pGossip(
         settings(tmp_path / "b", peers=tuple(learner.addresses)), identity=GENERATOR, run_id=RUN_ID
     )
     await generator.start()
-    parts = _parts(LEARNER, tmp_path / "learner", learner, disk)
-    offers = OfferLoop(parts)
-    offering = asyncio.create_task(offers.run())
-    content = os.urandom(12 * MIB + 77)
-    num_given, asked_from = 0, list[int]()
+    with _node(LEARNER, tmp_path / "learner", learner) as node:
+        offers = Wiring(node).offer_loop()
+        offering = asyncio.create_task(offers.run())
+        content = os.urandom(12 * MIB + 77)
+        num_given, asked_from = 0, list[int]()
 
-    async def give_slowly(peer_id: str, data: bytes) -> AsyncGenerator[bytes, None]:
-        nonlocal num_given
-        question = open_weights_request(data)
-        if question.part is WeightsPart.CHUNKS:
-            asked_from.append(question.first)
-        async for item in offers.give(peer_id, data):
+        async def give_slowly(peer_id: str, data: bytes) -> AsyncGenerator[bytes, None]:
+            nonlocal num_given
+            question = open_weights_request(data)
             if question.part is WeightsPart.CHUNKS:
-                num_given += 1
-                if num_given == 5:
-                    await asyncio.sleep(1.0)  # the first of those before have arrived
-                    assert learner.process_id is not None
-                    os.kill(learner.process_id, signal.SIGKILL)
-                await asyncio.sleep(0.05)
-            yield item
+                asked_from.append(question.first)
+            async for item in offers.give(peer_id, data):
+                if question.part is WeightsPart.CHUNKS:
+                    num_given += 1
+                    if num_given == 5:
+                        await asyncio.sleep(1.0)  # the first of those before have arrived
+                        assert learner.process_id is not None
+                        os.kill(learner.process_id, signal.SIGKILL)
+                    await asyncio.sleep(0.05)
+                yield item
 
-    try:
-        learner.serve_weights(give_slowly)
-        await offers.take(parts, *_publish(parts, 1, content))
-        await eventually(lambda: offers._newest)
-        await eventually(lambda: generator.state.state is SwarmPhase.CONNECTED)
-        assert offers._newest is not None
-        offer = open_offer(offers._newest.signed)
-        download = Download(generator, offer, tmp_path / "partial", pause_s=0.2)
-        file = await download.run()
-        assert file.read_bytes() == content
-        progress = download.progress
-        assert progress.num_fetched == offer.num_chunks == 13
-        assert progress.num_cuts >= 1
-        assert asked_from[0] == 0 < asked_from[1], "what had arrived before the cut was not asked for again"
-        assert learner.counters.weights_bytes_out >= len(content)
-    finally:
-        offering.cancel()
-        await asyncio.gather(learner.close(), generator.close())
-        disk.close()
+        try:
+            learner.serve_weights(give_slowly)
+            await offers.take(*_publish(node, 1, content))
+            await eventually(lambda: offers._newest)
+            await eventually(lambda: generator.state.state is SwarmPhase.CONNECTED)
+            assert offers._newest is not None
+            offer = open_offer(offers._newest.signed)
+            download = Download(generator, offer, tmp_path / "partial", pause_s=0.2)
+            file = await download.run()
+            assert file.read_bytes() == content
+            progress = download.progress
+            assert progress.num_fetched == offer.num_chunks == 13
+            assert progress.num_cuts >= 1
+            assert asked_from[0] == 0 < asked_from[1], "what had arrived before the cut was not asked for again"
+            assert learner.counters.weights_bytes_out >= len(content)
+        finally:
+            offering.cancel()
+            await asyncio.gather(learner.close(), generator.close())
 
 
 async def test_a_contradiction_is_a_record_error(tmp_path: Path) -> None:
@@ -446,36 +444,47 @@ async def test_a_contradiction_is_a_record_error(tmp_path: Path) -> None:
             ).run()
 
 
+class _StartingLearner(NullLearner):
+    """A learner whose state is not known until it is set."""
+
+    known: LearnerState | None = None
+
+    @property
+    def state(self) -> LearnerState | None:  # type: ignore[override]
+        return self.known
+
+
 def test_a_learner_that_is_starting_refuses_no_version_of_its_followers(tmp_path: Path) -> None:
-    learner = SimpleNamespace(state=None)
+    learner = _StartingLearner(PARAMETERS)
     settings = NodeSettings(model="m", role="learner", learner={"checkpoint_every_steps": 3, "keep_checkpoints": 2})
-    parts: Any = SimpleNamespace(settings=settings, **bookkeeping(), learner=learner)
-    assert newest_offered(parts) == MAX_INTEGER, "it does not know yet which it had"
-    learner.state = SimpleNamespace(policy_version=74)
-    assert newest_offered(parts) == 74 + 1 + 6, "before the train loop has noted it"
-    parts.state.policy_version = 80
-    assert newest_offered(parts) == 80 + 1 + 6
-    parts.settings = NodeSettings(model="m", role="learner")
-    assert newest_offered(parts) == 80 + 1 + 2 * MAX_UNSAVED_STEPS, "checkpoints by the time that they take"
+    with components(tmp_path, settings=settings) as node:
+        context = node.context
+        assert newest_offered(context, learner) == MAX_INTEGER, "it does not know yet which it had"
+        proof = WeightProof(version=74, probe_ids=(), logprobs=())
+        learner.known = LearnerState(74, 74, parameters=1, trainable_parameters=1, proof=proof)
+        assert newest_offered(context, learner) == 74 + 1 + 6, "before the train loop has noted it"
+        context.state.policy_version = 80
+        assert newest_offered(context, learner) == 80 + 1 + 6
+        context = replace(context, settings=NodeSettings(model="m", role="learner"))
+        expected = 80 + 1 + 2 * MAX_UNSAVED_STEPS
+        assert newest_offered(context, learner) == expected, "checkpoints by the time that they take"
 
 
 async def test_weights_for_the_trusted_are_given_to_nobody_else(tmp_path: Path) -> None:
-    disk = Disk()
-    parts = _parts(LEARNER, tmp_path, None, disk, weights_for="trusted")
-    parts.peers = SimpleNamespace(is_trusted=lambda peer_id: peer_id == GENERATOR.peer_id)
-    offers = OfferLoop(parts)
-    offering = asyncio.create_task(offers.run())
-    await offers.take(parts, *_publish(parts, 1, b"weights"))
-    await eventually(lambda: offers._newest)
-    assert offers._newest is not None
-    offer = open_offer(offers._newest.signed)
-    questions = [
-        WeightsRequest(WeightsPart.OFFER),
-        WeightsRequest(WeightsPart.HASHES, file=offer.sha256),
-        WeightsRequest(WeightsPart.CHUNKS, file=offer.sha256, first=0, count=1),
-    ]
-    for question in questions:
-        assert [item async for item in offers.give(GENERATOR.peer_id, question.to_bytes())]
-        assert not [item async for item in offers.give(STRANGER.peer_id, question.to_bytes())]
-    offering.cancel()
-    disk.close()
+    with _node(LEARNER, tmp_path, None, weights_for="trusted") as node:
+        node.peers.trust(GENERATOR.peer_id)
+        offers = Wiring(node).offer_loop()
+        offering = asyncio.create_task(offers.run())
+        await offers.take(*_publish(node, 1, b"weights"))
+        await eventually(lambda: offers._newest)
+        assert offers._newest is not None
+        offer = open_offer(offers._newest.signed)
+        questions = [
+            WeightsRequest(WeightsPart.OFFER),
+            WeightsRequest(WeightsPart.HASHES, file=offer.sha256),
+            WeightsRequest(WeightsPart.CHUNKS, file=offer.sha256, first=0, count=1),
+        ]
+        for question in questions:
+            assert [item async for item in offers.give(GENERATOR.peer_id, question.to_bytes())]
+            assert not [item async for item in offers.give(STRANGER.peer_id, question.to_bytes())]
+        offering.cancel()

@@ -10,12 +10,12 @@ from ftis_node.swarm.reputation.reasons import BEHAVIOUR, REFUSALS, UNKNOWN, sen
 from ftis_node.swarm.reputation.score import Behaviour
 from ftis_node.swarm.reputation.table import BY_OPERATOR, GOOD_BEHAVIOUR
 
-DOOR = Path(__file__).parents[3] / "docs/reference/rejections.md"
+PAGE = Path(__file__).parents[3] / "docs/reference/rejections.md"
 
 
-def test_the_sentences_are_those_of_the_page_on_the_door() -> None:
-    text = DOOR.read_text(encoding="utf-8")
-    table = text[text.index("| reason | the group is refused") : text.index("**Quotas**")]
+def test_the_sentences_are_those_of_the_page_of_rejections() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    table = text[text.index("| reason | the group is refused") : text.index("## Other names")]
     assert dict(re.findall(r"^\| `(\w+)` \| (.+?) \| .+ \|$", table, flags=re.MULTILINE)) == REFUSALS
 
 

@@ -20,7 +20,7 @@ STILL_S = 300.0  # scoring one hostile group, or pruning a full disk, takes a wh
 WORKER = " worker"  # ends the names of tasks that only watch over one, and end at once where the role has none
 
 
-class Turn(NamedTuple):
+class LoopProgress(NamedTuple):
     """How a loop fares: `done` changes with every piece of work, `waiting` pieces lie in front of it."""
 
     done: int
@@ -34,7 +34,7 @@ class LoopWatch:
     still_s: float = STILL_S
     _seen: dict[str, tuple[int, float]] = field(default_factory=dict)
 
-    def note(self, turns: Mapping[str, Turn], *, now: float) -> list[str]:
+    def note(self, turns: Mapping[str, LoopProgress], *, now: float) -> list[str]:
         """Takes in how the loops fare at `now` (seconds of any steady clock); a sentence for each that stands still."""
         problems = []
         for name, turn in turns.items():
@@ -52,7 +52,7 @@ class LoopWatch:
 class RunningLoops:
     """The node's loops as their health is seen: their tasks, and the turns of those that tell."""
 
-    turns: Mapping[str, Callable[[], Turn]] = field(default_factory=dict)
+    turns: Mapping[str, Callable[[], LoopProgress]] = field(default_factory=dict)
     tasks: Sequence[asyncio.Task[None]] = ()
     watch: LoopWatch = field(default_factory=LoopWatch)
 

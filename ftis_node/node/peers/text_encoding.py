@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ftis_node.records.group import Group
 
 
-def retell_group(
+def reencode_as_text(
     group: Group, group_id: bytes, *, messages: Sequence[Mapping[str, object]], tokenizer: PromptTokenizer
 ) -> TextGroup:
     """`group`, whose id is `group_id`, as text; `messages` are its prompt. The texts are those that were scored."""

@@ -13,7 +13,7 @@ RANKS: dict[Level, int] = {"fail": 0, "warn": 1, "ok": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """One result. `id` is stable, `table.py` says what each means; `advice` is empty where nothing need be done.
 
     `num_bytes` is set where the finding is an amount of memory.
@@ -35,7 +35,7 @@ class Finding:
         return {"check": self.check, **asdict(self)}
 
 
-def worst_first(findings: Iterable[Finding]) -> list[Finding]:
+def worst_first(findings: Iterable[CheckResult]) -> list[CheckResult]:
     """Checks by their worst finding, failed ones first; what one check found stays together and in its order."""
     findings = list(findings)
     worst: dict[str, int] = {}

@@ -1,0 +1,73 @@
+"""All components of one node, as `startup/assemble.py` builds them.
+
+Only the composition root (`startup/`, `daemon.py`, experiments and tests) holds this record. A component never gets it:
+`startup/wiring.py` passes each one the components that it uses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ftis_node.memory.placement import WorkerPlacement
+from ftis_node.node.storage.disk_space import DiskSpace
+from ftis_node.node.training.token_budget import GenerateBudget
+from ftis_node.telemetry.tracking import Tracking
+
+if TYPE_CHECKING:
+    from ftis_node.config.home import Home
+    from ftis_node.generation.evaluate import Generator
+    from ftis_node.gossip.interface import Gossip
+    from ftis_node.models import ModelSource, PromptTokenizer
+    from ftis_node.node.context import NodeContext, NodeDescription
+    from ftis_node.node.peers.confirmations import Confirmations
+    from ftis_node.node.peers.manager import PeerManager
+    from ftis_node.node.peers.registry import PeerRegistry
+    from ftis_node.node.protocols import Generation, Learning
+    from ftis_node.node.state import NodeCounters
+    from ftis_node.node.supervision.disk_thread import Disk
+    from ftis_node.node.training.division import Division
+    from ftis_node.node.training.evaluation import EvaluationHistory
+    from ftis_node.node.training.slots import SlotPool
+    from ftis_node.replay.buffer import ReplayBuffer
+    from ftis_node.replay.reader import ReplayReader
+    from ftis_node.tasks.base import Task
+    from ftis_node.tasks.scoring.scorer import IsolatedScorer
+
+
+@dataclass(frozen=True, slots=True)
+class NodeComponents:
+    """The components by name.
+
+    `task` is the run's, with all problems that a group may be about. `domain` has those that this node generates for:
+    the same object if the node has no domain of its own.
+    """
+
+    context: NodeContext
+    about: NodeDescription
+    home: Home
+    source: ModelSource
+    tokenizer: PromptTokenizer
+    task: Task
+    domain: Task
+    eval_tasks: tuple[Task, ...]
+    scorer: IsolatedScorer
+    strangers_scorer: IsolatedScorer
+    generation: Generation
+    evaluated: Generator
+    learner: Learning
+    gossip: Gossip
+    buffer: ReplayBuffer
+    reader: ReplayReader
+    disk: Disk
+    slots: SlotPool
+    counters: NodeCounters
+    registry: PeerRegistry
+    confirmations: Confirmations
+    evaluations: EvaluationHistory
+    peers: PeerManager
+    arrangement: WorkerPlacement = WorkerPlacement()
+    space: DiskSpace = field(default_factory=DiskSpace)
+    budget: GenerateBudget = field(default_factory=GenerateBudget)
+    tracking: Tracking = field(default_factory=Tracking)
+    division: Division | None = None

@@ -1,0 +1,117 @@
+"""The loops of each role, wired and run: `full`, `learner` and `generator`. The tables of loops: `node/daemon.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from ftis_node.node.daemon import Work, run_loops
+from ftis_node.node.http_api.local_api import LocalApi
+from ftis_node.node.peers.operator_actions import PeerControl
+from ftis_node.node.startup.null_workers import NullBackfill
+from ftis_node.node.startup.wiring import Wiring
+from ftis_node.node.supervision.health import RunningLoops
+from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.swarm.topology.shards import shard_of
+
+if TYPE_CHECKING:
+    from ftis_node.node.components import NodeComponents
+    from ftis_node.node.http_api.monitoring_api import Observed
+    from ftis_node.node.supervision.watchdog import Watchdog
+    from ftis_node.records.group import Group
+
+log = logging.getLogger(__name__)
+
+BUDGET_POLL_S = 0.2
+
+
+async def run_node(
+    node: NodeComponents, *, steps: int | None, observed: Observed | None = None, watchdog: Watchdog | None = None
+) -> None:
+    """Run the loops of the node's role until the last step is done or until cancelled. Raises what a loop raised.
+
+    `observed` shows the status from now on; `watchdog` is watching already.
+    """
+    wiring = Wiring(node)
+    health = RunningLoops(wiring.intake.turns)
+    refused = observed.refused if observed is not None else None
+    status = wiring.status_loop(loops=health, watchdog=watchdog, http_refused=refused)
+    await status.refresh()
+    work = await work_of_role(wiring, last_step=steps)
+    work.loops.update(
+        {
+            "peers": wiring.peers_loop().run(),
+            "disk_space": wiring.disk_space_loop().run(),
+            "status": status.run(),
+        }
+    )
+    control = PeerControl(node.peers, wiring.peer_table.rows)
+    api = LocalApi(status, wiring.peer_table, control=control, token_file=node.home.control_token)
+    await run_loops(node, work=work, status=status, api=api, health=health, observed=observed)
+
+
+async def work_of_role(wiring: Wiring, *, last_step: int | None) -> Work:
+    """Return the loops of the node's role, and the work after which the node ends."""
+    match wiring.node.context.settings.role:
+        case "learner":
+            return _learner_work(wiring, last_step)
+        case "generator":
+            return await _generator_work(wiring)
+        case _:
+            return _full_work(wiring, last_step)
+
+
+def _full_work(wiring: Wiring, last_step: int | None) -> Work:
+    loops = wiring.rollout_loops() | {
+        "check": wiring.check_loop().run(),
+        "audit": wiring.audit_loop().run(),
+        "reannounce": wiring.reannounce_loop().run(),
+        "shards": wiring.shards_loop().run(),
+        "directory": wiring.directory_loop(wiring.backfill).run(),
+    }
+    return Work(loops, wiring.train_loop(wiring.step_gate(), last_step=last_step).run())
+
+
+def _learner_work(wiring: Wiring, last_step: int | None) -> Work:
+    """Return the work of a node that trains on its peers' groups and offers them its weights."""
+    offers = wiring.offer_loop()
+    wiring.node.gossip.serve_weights(offers.give)
+    loops = {
+        "pull": wiring.pull.run(),
+        "intake": wiring.intake.run(),
+        "check": wiring.check_loop().run(),
+        "audit": wiring.audit_loop().run(),
+        "shards": wiring.shards_loop().run(),
+        "directory": wiring.directory_loop(wiring.backfill).run(),
+        "offer": offers.run(),
+    }
+    return Work(loops, wiring.train_loop(wiring.step_gate(), last_step=last_step, deliver=offers.take).run())
+
+
+async def _generator_work(wiring: Wiring) -> Work:
+    """Return the work of a node that generates by the weights of the learner that it follows."""
+    node, context = wiring.node, wiring.node.context
+    follow = wiring.follow_loop()
+    await follow.resume()
+    own_shard = shard_of(context.peer_id, context.manifest.wire.announcement_shards)
+    await node.gossip.read_shards(frozenset({own_shard}))
+    scored: asyncio.Queue[Group] = asyncio.Queue(node.slots.capacity)
+    loops = {
+        "follow": follow.run(),
+        "generate": wiring.generate_loop(scored).run(),
+        "publish": wiring.publish_loop(scored).run(),
+        "intake": wiring.intake.run(),
+        "deliver": wiring.deliver_loop().run(),
+        "reannounce": wiring.reannounce_loop().run(),
+        "directory": wiring.directory_loop(NullBackfill()).run(),
+    }
+    return Work(loops, _wait_until_generated(wiring))
+
+
+async def _wait_until_generated(wiring: Wiring) -> None:
+    """Wait until the token budget is used up and every group is published; without a budget for ever."""
+    while wiring.step_shares.makes_more:
+        with waiting_for("the clock"):
+            await asyncio.sleep(BUDGET_POLL_S)
+    log.info("all that the budget allows is generated and announced: the node ends")

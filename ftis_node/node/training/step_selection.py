@@ -1,0 +1,83 @@
+"""Selection of a step's groups: READY groups by the run's rule; passed-over ones are released."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ftis_node.algorithms import pass_rates
+from ftis_node.node.training.division import note_signals
+from ftis_node.replay.lifecycle import (
+    ReleaseReason,
+    choose_newest,
+    choose_same_prompts,
+    choose_sapo,
+    choose_useful,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ftis_node.node.context import NodeContext
+    from ftis_node.node.peers.manager import PeerManager
+    from ftis_node.node.supervision.disk_thread import Disk
+    from ftis_node.node.training.division import Division
+    from ftis_node.replay.buffer import ReplayBuffer, StoredGroup
+    from ftis_node.replay.lifecycle import ChoiceRule
+    from ftis_node.replay.reader import ReplayReader
+    from ftis_node.swarm.peer_guard import PeerGuard
+    from ftis_node.swarm.pulling.domains import OwnDomain
+    from ftis_node.telemetry.events import EventTrail
+
+
+class StepSelection:
+    """Takes the groups of a step from the buffer. READY -> TAKEN, or RELEASED if the rule discards them."""
+
+    def __init__(
+        self,
+        *,
+        context: NodeContext,
+        buffer: ReplayBuffer,
+        reader: ReplayReader,
+        disk: Disk,
+        peers: PeerManager,
+        guard: PeerGuard,
+        division: Division | None = None,
+        own_domain: OwnDomain | None = None,
+    ) -> None:
+        self._context = context
+        self._buffer = buffer
+        self._reader = reader
+        self._disk = disk
+        self._peers = peers
+        self._guard = guard
+        self._division = division
+        self._own_domain = own_domain
+
+    async def take(self, step: int, *, own: int, foreign: int) -> list[StoredGroup]:
+        """Take up to `own` and `foreign` groups, by signer, for a step."""
+        events, rule = self._context.events, self._rule(step)
+        groups, discarded = await self._disk(self._buffer.take, step, own=own, foreign=foreign, rule=rule)
+        write_taken(events, groups, step=step)
+        for passed_over in discarded:
+            events.write("released", group=passed_over.id, reason=ReleaseReason.DISCARDED)
+        note_signals(self._division, step, groups, discarded, guard=self._guard, events=events)
+        return groups
+
+    def _rule(self, step: int) -> ChoiceRule:
+        wanted, domain = self._context.manifest.step, self._own_domain
+        if wanted.group_selection == "sapo":
+            return partial(choose_sapo, seed=step, domain=domain)
+        neighbour = self._peers.share_cap().neighbour
+        if wanted.prompt_sharing == "horizontal":
+            return partial(choose_same_prompts, neighbour=neighbour)
+        if wanted.group_selection == "useful":
+            rates = pass_rates(self._reader.own_rewards())
+            return partial(choose_useful, pass_rates=rates, neighbour=neighbour, domain=domain, turn=step)
+        return partial(choose_newest, neighbour=neighbour, domain=domain, turn=step)
+
+
+def write_taken(events: EventTrail, groups: Sequence[StoredGroup], *, step: int) -> None:
+    """Write one event a group, with its origin: the line of its admission and the buffer may be damaged one day."""
+    for group in groups:
+        events.write("taken", group=group.id, step=step, sender=group.sender, number=group.number)

@@ -1,0 +1,64 @@
+"""The reference pages that are made from the code, or list what it has, are up to date."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from ftis_node.algorithms.methods import METHODS
+from ftis_node.cli.app import app
+from ftis_node.config.manifest import PRESETS
+from tests.documented import cli_reference, events
+from tests.documented.methods import methods_table, parameters_table
+from tests.documented.pages import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DOCS: Path = ROOT / "docs"
+
+
+def test_the_page_of_commands_is_the_command_line() -> None:
+    assert (DOCS / "reference/cli.md").read_text() == cli_reference.render(), "run `make docs`"
+
+
+def test_the_page_of_commands_names_every_command() -> None:
+    page = (DOCS / "reference/cli.md").read_text()
+    groups = {str(group.name) for group in app.registered_groups}
+    for name in {str(command.name) for command in app.registered_commands if not command.hidden} | groups:
+        assert f"[`{name}`](#ftis-node-{name})" in page
+
+
+def test_the_page_of_events_has_every_event_and_its_fields() -> None:
+    page = (DOCS / "reference/events.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| .+ \| (.*) \|$", page, flags=re.MULTILINE))
+    written = events.written()
+    assert len(written) > 40
+    assert {name: rows.get(name) for name in written} == {name: events.fields_of(name) for name in written}
+    sources = "\n".join(path.read_text() for path in (ROOT / "ftis_node").rglob("*.py"))
+    assert not [name for name in set(rows) - set(written) if f'"{name}"' not in sources]
+    assert "TO WRITE" not in page
+
+
+def test_the_page_of_methods_has_the_tables_of_the_code() -> None:
+    page = (DOCS / "train/methods.md").read_text()
+    assert methods_table() in page and parameters_table() in page, "python -m tests.documented.methods"
+    formulas = page[page.index("## Formulas") : page.index('"Mean over"')]
+    assert {name for name in METHODS if f"`{name}`" not in formulas} == set()
+
+
+def test_the_architecture_page_names_every_package() -> None:
+    page = (DOCS / "develop/architecture.md").read_text()
+    packages = {path.name for path in (ROOT / "ftis_node").iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert packages == set(re.findall(r"^  (\w+)/  ", page, flags=re.MULTILINE))
+    layers = page[page.index("## Layers") : page.index("## To change X")]
+    assert packages == {name for name in re.findall(r"`(\w+)`", layers) if name != "status"}
+
+
+def test_every_preset_has_a_page() -> None:
+    page = (DOCS / "reference/configuration.md").read_text()
+    assert [preset for preset in PRESETS if preset not in page] == []
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
