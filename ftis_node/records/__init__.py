@@ -6,8 +6,8 @@ header.py      what both forms share on the wire
 codec.py       a group to bytes and back, by ids and log-probs: exact, lossless, lossy
 compact.py     ids and log-probs as compressed planes, with or without loss
 bounds.py      what each field of each message may hold
-reading.py     bytes into a message within those bounds
-planes.py      integers as planes of bytes, bounded before they are decompressed
+parsing.py     bytes into a message within those bounds
+byte_planes.py integers as planes of bytes, bounded before they are decompressed
 text_codec.py  the same by texts
 envelope.py    signed bytes: envelope, announcement, directory record
 identity.py    the Ed25519 key and the peer id

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,11 +14,12 @@ from ftis_node.config.node import LoraSection, NodeSettings
 from ftis_node.errors import ConfigError, EngineError
 from ftis_node.generation import engines
 from ftis_node.generation.engines.vllm_options import engine_arguments
+from ftis_node.lab.stub_node import StubTokenizer
 from ftis_node.learner.step.schedule import Schedule
 from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.models import ModelSource
+from ftis_node.node import worker_settings
 from ftis_node.node.startup import factories as makers
-from ftis_node.node.startup import worker_settings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -99,7 +99,7 @@ def test_without_vllm_adapters_are_merged_or_what_was_asked_for_is_refused(monke
 def test_both_workers_are_told_the_same_form(tmp_path: Path, adapters: bool, expected: tuple[object, ...]) -> None:
     settings = NodeSettings(model="m", lora=True, device="cpu", lora_adapter=LoraSection(rank=48))
     source = ModelSource(name="m", folder=tmp_path)
-    tokenizer: Any = SimpleNamespace(eos_ids=(1,), vocab_size=90)
+    tokenizer: Any = StubTokenizer()
     run = load_manifest("arithmetic-ftis")
     generation = makers.generation_boot(settings, run, source, tokenizer, WorkerPlacement(), adapters=adapters)
     learner = makers.learner_boot(
