@@ -6,11 +6,11 @@ that work in step. They decide alike because they decide on the same numbers:
     micro-batches  --deal-->  forward on each rank  --sum-->  log-probs [N, T] on every rank  -->  loss, its gradient
     gradients      <--sum--   backward on each rank  <--------------------------------------------------'
 
-A forward or backward pass gathers each layer's weights from all ranks, so all make equally many passes: a rank with
+A forward or backward pass gathers each layer's weights from all ranks, so all make equally many passes. A rank with
 less work runs an empty micro-batch. All ranks agree on whether to stop between two micro-batches.
 
-An error on one rank (a lost connection, out of memory) leaves the others waiting in the middle of a pass, where no
-message reaches them. The rank therefore ends its process, all others end with it, and the group restarts at its
+An error on one rank (a lost connection, out of memory) leaves the others waiting in the middle of a pass. No message
+reaches them there. The rank therefore ends its process, all others end with it, and the group restarts at its
 checkpoint. Messages are msgspec bytes, never pickles.
 """
 

@@ -1,14 +1,6 @@
-"""A policy spread over ranks with FSDP2: each holds a part of every weight, and of its gradient and moments.
+"""Tensors that are sharded over ranks: parameters without memory, full tensors, local parts, gradients.
 
-Every decoder layer is a unit, gathered for its pass and let go after it; embedding, last norm and output head are the
-root's. The head is applied outside of the model's own forward (`logprobs.py`), so the root is a module around all of
-it: whatever needs weights runs inside `Policy.compute`, and there it finds them whole.
-
-A model comes to its ranks empty (`models/empty.py`): each part is made where it stays, and filled with the rows that it
-is of (`fill`), so that no process ever holds the whole.
-
-What is trained is sharded in float32, the masters; with bfloat16 it is cast before it is gathered, and gradients are
-added up in float32. They are added, not averaged: each rank's loss is its share of one loss.
+`learner/model/policy_loading.py` shards the model itself.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Every decoder layer is one FSDP unit: its weights are gathered for its pass and freed after it. Embedding, last norm and
 output head belong to the root unit. The head runs outside the model's own forward (`logprobs.py`), so the root unit
-wraps the whole model, and all work that needs weights runs inside `Policy.compute`.
+wraps the whole model. All work that needs weights runs inside `Policy.compute`.
 
 Each rank starts with a model without memory (`models/empty.py`) and reads only the rows that it holds. No process holds
 the whole model.

@@ -168,7 +168,7 @@ def test_what_one_rank_alone_meets_ends_its_process_and_what_all_agree_on_does_n
     with group.in_step():
         raise torch.OutOfMemoryError("no room")
     assert ended == [ranks.BROKEN_EXIT_CODE]
-    assert "rank 1 of the learner cannot go on" in caplog.text
+    assert "rank 1 of the learner failed" in caplog.text
     assert "no room" in caplog.text
 
 
