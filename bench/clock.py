@@ -4,12 +4,14 @@ Real `ftis-node join` processes over libp2p, each kept on one core with all of i
 updates; in the swarm each node generates half of one and receives the rest. Time counts from a node's first evaluation,
 when its model is loaded, without the time of evaluations, and is interpolated between them.
 
-    python bench/clock.py [--steps 60] [--prompts 8] [--seeds 1] [--slow F | --slow-generation F] [--out clock-out]
+    python bench/clock.py [--steps 60] [--prompts 8] [--seeds 1] [--eval-every 5] [--eval-problems N]
+        [--slow F | --slow-generation F] [--out clock-out]
 
 `--slow-generation F` gives the generation worker of every node 1/F of its core, alone and in the swarm: tiny models
-sample a batch in little of a step's time, models of billions of parameters in most of it. `step_s` is the time of a
-step. `predicted_ratio_to_*` is what a swarm of 4 and of 8 would take by `a + b / n` seconds a step, with `a` and `b`
-from the steps of one and two nodes, if it learns as much in a step as the swarm of two.
+sample a batch in little of a step's time, models of billions of parameters in most of it. The worker evaluates too, so
+fewer `--eval-problems` shorten the bench. `step_s` is the time of a step. `predicted_ratio_to_*` is what a swarm of 4
+and of 8 would take by `a + b / n` seconds a step, with `a` and `b` from the steps of one and two nodes, if it learns as
+much in a step as the swarm of two.
 
 `--slow F` gives the last node 1/F of its core, in the swarm and alone, from its first evaluation on: its processes are
 stopped and continued in turns of a tenth of a second (`nodes/slowed.py` says why so). `speeds` are the shares asked
@@ -82,6 +84,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--prompts", type=int, default=8, help="in an update, over all nodes; even")
     parser.add_argument("--eval-every", type=int, default=5)
+    parser.add_argument("--eval-problems", type=int, default=0, help="in an evaluation; 0: as many as the preset says")
     parser.add_argument("--seeds", type=int, default=1, help="starting models and prompts of so many seeds")
     parser.add_argument("--slow", type=float, default=1.0, metavar="F", help="the last node has 1/F of its core")
     parser.add_argument("--slow-generation", type=float, default=1.0, metavar="F", help="as said above")
@@ -177,7 +180,8 @@ def _manifest(options: argparse.Namespace, *, own: int) -> str:
     if options.slow > 1:
         changes |= {"foreign_wait_s": options.patience, "backfill_with_own": options.fill}
     step = base.step.model_copy(update=changes)
-    evaluation = base.eval.model_copy(update={"every_steps": options.eval_every})
+    limit = options.eval_problems or base.eval.limit
+    evaluation = base.eval.model_copy(update={"every_steps": options.eval_every, "limit": limit})
     return base.model_copy(update={"step": step, "eval": evaluation, "name": f"clock-{own}"}).to_toml()
 
 

@@ -108,9 +108,11 @@ TABLES: Final = {
         "And where weights reach the generators 16 steps late?",
         "--pair size --pair expertise --delay fixed:16"
         " --methods tis,ftis:kl_estimator=rkl_iw:kl_threshold=0.03,ftis:kl_estimator=rkl_iw:kl_threshold=0.3,"
-        "ftis:filter=quantile,ftis:filter=quantile:keep_share=0.1,ftis:filter=ess",
+        "ftis:filter=quantile,ftis:filter=quantile:keep_share=0.1,ftis:filter=quantile:keep_share=0.1:rank_own=true,"
+        "ftis:filter=ess",
         model_seeds=3,
-        quick="--methods tis,ftis:kl_estimator=rkl_iw:kl_threshold=0.03,ftis:filter=quantile:keep_share=0.1",
+        quick="--methods ftis:kl_estimator=rkl_iw:kl_threshold=0.03,ftis:filter=quantile:keep_share=0.1,"
+        "ftis:filter=quantile:keep_share=0.1:rank_own=true",
     ),
     "delay": Table(
         "What do late weights cost each method, with the same clip and advantages?",

@@ -21,7 +21,8 @@ same estimator, so that one setting fits any pair of models and any length:
 
 The share is of the completions with A < 0 in one batch. Those with A = 0 teach nothing: they are kept and not counted,
 or the near ones of groups that are all right would take the places. A quantile over several steps would need a memory,
-and nothing here holds any. This node's own completions (sender id 0) are kept, whatever their distance.
+and nothing here holds any. This node's own completions (sender id 0) are kept, whatever their distance. With `rank_own`
+they are a sender like the others: completions of old weights are as far from the learner as a peer's.
 
 M2PO (arXiv 2510.01161) masks the tokens of largest (lp - lg)^2 until the mean of the rest is below tau. Departure: all
 tokens take part; the paper's second version counts only those where PPO's clip could act, A > 0 with rho > 1 and A < 0
@@ -75,14 +76,15 @@ def keep_near_or_good(advantages: Tensor, kl: Tensor, threshold: float) -> Tenso
     return (advantages > 0) | (kl < threshold)
 
 
-def keep_nearest(batch: Batch, kl: Tensor, share: Tensor) -> Tensor:
+def keep_nearest(batch: Batch, kl: Tensor, share: Tensor, *, rank_own: bool = False) -> Tensor:
     """Bool `[N]`: of each sender's completions with A < 0 the `share` `[num_senders]` of least KL; all others, too.
 
+    Without `rank_own` this node's own completions are kept.
     Their number is rounded to the nearest whole one, halves up. Those with the KL of the last one are kept with it, so
     that the order of rows decides nothing.
     """
     sender = batch.sender_index
-    is_ranked = (batch.advantages < 0) & ~batch.is_own
+    is_ranked = (batch.advantages < 0) & (~batch.is_own | rank_own)
     num_wanted = share * group_sum(is_ranked.long(), sender, batch.num_senders)
     by_kl = torch.where(is_ranked, kl, math.inf).argsort(stable=True)
     order = by_kl[sender[by_kl].argsort(stable=True)]  # sender by sender, the ranked ones of each first
@@ -135,5 +137,6 @@ def apply_filter(batch: Batch, settings: Settings, *, filtered: bool) -> tuple[T
     if settings.filter == "kl":
         return kl, keep_near_or_good(batch.advantages, kl, settings.kl_threshold)
     if settings.filter == "ess":
-        return kl, keep_nearest(batch, kl, effective_share(batch))
-    return kl, keep_nearest(batch, kl, kl.new_full((batch.num_senders,), settings.keep_share))
+        return kl, keep_nearest(batch, kl, effective_share(batch), rank_own=settings.rank_own)
+    share = kl.new_full((batch.num_senders,), settings.keep_share)
+    return kl, keep_nearest(batch, kl, share, rank_own=settings.rank_own)

@@ -128,7 +128,7 @@ class Method:
 FTIS_PAPER = "arXiv 2605.22537"
 ANCHOR = ("anchor_logprobs",)
 FLOOR = ("floor",)
-FILTER = ("filter", "keep_share", "sender_ids")
+FILTER = ("filter", "keep_share", "rank_own", "sender_ids")
 GSPO_CLIP = {"eps_low": 3e-4, "eps_high": 4e-4}
 CLIP_HIGHER = {"eps_low": 0.2, "eps_high": 0.28}
 TOKEN_MEAN = {"agg": "token_mean"}

@@ -40,6 +40,7 @@ class Settings:
     floor: float = 0.0  # tis, ftis: smallest importance weight of a token where A > 0
     filter: str = "kl"  # filtered methods: the rule for far negatives, see filters.py
     keep_share: float = 0.3  # filter `quantile`: share of each sender's negatives that is kept
+    rank_own: bool = False  # filters `quantile` and `ess`: own negatives are ranked like another sender's
     clip: bool = True  # gepo: PPO clip on the group weight
     alpha: float = 0.0  # gepo: share of the learner's own p in the denominator
     k3_beta: float = 0.0  # gepo: weight of the k3 regulariser, 0.005 where it is used
@@ -77,6 +78,7 @@ _BOUNDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     ),
     "floor": ("a number in [0, 1]", lambda value: _is_number(value) and 0 <= value <= 1),
     "keep_share": ("a number in [0, 1]", lambda value: _is_number(value) and 0 <= value <= 1),
+    "rank_own": ("true or false", lambda value: isinstance(value, bool)),
     "clip": ("true or false", lambda value: isinstance(value, bool)),
     "alpha": ("a number in [0, 1]", lambda value: _is_number(value) and 0 <= value <= 1),
     "k3_beta": ("a finite number >= 0", lambda value: _is_number(value) and 0 <= value < math.inf),

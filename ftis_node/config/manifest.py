@@ -137,6 +137,11 @@ class MethodSection(Section):
         le=1,
         description='Share of each peer\'s negatives that `filter = "quantile"` keeps. Unset: 0.3.',
     )
+    rank_own: bool | None = Field(
+        default=None,
+        description="`quantile` and `ess`: own negatives are ranked, too. For runs in which new weights reach the "
+        "generators many updates late. Unset: false.",
+    )
     eps_low: Positive | None = Field(default=None, description="Lower clip width; unset: the method's.")
     eps_high: Positive | None = Field(default=None, description="Upper clip width; unset: the method's.")
     denominator: Literal["all", "kept"] | None = Field(
@@ -178,6 +183,8 @@ class MethodSection(Section):
             raise ValueError(f"floor must not exceed cap, but {self.floor} > {self.cap}")
         if self.keep_share is not None and self.filter != "quantile":
             raise ValueError('keep_share means nothing without filter = "quantile": leave it out')
+        if self.rank_own is not None and self.filter not in ("quantile", "ess"):
+            raise ValueError('rank_own means nothing without filter = "quantile" or "ess": leave it out')
         return self
 
     def given(self) -> dict[str, float | str]:

@@ -107,6 +107,7 @@ OWN_CHOICES: dict[str, dict[str, tuple[Any, ...]]] = {
             "kl_threshold": (0.0, 0.003, 0.31, 4.9, math.inf),
             "filter": ("quantile", "ess"),
             "keep_share": (0.0, 0.29, 0.61, 1.0),
+            "rank_own": (True, False),
         }
         | ({"floor": FLOORS} if method == "ftis" else {})
         for method in FILTERED

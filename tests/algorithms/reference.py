@@ -33,6 +33,7 @@ DEFAULTS: dict[str, Any] = {
     "floor": 0.0,
     "filter": "kl",
     "keep_share": 0.3,
+    "rank_own": False,
     "anchor_logprobs": None,
     "sender_ids": None,
 }
@@ -199,7 +200,7 @@ def dropped_rows(rows: list[Row], senders: list[int], kl: list[float], p: dict[s
     dropped = set()
     for sender in set(senders):
         here = [i for i, other in enumerate(senders) if other == sender]
-        is_own = p["sender_ids"] is not None and sender == 0
+        is_own = p["sender_ids"] is not None and sender == 0 and not p["rank_own"]
         negatives = sorted((kl[i], i) for i in here if rows[i].advantage < 0 and not is_own)
         share = effective_share([rows[i] for i in here]) if p["filter"] == "ess" else p["keep_share"]
         num_kept = math.floor(share * len(negatives) + 0.5)

@@ -161,6 +161,13 @@ def test_positives_and_own_completions_are_always_kept(rule: str) -> None:
     assert kept(far, [-1.0] * 4, [0, 3, 0, 3], filter=rule, keep_share=0.0) == [True, False, True, False]
 
 
+def test_own_completions_are_ranked_as_a_sender_where_asked() -> None:
+    learner, senders = [0.1, 0.4, 0.001, 0.01, 1e-6], [0, 0, 3, 3, 0]
+    advantages = [-1.0, -1.0, -1.0, -1.0, 1.0]
+    assert kept(learner, advantages, senders, **QUANTILE) == [True, True, False, True, True]
+    assert kept(learner, advantages, senders, **QUANTILE, rank_own=True) == [False, True, False, True, True]
+
+
 @pytest.mark.parametrize("rule", ["quantile", "ess"])
 def test_without_sender_ids_each_group_is_a_sender_and_none_is_own(rule: str) -> None:
     batch = rows([[0.4], [0.1], [0.02], [0.01]], [[0.5]] * 4, [-1.0] * 4, group_ids=[0, 0, 5, 5])

@@ -114,7 +114,8 @@ def test_a_process_may_end_while_it_is_slowed(family: list[psutil.Process], monk
 
 
 def options(slow: float) -> Namespace:
-    return Namespace(slow=slow, slow_generation=1.0, prompts=8, eval_every=5, steps=6, seeds=1, patience=1.5, fill=True)
+    settings = {"slow": slow, "slow_generation": 1.0, "prompts": 8, "eval_every": 5, "eval_problems": 300}
+    return Namespace(**settings, steps=6, seeds=1, patience=1.5, fill=True)
 
 
 def test_the_run_of_unlike_nodes_does_not_wait_for_the_slow_one() -> None:
@@ -122,6 +123,14 @@ def test_the_run_of_unlike_nodes_does_not_wait_for_the_slow_one() -> None:
     assert (usual.own_groups, usual.foreign_groups) == (unlike.own_groups, unlike.foreign_groups) == (4, 4)
     assert (usual.foreign_wait_s, usual.backfill_with_own) == (load_manifest(clock.PRESET).step.foreign_wait_s, False)
     assert (unlike.foreign_wait_s, unlike.backfill_with_own) == (1.5, True)
+
+
+def test_evaluations_take_the_problems_asked_for_else_the_presets() -> None:
+    asked = options(1.0)
+    assert parse_manifest(clock._manifest(asked, own=8), source="run").eval.limit == 300
+    asked.eval_problems = 0
+    usual = load_manifest(clock.PRESET).eval.limit
+    assert parse_manifest(clock._manifest(asked, own=8), source="run").eval.limit == usual != 300
 
 
 def test_a_course_ends_with_the_steps_asked_for(tmp_path: Path) -> None:
@@ -147,7 +156,7 @@ def test_figures_say_the_speeds_and_what_was_never_reached(capsys: pytest.Captur
     *table, line = capsys.readouterr().out.splitlines()
     assert all(row.startswith("m with 0.25 of a core: ") for row in table)
     document = json.loads(line)
-    assert (document["speeds"], document["fill"], document["foreign_wait_s"]) == ({"m": 0.25}, True, 1.5)
+    assert (document["speeds"], document["fill"], document["patience_s"]) == ({"m": 0.25}, True, 1.5)
     assert document["models"]["m"]["ratio_to_0.8"] == [0.5, None, None]
     assert document["models"]["m"]["with_peer_s_to_0.9"] == [5.0, 0.0, None]
     assert document["models"]["m"]["predicted_ratio_to_0.9_of_4"] == [0.333, None, None]  # 0.5 * 0.4 / 0.6

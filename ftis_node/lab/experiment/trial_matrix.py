@@ -37,7 +37,7 @@ CHOICE = re.compile(r"(newest|useful)(?::(\d+))?")  # vertical; number of remote
 FILLED = "filled"  # vertical, and own groups replace rejected remote ones
 DIVIDED = "divided"  # vertical, and each node generates more of the parts where it has an advantage
 NOT_OF_THE_LOSS = ("advantage_scale", "peer_weights")  # parameters of every method, besides those of the loss
-FILTER_PARAMETERS = ("kl_estimator", "kl_threshold", "filter", "keep_share")
+FILTER_PARAMETERS = ("kl_estimator", "kl_threshold", "filter", "keep_share", "rank_own")
 FOREVER_VERSIONS, FOREVER_S = 100_000, 86_400.0
 
 

@@ -164,7 +164,7 @@ def test_a_table_that_fails_ends_the_run_with_its_code(
     monkeypatch.setattr(sys, "argv", ["run.py", "--jobs", "1", "--out", str(tmp_path)])
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     assert MAKE_RESULTS.main() == 2
-    assert "no pairing 'nothing'" in capsys.readouterr().err
+    assert "a failed with exit code 2: ftis-node: " in capsys.readouterr().err
 
 
 def test_tables_share_their_models_but_keep_those_that_they_have(tmp_path: Path) -> None:
