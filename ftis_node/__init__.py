@@ -1,4 +1,4 @@
-"""A node of a swarm that shares GRPO rollouts between unlike models."""
+"""A node of a swarm whose members train different models and share GRPO rollouts."""
 
 from __future__ import annotations
 

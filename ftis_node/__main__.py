@@ -1,4 +1,4 @@
-"""`python -m ftis_node` is `ftis-node`."""
+"""`python -m ftis_node` runs `ftis-node`."""
 
 from __future__ import annotations
 

@@ -1,30 +1,30 @@
 """Every exception of the project, as one tree.
 
-Each class is one sentence and one exit code. `str(error)` is the line that a user reads: what is wrong, and what to do.
+Each class has one sentence and one exit code. `str(error)` is the line for the user: what is wrong and what to do.
 
-    FtisError                     1  a fault of ours
+    FtisError                     1  an internal fault
     +-- UsageError                2  wrong use or configuration
     |   +-- ConfigError           2  a setting is unknown, out of bounds or contradicts another
-    |   |   +-- DamagedError      2  a file of the home is not what was written there
+    |   |   +-- DamagedError      2  a file of the home is damaged
     |   |   `-- FileError         2  a file is a folder, link or device, too large, or not of its format
     |   +-- HomeInUseError        2  another node owns this home
     |   +-- TaskError             2  unknown task, or a data file that cannot be read
     |   `-- ModelError            2  a model folder is missing or incomplete
-    +-- MachineError              3  this machine cannot do it: memory, engine, disk
-    |   +-- OutOfMemoryError      3  there is not enough memory for it at the moment
+    +-- MachineError              3  this machine lacks memory, an engine or disk space
+    |   +-- OutOfMemoryError      3  memory is exhausted at the moment
     |   `-- EngineError           3  the generation engine cannot be loaded here
-    |       `-- UnknownArchitectureError  3  it has no implementation of the model
+    |       `-- UnknownArchitectureError  3  the engine does not implement the model
     +-- NetworkError              4  something beyond this machine cannot be reached
-    |   `-- ModelFetchError       4  the hub did not give us the model
-    +-- RecordError               1  bytes that are no valid record; `.reason` is the refusal's name
-    |   `-- SchemaRecordError     1  they are of another version of the wire, which `.schema` tells
+    |   `-- ModelFetchError       4  the model cannot be downloaded from the hub
+    +-- RecordError               1  bytes that are not a valid record; `.reason` names the rejection
+    |   `-- SchemaRecordError     1  bytes of another version of the wire format; `.schema` is its number
     +-- WorkerError               1  a worker process failed
-    |   +-- WorkerDiedError       1  it ended, or stopped answering, while we needed it
-    |   +-- WorkerTaskError       1  it is alive and says that one request failed
-    |   `-- SharingError          1  it cannot read weights in another process' memory
-    `-- NonFiniteError            1  a loss, gradient or update is NaN or infinite; the step was refused
+    |   +-- WorkerDiedError       1  a worker ended or stopped answering
+    |   +-- WorkerTaskError       1  a running worker reports that one request failed
+    |   `-- SharingError          1  a worker cannot read weights in another process' memory
+    `-- NonFiniteError            1  a loss, gradient or update is NaN or infinite; the step was rejected
 
-Stale, refused and failed rollouts are not exceptions: they are counters (`records.Refusal`, `replay.ReleaseReason`).
+Stale, rejected and failed rollouts are not exceptions but counters (`records.Refusal`, `replay.ReleaseReason`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from typing import ClassVar, Final
 
 
 class FtisError(Exception):
-    """Root of the tree; alone it means a fault of ours."""
+    """Root of the tree; by itself an internal fault."""
 
     exit_code: ClassVar[int] = 1
 
@@ -49,7 +49,7 @@ class ConfigError(UsageError):
 
 
 class DamagedError(ConfigError):
-    """A file of the home is not what was written there."""
+    """A file of the home is damaged."""
 
 
 class FileError(ConfigError):
@@ -69,13 +69,13 @@ class ModelError(UsageError):
 
 
 class MachineError(FtisError):
-    """This machine cannot do it: memory, engine, disk."""
+    """This machine lacks memory, an engine or disk space."""
 
     exit_code = 3
 
 
 class OutOfMemoryError(MachineError):
-    """There is not enough memory for it at the moment."""
+    """Memory is exhausted at the moment."""
 
 
 class EngineError(MachineError):
@@ -83,7 +83,7 @@ class EngineError(MachineError):
 
 
 class UnknownArchitectureError(EngineError):
-    """The generation engine has no implementation of the model."""
+    """The generation engine does not implement the model."""
 
 
 class NetworkError(FtisError):
@@ -93,14 +93,11 @@ class NetworkError(FtisError):
 
 
 class ModelFetchError(NetworkError):
-    """The hub did not give us the model."""
+    """The model cannot be downloaded from the hub."""
 
 
 class RecordError(FtisError):
-    """Bytes that are no valid record.
-
-    `reason` is the name under which the refusal is counted.
-    """
+    """Bytes that are not a valid record. `reason` is the name under which the rejection is counted."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -108,7 +105,7 @@ class RecordError(FtisError):
 
 
 class SchemaRecordError(RecordError):
-    """Bytes of another version of the wire; `schema` is its number."""
+    """Bytes of another version of the wire format; `schema` is its number."""
 
     def __init__(self, reason: str, detail: str, *, schema: int) -> None:
         super().__init__(reason, detail)
@@ -120,19 +117,19 @@ class WorkerError(FtisError):
 
 
 class WorkerDiedError(WorkerError):
-    """A worker ended, or stopped answering, while we needed it."""
+    """A worker ended or stopped answering."""
 
 
 class WorkerTaskError(WorkerError):
-    """A worker is alive and says that one request failed."""
+    """A running worker reports that one request failed."""
 
 
 class SharingError(WorkerError):
-    """It cannot read weights in another process' memory."""
+    """A worker cannot read weights in another process' memory."""
 
 
 class NonFiniteError(FtisError):
-    """A loss, gradient or update is NaN or infinite; the step was refused."""
+    """A loss, gradient or update is NaN or infinite; the step was rejected."""
 
 
 # What torch, CUDA's libraries, oneDNN, the system and vLLM say where memory runs out, in lower case.
@@ -151,6 +148,6 @@ OUT_OF_MEMORY_TEXTS: Final = (
 
 
 def says_out_of_memory(text: str) -> bool:
-    """Whether the text of an error, of whatever class, says that memory ran out."""
+    """Return whether the text of an error, of any class, reports exhausted memory."""
     lowered = text.lower()
     return any(words in lowered for words in OUT_OF_MEMORY_TEXTS)

@@ -1,7 +1,7 @@
-"""Reading and opening files that somebody else may have put there: a home from an archive, a model from the hub.
+"""Reading and opening of untrusted files: a home from an archive, a model from the hub.
 
-One reader for all small files, so that each of them is bounded in the same way: a regular file (a pipe or device would
-block or never end), so many bytes, UTF-8, nested so deep. Whatever it refuses is one line with the file's name.
+One reader for all small files gives each the same bounds: regular file, size, UTF-8, depth of nesting. A pipe or device
+would block or never end. Each error is one line with the file's name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NO_DEVICE_WAITS = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
 def check_regular(path: Path, *, follow_links: bool = True) -> None:
-    """Raises FileError for anything but a regular file or nothing at all; without `follow_links` also for a link."""
+    """Raise FileError unless the path is a regular file or missing; without `follow_links` also for a link."""
     try:
         mode = path.lstat().st_mode
         if stat.S_ISLNK(mode):
@@ -40,8 +40,10 @@ def check_regular(path: Path, *, follow_links: bool = True) -> None:
 
 
 def read_file(path: Path, *, max_bytes: int = MAX_SMALL_BYTES) -> bytes:
-    """All bytes of a regular file. Raises FileNotFoundError or NotADirectoryError where there is nothing, FileError
-    for all else."""
+    """Return all bytes of a regular file.
+
+    Raises FileNotFoundError or NotADirectoryError if it is missing, FileError for everything else.
+    """
     check_regular(path)
     try:
         descriptor = os.open(path, os.O_RDONLY | NO_DEVICE_WAITS)
@@ -58,7 +60,7 @@ def read_file(path: Path, *, max_bytes: int = MAX_SMALL_BYTES) -> bytes:
 
 
 def read_text(path: Path, *, max_bytes: int = MAX_SMALL_BYTES) -> str:
-    """The text of a UTF-8 file. Raises as `read_file`, FileError also where it is no UTF-8."""
+    """Return the text of a UTF-8 file. Raises as `read_file`, FileError also for other encodings."""
     try:
         return read_file(path, max_bytes=max_bytes).decode()
     except UnicodeDecodeError as error:
@@ -66,12 +68,12 @@ def read_text(path: Path, *, max_bytes: int = MAX_SMALL_BYTES) -> str:
 
 
 def read_json(path: Path, *, max_bytes: int = MAX_SMALL_BYTES) -> Any:
-    """The JSON value in a file. Raises as `read_text`, FileError also for what is no JSON or is nested too deep."""
+    """Return the JSON value in a file. Raises as `read_text`, FileError also for invalid or deeply nested JSON."""
     return parse_json(read_file(path, max_bytes=max_bytes), source=str(path))
 
 
 def read_object(path: Path, *, max_bytes: int = MAX_SMALL_BYTES) -> dict[str, Any]:
-    """The JSON object in a file. Raises as `read_json`, FileError also for any other value."""
+    """Return the JSON object in a file. Raises as `read_json`, FileError also for any other value."""
     value = read_json(path, max_bytes=max_bytes)
     if not isinstance(value, dict):
         raise FileError(f"{path} holds no JSON object")
@@ -79,12 +81,12 @@ def read_object(path: Path, *, max_bytes: int = MAX_SMALL_BYTES) -> dict[str, An
 
 
 def read_toml(path: Path, *, max_bytes: int = MAX_SMALL_BYTES) -> dict[str, Any]:
-    """The tables of a TOML file. Raises as `read_json`."""
+    """Return the tables of a TOML file. Raises as `read_json`."""
     return parse_toml(read_text(path, max_bytes=max_bytes), source=str(path))
 
 
 def parse_json(data: bytes | str, *, source: str) -> Any:
-    """The value of a JSON text; `source` names it in errors. Raises FileError."""
+    """Return the value of a JSON text; `source` names it in errors. Raises FileError."""
     try:
         value = json.loads(data)
     except RecursionError:
@@ -96,7 +98,7 @@ def parse_json(data: bytes | str, *, source: str) -> Any:
 
 
 def parse_toml(text: str, *, source: str) -> dict[str, Any]:
-    """The tables of a TOML text; `source` names it in errors. Raises FileError."""
+    """Return the tables of a TOML text; `source` names it in errors. Raises FileError."""
     import tomllib
 
     try:
@@ -110,7 +112,7 @@ def parse_toml(text: str, *, source: str) -> dict[str, Any]:
 
 
 def check_depth(value: Any, *, source: str) -> None:
-    """Raises FileError for lists and objects nested deeper than MAX_DEPTH: what handles them later may recurse."""
+    """Raise FileError for nesting deeper than MAX_DEPTH, because later code may recurse."""
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         level = [inner for outer in level if isinstance(outer, dict | list) for inner in _values(outer)]
@@ -120,19 +122,19 @@ def check_depth(value: Any, *, source: str) -> None:
 
 
 def check_no_folder(path: Path) -> None:
-    """Raises FileError where a folder is in the place of a file that is replaced as a whole."""
+    """Raise FileError if a folder is in the place of a file that will be replaced."""
     if path.is_dir() and not path.is_symlink():
         raise FileError(f"{path} is a folder and a file is needed there: move it away")
 
 
 def check_database(path: Path) -> None:
-    """Raises FileError where an SQLite file, or one of those beside it, is a folder, a device or a link to nothing."""
+    """Raise FileError if an SQLite file or a companion of it is a folder, a device or a dangling link."""
     for suffix in ("", "-wal", "-shm", "-journal"):
         check_regular(path.with_name(path.name + suffix))
 
 
 def open_to_write(path: Path, flags: int, mode: int = 0o666) -> int:
-    """A descriptor for writing, never through a link. Raises FileError for a link or folder, OSError for all else."""
+    """Return a descriptor for writing, never through a link. Raises FileError for a link or folder, else OSError."""
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | NO_DEVICE_WAITS, mode)
     except OSError as error:

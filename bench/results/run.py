@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ftis_node.lab.processes import Child, Children
 
 PUBLISHED = Path(__file__).parents[2] / "docs" / "results"
-FILES = ("table.md", "curves.csv", "curves.png", "sweep.png", "methods.png")
+FILES = ("table.md", "curves.csv", "curves.png", "sweep.png", "methods.png", "arms.png")
 POLL_S = 0.5
 
 

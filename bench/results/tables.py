@@ -51,7 +51,7 @@ TABLES: Final = {
         f"--pair sums --run {RUNS}/sums.toml --controls --nodes 2 --prompts 8 --steps 40"
         " --methods ftis,ftis:floor=0.5,f-nois",
         model_seeds=10,
-        quick="--methods ftis,f-nois",
+        quick="--methods ftis",
     ),
     "working-of-eight": Table(
         "What do seven peers give there?",
@@ -60,13 +60,13 @@ TABLES: Final = {
     "arithmetic": Table(
         "What do seven peers give where answers have three tokens?",
         f"--pair size --run {RUNS}/arithmetic.toml --controls --nodes 8 --methods ftis,ftis:floor=0.5,f-nois",
-        quick="--methods ftis,f-nois",
+        quick="--methods f-nois",
     ),
     "rare": Table(
         "Where each model never finds an answer to half of the problems?",
         f"--pair blind --run {RUNS}/blind.toml --steps 240 --eval-every 20"
         " --methods alone,alone:own,ftis,ftis:floor=0.5,f-nois",
-        quick="--methods alone:own,ftis,f-nois",
+        quick="--methods alone:own,f-nois",
     ),
     "division": Table(
         "Does it help to generate for the problems at which a node is better than its peers?",
@@ -127,14 +127,14 @@ TABLES: Final = {
         "--pair size --nodes 8 --prompts 8 --eval-every 5 --share sapo:8/0/8,sapo:4/4/8,sapo:2/6/8"
         " --methods swarm_sapo:agg=token_mean,f-nois:agg=token_mean",
         model_seeds=3,
-        quick="--share sapo:8/0/8,sapo:4/4/8",
+        quick="--share sapo:8/0/8,sapo:4/4/8 --methods f-nois:agg=token_mean",
     ),
     "sapo-scarce": Table(
         "And where most own groups have no signal?",
         f"--pair size --run {RUNS}/scarce.toml --nodes 8 --prompts 8 --steps 60"
         " --share sapo:8/0/8,sapo:4/4/8,sapo:2/6/8 --methods swarm_sapo:agg=token_mean,f-nois:agg=token_mean",
         model_seeds=3,
-        quick="--share sapo:8/0/8,sapo:4/4/8",
+        quick="--share sapo:8/0/8,sapo:4/4/8 --methods f-nois:agg=token_mean",
     ),
     "experts": Table(
         "Experts of unlike domains at equal compute", f"--pair hdee --run {RUNS}/experts.toml --steps 24", model_seeds=3

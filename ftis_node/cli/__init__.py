@@ -1,1 +1,1 @@
-"""The commands of `ftis-node`, one file each; `app.py` has the table."""
+"""Command line: `app.py` has the table of commands, `commands/` has one file a command."""

@@ -1,8 +1,8 @@
-"""`ftis-node`: the table of commands, and how an error becomes one line and an exit code.
+"""`ftis-node`: the table of commands, and the conversion of errors into one line and an exit code.
 
-Command modules import only what parsing needs; the rest is imported when a command runs, so that `--help` and `status`
-load neither torch, vllm nor hivemind. Help is plain text: with Rich's boxes it took twice as long to appear. The short
-help is the line in the list of commands, where a docstring's first sentence would be cut.
+Command modules import only what parsing needs; the rest is imported when a command runs. So `--help` and `status`
+load neither torch, vllm nor hivemind. Help is plain text because Rich's boxes double its start-up time.
+`short_help` is the line in the list of commands, which would otherwise cut the docstring's first sentence.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from ftis_node.telemetry.terminal_text import one_line
 
 app = typer.Typer(
     name="ftis-node",
-    help="Share the work of GRPO post-training: generate completions, gossip them, learn from everyone's.",
+    help="Share the work of GRPO post-training: generate, gossip and train on completions of all peers.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 app.command("join", short_help="Generate, share and learn: run a node.")(join.join)
-app.command("bootstrap", short_help="Run a meeting point and relay for nodes.")(bootstrap.bootstrap)
+app.command("bootstrap", short_help="Run a bootstrap and relay node.")(bootstrap.bootstrap)
 app.command("status")(status.status)
 app.command("dashboard")(dashboard.dashboard)
 app.add_typer(peers.app, name="peers")
@@ -60,12 +60,12 @@ app.add_typer(replay.app, name="replay")
 app.command("report")(report.report)
 app.add_typer(identity.app, name="identity")
 app.command("eval")(evaluate.evaluate)
-app.command("ensemble", short_help="Measure several models together on a task.")(ensemble.ensemble)
+app.command("ensemble", short_help="Evaluate several models together on a task.")(ensemble.ensemble)
 app.command("export", short_help="Write the trained model as a model folder.")(export.export)
-app.command("tasks", short_help="List what --task may name.")(tasks.tasks)
-app.command("tiny", short_help="Make a small model to try things with.")(tiny.tiny)
-app.command("doctor", short_help="Check the machine, and say what to do.")(doctor.doctor)
-app.command("demo", short_help="Train two different tiny nodes on this machine.")(demo.demo)
+app.command("tasks", short_help="List the tasks that --task may name.")(tasks.tasks)
+app.command("tiny", short_help="Make a small model for experiments.")(tiny.tiny)
+app.command("doctor", short_help="Check the machine and say what to change.")(doctor.doctor)
+app.command("demo", short_help="Train two different tiny models on this machine.")(demo.demo)
 app.command("compare", short_help="Compare methods over an in-process network.")(compare.compare)
 
 PROGRAM = "ftis-node"
@@ -73,7 +73,7 @@ INTERNAL_FAULT = 1
 MACHINE_CANNOT = 3
 INTERRUPTED = 130
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-LASTING = ("join", "bootstrap")  # commands that run until they are told to end, and then end soon
+LASTING = ("join", "bootstrap")  # commands that run until a signal, and then end soon
 EXIT_LIMIT_S = 5.0  # for what libraries do at exit
 _debug = False
 
@@ -91,17 +91,16 @@ def options(
         False, "--version", help="Print the version and exit.", callback=_show_version, is_eager=True
     ),
 ) -> None:
-    """Options of every command."""
     global _debug
     _debug = debug
     set_up_logging(debug=debug, plain=not debug)
 
 
 def main() -> None:
-    """The console script. Exit codes: 0 done, 1 a fault of ours, 2 wrong use, 3 the machine cannot, 4 no network."""
+    """Run the console script. Exit codes: 0 done, 1 internal fault, 2 wrong use, 3 machine too small, 4 no network."""
     forbid_telemetry()
     sys.excepthook = show_traceback
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as ctrl-C: what a command started is ended in order
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as ctrl-C: a command ends its processes cleanly
     open_closed_files()
     if _is_lasting(sys.argv[1:]):
         drop_what_cannot_be_written()
@@ -116,10 +115,10 @@ def _is_lasting(arguments: list[str]) -> bool:
 
 
 def _flushed(code: int) -> int:
-    """The exit code once the output is written; MACHINE_CANNOT where a disk has no space for it."""
+    """Return the exit code after writing the output; MACHINE_CANNOT if the disk has no space for it."""
     try:
         sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has read enough
+    except BrokenPipeError:  # `| head` has ended
         discard_output()
     except OSError as error:
         return code or _output_lost(error)
@@ -128,12 +127,12 @@ def _flushed(code: int) -> int:
 
 def _output_lost(error: OSError) -> int:
     discard_output()
-    _complain(f"the output cannot be written ({error.strerror}): make space on its disk")
+    _complain(f"cannot write the output ({error.strerror}): free disk space")
     return MACHINE_CANNOT
 
 
 def _end_at_once(code: int) -> NoReturn:
-    """Without the interpreter's own clean-up, which with torch took half a minute on a busy machine: all is closed."""
+    """Exit without the interpreter's clean-up, which takes half a minute with torch; everything is closed by now."""
     limit = threading.Timer(EXIT_LIMIT_S, os._exit, (code,))
     limit.daemon = True
     limit.start()
@@ -144,12 +143,12 @@ def _end_at_once(code: int) -> NoReturn:
 
 
 def run(arguments: list[str]) -> int:
-    """Runs one command; its errors become a line on stderr and the exit code that is returned."""
+    """Run one command and return its exit code. Errors become one line on stderr."""
     try:
         code = app(arguments, standalone_mode=False, prog_name=PROGRAM)
     except typer.TyperException as error:
         if (message := error.format_message()).startswith("Usage:"):
-            typer.echo(message, err=True)  # a command that is none without a further word
+            typer.echo(message, err=True)  # a command group without a command
         elif message:
             _complain(f"{message.rstrip('.')}: see --help")
         return error.exit_code
@@ -159,7 +158,7 @@ def run(arguments: list[str]) -> int:
         return INTERRUPTED
     except Exception as error:
         if isinstance(error, BrokenPipeError) and not _is_lasting(arguments):
-            return 0  # `| head` has read enough
+            return 0  # `| head` has ended
         if isinstance(error, OSError) and error.errno in NO_SPACE and error.filename is None:
             return _output_lost(error)
         return _fail(error, f"internal fault ({type(error).__name__}: {error}); run with --debug and report it", 1)
@@ -174,5 +173,5 @@ def _fail(error: Exception, line: str, code: int) -> int:
 
 
 def _complain(line: str) -> None:
-    with contextlib.suppress(OSError):  # standard error on a full disk: the exit code remains
+    with contextlib.suppress(OSError):  # stderr on a full disk: the exit code remains
         typer.echo(f"ftis-node: {one_line(redacted(line))}", err=True)

@@ -1,8 +1,8 @@
-"""What the shell offers for the value of an option or argument when TAB is pressed.
+"""Shell completion of option values and arguments.
 
-It must be quick and never disturb: nothing heavy is imported (a test holds the names here to those of the code), a home
-that cannot be read offers nothing, a node that does not answer is not waited for. Shells evaluate what they are
-offered, so of what came from peers only ids are, and only those that are nothing but letters and digits.
+Completion must be fast and must not disturb the user. It imports nothing heavy; a test compares the names here with
+those of the code. A home that cannot be read and a node that does not answer give no suggestions. Shells evaluate
+suggestions, so peers' data gives only ids of letters and digits.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PLAIN = re.compile(r"[A-Za-z0-9]+")
 
 
 def one_of(*choices: str) -> Callable[[str], list[str]]:
-    """Completes a value by the choices there are."""
+    """Return a completer for one of the choices."""
 
     def complete(incomplete: str) -> list[str]:
         return [choice for choice in choices if choice.startswith(incomplete)]
@@ -51,7 +51,7 @@ def one_of(*choices: str) -> Callable[[str], list[str]]:
 
 
 def some_of(*choices: str) -> Callable[[str], list[str]]:
-    """Completes the last of several values with commas between."""
+    """Return a completer for the last of several comma-separated values."""
 
     def complete(incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",")
@@ -61,7 +61,7 @@ def some_of(*choices: str) -> Callable[[str], list[str]]:
 
 
 def task_specs(incomplete: str) -> list[str]:
-    """Completes the last task of a SPEC, with those of plug-ins."""
+    """Complete the last task of a SPEC, including plug-ins."""
     from importlib.metadata import entry_points
 
     before, plus, last = incomplete.rpartition("+")
@@ -70,7 +70,7 @@ def task_specs(incomplete: str) -> list[str]:
 
 
 def group_ids(context: typer.Context, incomplete: str) -> list[str]:
-    """The newest groups in the home's buffer."""
+    """Suggest the newest groups in the home's buffer."""
     import sqlite3
 
     from ftis_node.replay.reader import ReplayReader
@@ -87,7 +87,7 @@ def group_ids(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def peer_ids(context: typer.Context, incomplete: str) -> list[str]:
-    """The peers that the node knows, or knew when it stopped."""
+    """Suggest the peers in the node's current or last status."""
     from ftis_node.cli.node_client import read_document
 
     try:
@@ -102,7 +102,7 @@ def _offered(ids: list[str], incomplete: str) -> list[str]:
 
 
 def _home(context: typer.Context) -> Home:
-    """The home that the line names so far; of `peers --home H ban` it stands with the command above."""
+    """Return the home on the command line so far; for `peers --home H ban` the parent command has it."""
     from ftis_node.cli.options import home_at
 
     here: Any = context

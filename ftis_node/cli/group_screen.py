@@ -1,4 +1,4 @@
-"""The story of a group as text and as JSON. What peers wrote is quoted, so that it cannot write to the terminal."""
+"""History of a group as text and as JSON. Peers' text is quoted, so that it cannot control the terminal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHOWN_FIELDS = ("step", "reason", "attempt", "peer", "kl", "detail")
 
 
 def group_document(story: GroupHistory) -> dict[str, Any]:
-    """The story as `replay show --json` prints it."""
+    """Return the history as `replay show --json` prints it."""
     row = {"id": story.id} if story.summary is None else dataclasses.asdict(story.summary)
     rest = dataclasses.asdict(dataclasses.replace(story, completions=()))
     del rest["id"], rest["summary"]
@@ -31,7 +31,6 @@ def group_document(story: GroupHistory) -> dict[str, Any]:
 
 
 def screen(story: GroupHistory) -> list[str]:
-    """The lines."""
     lines = []
     for name, text in (*_head(story), *_fate(story)):
         names = [name] + [""] * len(text)
@@ -60,10 +59,10 @@ def _head(story: GroupHistory) -> Iterator[tuple[str, str]]:
 def _fate(story: GroupHistory) -> Iterator[tuple[str, str]]:
     if story.verdict == "refused":
         reason = str(story.reason)
-        yield "verdict", f"refused ({reason}): {sentence(reason)}. {story.detail}"
+        yield "validation", f"rejected ({reason}): {sentence(reason)}. {story.detail}"
     else:
         at = f" at {_clock(story.summary.admitted_at)}" if story.summary else ""
-        yield "verdict", f"admitted{at}: it passed every rule of the door"
+        yield "validation", f"accepted{at}: it passed all rules"
     yield "used", story.used
     if story.texts_missing:
         yield "note", story.texts_missing
@@ -72,7 +71,7 @@ def _fate(story: GroupHistory) -> Iterator[tuple[str, str]]:
 def _prompt(prompt: PromptDetails) -> Iterator[str]:
     yield f"prompt      {printable(f'{prompt.task}/{prompt.split}/{prompt.index}')}"
     if prompt.text is None:
-        yield from wrapped(f"    its text cannot be made again: {prompt.missing}", WIDTH, indent=4)
+        yield from wrapped(f"    its text is not available: {prompt.missing}", WIDTH, indent=4)
         return
     yield from _quoted(prompt.text)
     if prompt.answer:
@@ -93,7 +92,7 @@ def _completions(story: GroupHistory) -> Iterator[str]:
 
 
 def _with_text(head: str, completion: CompletionDetails) -> Iterator[str]:
-    """On the head's line where there is room, else below it; all of it, for that is what one looks at a group for."""
+    """Append the text to the head line if it fits, else put it below. It is never shortened."""
     text = completion.text
     inline = str(completion.token_ids) if text is None else repr(text)
     if cells(f"{head}: {inline}") <= WIDTH:
@@ -104,7 +103,7 @@ def _with_text(head: str, completion: CompletionDetails) -> Iterator[str]:
 
 
 def _quoted(text: str) -> Iterator[str]:
-    """Each line behind a margin, with nothing in it that a terminal would obey."""
+    """Return each line behind a margin, without characters that control a terminal."""
     return (MARGIN + piece for line in text.splitlines() or [""] for piece in cut(line, WIDTH - len(MARGIN)))
 
 

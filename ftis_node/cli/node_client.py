@@ -1,4 +1,4 @@
-"""Reading a home from outside: the running node's local port, or what a stopped one left behind."""
+"""Client of a node: the local port of a running node, or the files of a stopped one."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ TOKEN_HEADER = "X-Ftis-Token"  # as node/http_api/operator_api.py has it, which 
 
 
 def read_document(home: Home, path: str, *, timeout_s: float = TIMEOUT_S) -> Any:
-    """`/status` or `/peers` of the node on this home. Raises ConfigError where no node ever ran there.
+    """Return `/status` or `/peers` of the node on this home. Raises ConfigError if no node has run there.
 
-    Of a node that is stopped, or still starting, these are the last figures that it left.
+    For a node that is stopped or still starting, these are its last documents.
     """
     if url := home.running_url():
         return _call(url, "GET", path, None, {}, timeout_s)[1]
@@ -27,7 +27,7 @@ def read_document(home: Home, path: str, *, timeout_s: float = TIMEOUT_S) -> Any
     if is_starting and not home.status.exists():
         return [] if path == "/peers" else _as_starting("{}")
     if not home.status.exists():
-        raise ConfigError(f"no node has run with the home {home.root}: give the right one with --home")
+        raise ConfigError(f"no node has run in {home.root}: give its home with --home")
     saved = _last_words(home)
     peers = saved.pop("peers", [])
     if path == "/peers":
@@ -36,22 +36,22 @@ def read_document(home: Home, path: str, *, timeout_s: float = TIMEOUT_S) -> Any
 
 
 def _last_words(home: Home) -> dict[str, Any]:
-    """What a stopped node left in `status.json`. Raises ConfigError where that cannot be read."""
+    """Return the last `status.json` of a stopped node. Raises ConfigError if it cannot be read."""
     try:
         return read_object(home.status)
     except FileNotFoundError as error:
         raise ConfigError(f"{home.status} cannot be read: {error.strerror}") from None
     except FileError as error:
         raise ConfigError(
-            f"{home.status} is damaged: remove it; the next start of the node writes it anew ({error})"
+            f"{home.status} is damaged: remove it; the next start of the node writes a new one ({error})"
         ) from None
 
 
 def post_document(home: Home, path: str, asked: dict[str, Any]) -> Any:
-    """What the running node on this home answers to a request for a change. Raises UsageError with its own words."""
+    """Send a change to the running node and return its answer. Raises UsageError with the node's message."""
     url = home.running_url()
     if url is None or not home.control_token.exists():
-        raise ConfigError(f"no node that takes changes runs with the home {home.root}")
+        raise ConfigError(f"no running node in {home.root} accepts changes")
     headers = {TOKEN_HEADER: read_text(home.control_token)}
     status, answer = _call(url, "POST", path, json.dumps(asked), headers, TIMEOUT_S)
     if status != OK:
@@ -72,7 +72,7 @@ def _call(
         response = connection.getresponse()
         return response.status, json.loads(response.read())
     except (OSError, ValueError) as error:
-        raise FtisError(f"the node at {url} does not answer ({error}); look into its logs/") from None
+        raise FtisError(f"the node at {url} does not answer ({error}): see its logs/") from None
     finally:
         connection.close()
 

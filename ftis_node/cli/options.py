@@ -14,37 +14,38 @@ from ftis_node.config.home_schema import refuse_newer
 HOME_VARIABLE = "FTIS_HOME"
 HomeOption = Annotated[
     Path | None,
-    typer.Option("--home", help="The node's folder.", envvar=HOME_VARIABLE, show_default="the platform's data folder"),
+    typer.Option(
+        "--home", help="The node's home folder.", envvar=HOME_VARIABLE, show_default="the platform's data folder"
+    ),
 ]
 GpusOption = Annotated[
     int | None,
     typer.Option(
         "--gpus",
         min=1,
-        help="GPUs this node may use. The generator takes one (see --tensor-parallel), the learner the others; one "
-        "alone is for both.",
+        help="GPUs this node may use. The generator takes one (see --tensor-parallel), the learner the others; both "
+        "share a single one.",
         show_default="one for each worker",
     ),
 ]
 TensorParallelOption = Annotated[
     int | None,
-    typer.Option("--tensor-parallel", min=1, help="GPUs that vLLM spreads the generator over.", show_default="1"),
+    typer.Option("--tensor-parallel", min=1, help="Number of GPUs for the generator (vLLM only).", show_default="1"),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def home_at(path: Path | None) -> Home:
-    """The home that the option names, or the default one. Raises ConfigError where a newer version has written it."""
+    """Return the named or the default home. Raises ConfigError if a newer version has written it."""
     home = Home((path or default_home()).expanduser())
     refuse_newer(home)
     return home
 
 
 def spread_over(tensor_parallel: int | None) -> dict[str, Any] | None:
-    """`--tensor-parallel` as settings of `[generation]`."""
+    """Return `--tensor-parallel` as settings of `[generation]`."""
     return None if tensor_parallel is None else {"engine_options": {"tensor_parallel_size": tensor_parallel}}
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on stdout."""
     typer.echo(json.dumps(value, indent=2))

@@ -1,4 +1,4 @@
-"""All that is known of one peer, as text and as JSON."""
+"""One peer in full, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ NUM_NEWEST = 5
 
 
 def peer_document(home: Home, peer: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The peer's row of `rows`, with what the buffer keeps of it. Raises UsageError where no such peer is known."""
+    """Return the peer's row of `rows` with its groups in the buffer. Raises UsageError for an unknown peer."""
     from ftis_node.replay.reader import ReplayReader
 
     peer_id = find_peer(peer, rows)
     row = next((row for row in rows if row["peer_id"] == peer_id), None)
     if row is None:
-        raise UsageError(f"this node never heard of {peer_id}: `ftis-node peers` lists those that it knows")
+        raise UsageError(f"this node does not know {peer_id}: `ftis-node peers` lists its peers")
     reader = ReplayReader(home.replay)
     try:
         groups = reader.groups_of(peer_id, limit=NUM_NEWEST)
@@ -44,7 +44,7 @@ def peer_document(home: Home, peer: str, rows: list[dict[str, Any]]) -> dict[str
 
 
 def screen(document: dict[str, Any], *, now: float) -> list[str]:
-    """The lines; `now` is Unix time in seconds."""
+    """Return the lines. `now` is Unix time in seconds."""
     lines = []
     for name, text in _facts(document, now):
         names = [name] + [""] * len(text)
@@ -58,7 +58,7 @@ def _facts(document: dict[str, Any], now: float) -> Iterator[tuple[str, str]]:
     seen = duration(now - document["last_seen"]) + " ago" if document["last_seen"] else "not since the node's start"
     yield "peer", document["peer_id"]
     yield "name", document["name"] or "none told"
-    yield "model", f"{document['model'] or 'none told'}{parameters}, {document['role'] or 'no role told'}{version}"
+    yield "model", f"{document['model'] or 'model unknown'}{parameters}, {document['role'] or 'role unknown'}{version}"
     if domain := document.get("domain"):
         yield "domain", domain
     yield "last seen", seen
@@ -67,8 +67,8 @@ def _facts(document: dict[str, Any], now: float) -> Iterator[tuple[str, str]]:
     yield "standing", _standing(document, now)
     yield (
         "groups",
-        f"{document['groups_accepted']} of its groups passed the door since the start, it confirmed "
-        f"{document['groups_confirmed']} of ours, {document['failed_pulls']} pulls from it failed",
+        f"{document['groups_accepted']}groups accepted since the start; it confirmed "
+        f"{document['groups_confirmed']} of ours, {document['failed_pulls']} fetches from it failed",
     )
     yield "", _kept(document["groups"])
     for number, words in enumerate(teaching_words(document)):
@@ -82,7 +82,7 @@ def _facts(document: dict[str, Any], now: float) -> Iterator[tuple[str, str]]:
 
 
 def _standing(document: dict[str, Any], now: float) -> str:
-    score = f"score {document.get('score', 0):g} (a stranger's is 0, the most 10, banned at -10)"
+    score = f"score {document.get('score', 0):g} (0 for a new peer, at most 10, banned at -10)"
     text = f"{document.get('standing', 'good')}, {score}"
     if document.get("banned_until"):
         reason = document["ban_reason"]
@@ -107,7 +107,7 @@ def _reasons(name: str, nothing: str, explained: list[dict[str, Any]]) -> Iterat
 
 
 def _explained(counts: dict[str, int]) -> list[dict[str, Any]]:
-    """The most frequent first."""
+    """Return the reasons with their explanations, the most frequent first."""
     return [
         {"reason": reason, "count": count, "sentence": sentence(reason)}
         for reason, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))

@@ -1,7 +1,7 @@
-"""Progress of long work on stderr: a bar with the time left on a terminal, a line now and then in a log.
+"""Progress of long work on stderr: a bar with the time left on a terminal, a line from time to time in a log.
 
-The bar is taken away at the end, and log lines that come meanwhile stand above it. What is no terminal, or a dumb one,
-gets whole lines and nothing else. Short work says nothing in a log: the first line comes after a period.
+The bar disappears at the end; log lines appear above it. A dumb terminal or a file gets whole lines only. Short work
+writes no log line, because the first one comes after a full period.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from ftis_node.telemetry.progress import OnProgress
 
 LOG_PERIOD_S = 10.0
-MIN_FRACTION = 0.005  # done before a time left is worth telling
+MIN_FRACTION = 0.005  # done before a time left is shown
 MINUTE_S, HOUR_S = 60, 3600
 
 
 @dataclass(slots=True)
 class ProgressState:
-    """How far a piece of work is, and since when. `fraction` None: it cannot be known."""
+    """Progress of a piece of work. `fraction` is None if it is unknown."""
 
     title: str
     fraction: float | None = None
@@ -38,14 +38,14 @@ class ProgressState:
     began_at: float = field(default_factory=time.monotonic)
 
     def tell(self, fraction: float | None, what: str) -> None:
-        """Takes in news. Time is counted from the begin of what is measured, or of each thing that is waited for."""
+        """Update the state. A new measure, or a new thing to wait for, restarts the clock."""
         is_other = what != self.what if fraction is None else self.fraction is None or fraction < self.fraction
         if is_other:
             self.began_at = time.monotonic()
         self.fraction, self.what = fraction, what
 
     def time(self) -> str:
-        """`about 3 min left`; what it took so far where the end is not known."""
+        """Return `about 3 min left`, or the time so far if the end is unknown."""
         elapsed_s = time.monotonic() - self.began_at
         if self.fraction is None:
             return f"{_length(elapsed_s)} so far"
@@ -54,7 +54,7 @@ class ProgressState:
         return f"about {_length(elapsed_s * (1 - self.fraction) / self.fraction)} left"
 
     def line(self) -> str:
-        """The line in a log."""
+        """Return the line for a log."""
         done = "" if self.fraction is None else f"{self.fraction:.0%}"
         told = ", ".join(filter(None, (" ".join(filter(None, (done, self.what))), self.time())))
         return f"{self.title}: {told}"
@@ -62,7 +62,7 @@ class ProgressState:
 
 @contextmanager
 def show_fraction(title: str, *, log_period_s: float = LOG_PERIOD_S) -> Iterator[OnProgress]:
-    """Gives a function that takes how much is done (0 to 1, or None) and what; without text, nothing is shown."""
+    """Yield a function that takes the fraction done (0 to 1, or None) and a text; without text it shows nothing."""
     work = ProgressState(title)
     if _is_terminal():
         with _bar(work) as tell:
@@ -96,7 +96,7 @@ def _bar(work: ProgressState) -> Iterator[OnProgress]:
     from rich.text import Text
 
     class TimeColumn(ProgressColumn):
-        """What `ProgressState` says of the time, at each drawing."""
+        """Column with the time of `ProgressState`, updated at each drawing."""
 
         max_refresh = 0.5
 
@@ -104,7 +104,7 @@ def _bar(work: ProgressState) -> Iterator[OnProgress]:
             return Text(work.time(), style="dim")
 
     class MeasuredBar(BarColumn):
-        """A bar where there is a measure; else the place is the text's."""
+        """Bar that leaves its place to the text if the fraction is unknown."""
 
         def render(self, task: Task) -> Any:
             return Text("") if task.total is None else super().render(task)

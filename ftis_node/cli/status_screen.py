@@ -1,4 +1,4 @@
-"""A status document as one screen of 80 x 24, and as one line for a log. Pure: the document and the time go in."""
+"""A status document as one screen of 80 x 24, and as one line for a log. Pure functions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STEP_FIGURES = {
 
 
 def screen(document: Document, *, now: float, width: int = WIDTH) -> list[str]:
-    """The lines, each at most `width` cells wide; `now` is Unix time in seconds."""
+    """Return the lines, each at most `width` cells wide. `now` is Unix time in seconds."""
     verdict = summarize_health(document, now=now)
     lines = ["   ".join(f"{question}: {answer.word}" for question, answer in verdict.items())]
     for explanation in _explanations(verdict):
@@ -46,7 +46,7 @@ def screen(document: Document, *, now: float, width: int = WIDTH) -> list[str]:
 
 
 def log_line(document: Document, *, now: float) -> str:
-    """The same for a log: the answers, why where one is not yes, and the few figures that move."""
+    """Return one line for a log: the answers, reasons for those that are not yes, and the values that change."""
     answers = [
         f"{question} {answer.word}" + ("" if answer.word is AnswerWord.YES else f" ({answer.why})")
         for question, answer in summarize_health(document, now=now).items()
@@ -65,7 +65,7 @@ def log_line(document: Document, *, now: float) -> str:
 
 
 def _explanations(verdict: HealthSummary) -> Iterator[str]:
-    """Why an answer is not yes, and what to do; what two answers share is said once."""
+    """Return why an answer is not yes, and what to do. Reasons that two answers share appear once."""
     said: set[str] = set()
     for question, answer in verdict.items():
         text = answer.why + (f": {answer.advice}" if answer.advice else "")
@@ -111,7 +111,7 @@ def _facts(document: Document, now: float) -> Iterator[tuple[str, str]]:
 
 
 def _budget(budget: Document) -> str:
-    """What is used of what has an end."""
+    """Return the used part of each limited budget."""
     amounts = {"generate_tokens": "tokens generated", "learn_steps": "steps", "learn_tokens": "tokens trained on"}
     return ", ".join(
         f"{amount['used']:,} of {amount['limit']:,} {what}"
@@ -164,7 +164,7 @@ def _state(document: Document, now: float) -> str:
 
 
 def _disk(limits: Document) -> Iterator[tuple[str, str]]:
-    """What the home and the groups in it use of what they may use."""
+    """Return the disk use of the home and of its groups against their limits."""
     if limits.get("home_bytes") is not None:
         used = {part: size(limits[f"{part}_bytes"]) for part in ("home", "buffer", "disk_free")}
         most = {part: size(limits[f"{part}_limit_bytes"]) for part in ("home", "buffer")}
@@ -185,23 +185,23 @@ def _restarts(worker: Document) -> str:
 
 
 def _skew(swarm: Document) -> str:
-    """The clock, where it is off by so much that it matters."""
+    """Return the clock's error if it matters."""
     skew_s = swarm["clock_skew_s"]
     if skew_s is None or abs(skew_s) < SKEW_WORTH_SAYING_S:
         return ""
-    return f"; the peers' clocks are {skew_s:+.1f} s off ours: switch on time synchronisation"
+    return f"; the peers' clocks are {skew_s:+.1f} s off this machine's: turn on time synchronization"
 
 
 def _weights(swarm: Document) -> str:
-    """What went between a learner and its generators."""
+    """Return the weights that a learner and its generators exchanged."""
     age_s, refused = swarm["weights_age_s"], sum(swarm["weights_refused"].values())
     age = "" if age_s is None else f", those served are {duration(age_s)} old"
     megabytes = f"{swarm['weights_bytes_in'] / 1e6:.1f} MB in, {swarm['weights_bytes_out'] / 1e6:.1f} MB out"
-    return f"{megabytes}, {refused} refused{age}"
+    return f"{megabytes}, {refused} rejected{age}"
 
 
 def _evaluations(evaluations: list[Document]) -> Iterator[tuple[str, str]]:
-    """The newest of each task, beside the first."""
+    """Return the newest evaluation of each task beside its first."""
     first: dict[str, Document] = {}
     newest: dict[str, Document] = {}
     for evaluation in evaluations:

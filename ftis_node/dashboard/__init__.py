@@ -1,11 +1,10 @@
-"""`ftis-node dashboard`: one screen that says whether a node contributes, learns and is healthy.
+"""`ftis-node dashboard`: one screen that shows whether a node contributes, learns and is healthy.
 
-    the node's local port --.                                            .--> HeadLines, Answers, MetricsPanel
-    status.json, lock -------+-> Watcher --NodeSnapshot--> DashboardApp --view-+--> Plot (two)
-    events.jsonl ------------'   (a thread)  once a second               `--> PeersTable, EventLines
-    replay.sqlite -----------------> groups.py (a thread, when asked for) ---> GroupsScreen, GroupScreen
+    the node's local port --.                                             .--> Overview, MetricsPanel
+    status.json, lock -------+-> Watcher --NodeSnapshot--> DashboardApp --+--> Plot (two)
+    events.jsonl ------------'   (a thread)  once a second                `--> PeersTable, EventLines
+    replay.sqlite -------> buffer_reader.py (a thread, on request) ----------> GroupsScreen, GroupScreen
 
-Nothing blocks the loop that draws: files, SQLite and HTTP are read in threads, and what they find arrives as a message.
-What is written where is decided by the pure functions of `view/`; a widget only puts it on the screen. The dashboard
-reads and never changes a node.
+Threads read files, SQLite and HTTP, and send the results as messages, so that nothing blocks the drawing loop.
+The pure functions of `view/` decide the text; a widget only draws it. The dashboard never changes a node.
 """

@@ -57,7 +57,6 @@ class DashboardApp(DashboardContext):
         self.call_after_refresh(self.exit if self._once else self._start)
 
     def on_unmount(self) -> None:
-        """End the watcher's thread."""
         self._is_over.set()
 
     def _start(self) -> None:
@@ -89,19 +88,16 @@ class DashboardApp(DashboardContext):
                 show(message.snapshot)
 
     def action_show_groups(self) -> None:
-        """Show the newest groups."""
         from ftis_node.dashboard.screens.groups import GroupsScreen
 
         self.open_page(GroupsScreen())
 
     def action_show_events(self) -> None:
-        """Show the event log."""
         from ftis_node.dashboard.screens.events import EventsScreen
 
         self.open_page(EventsScreen())
 
     def action_show_help(self) -> None:
-        """Show keys, terms and problems."""
         from ftis_node.dashboard.screens.help import HelpScreen
 
         self.open_page(HelpScreen())

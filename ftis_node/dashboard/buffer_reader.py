@@ -1,4 +1,4 @@
-"""Groups of the buffer for the screen: the newest, those of one peer, and one in full with its way through the node."""
+"""Groups of the replay buffer for the screens: the newest, those of one peer, and one in full with its history."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ NUM_LISTED = 200
 
 @dataclass(frozen=True, slots=True)
 class CompletionDetail:
-    """One completion. `text` is None where no tokenizer is at hand, `pieces` are its tokens one by one.
+    """One completion. `text` is None without a tokenizer; `pieces` are its decoded tokens.
 
-    A completion that came as text has no ids and no log-probs but their mean.
+    A completion that arrived as text has no token ids; of its log-probs only the mean is known.
     """
 
     text: str | None
@@ -45,7 +45,7 @@ class CompletionDetail:
 
 @dataclass(frozen=True, slots=True)
 class GroupDetail:
-    """One group in full. `history` are its lines of the event trail, oldest first."""
+    """One group in full. `history` holds its lines of the event log, oldest first."""
 
     summary: GroupSummary
     prompt: str | None
@@ -57,13 +57,13 @@ class GroupDetail:
 
 
 def list_groups(home: Home, *, sender: str | None = None, limit: int = NUM_LISTED) -> list[GroupSummary]:
-    """The newest groups first; of one sender where given. Raises ConfigError where there is no buffer."""
+    """Return the newest groups, newest first; only those of `sender` if given. Raises ConfigError without a buffer."""
     with _reader(home) as reader:
         return reader.list_groups(limit=limit) if sender is None else reader.groups_of(sender, limit=limit).newest
 
 
 def read_group(home: Home, group_id: str, decoder: Decoder) -> GroupDetail | None:
-    """The group with all that is known of it; None where it was pruned. Raises ConfigError where there is no buffer."""
+    """Return one group in full; None if the buffer has pruned it. Raises ConfigError without a buffer."""
     with _reader(home) as reader:
         found = reader.find(group_id)
         prompt_ids = reader.prompt_ids(bytes.fromhex(group_id))

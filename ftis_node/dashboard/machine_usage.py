@@ -1,4 +1,4 @@
-"""Memory of the node's processes, of the machine and of its GPUs, seen from outside the node."""
+"""Memory of the node's processes, of the machine and of its GPUs, measured from outside the node."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ CLOCK_SLACK_S = 2.0
 
 
 def running_process(home: Home) -> psutil.Process | None:
-    """The process that the home's lock file names; None where it is gone, also where its id is another's by now.
+    """Return the process that the home's lock file names; None if it has ended or another process has its id.
 
-    The lock itself is not tried: a node that starts at that moment would find it taken.
+    The lock is not acquired, because a node that starts at that moment would find it taken.
     """
     try:
         written_at = home.lock.stat().st_mtime
@@ -30,13 +30,13 @@ def running_process(home: Home) -> psutil.Process | None:
 
 
 class MachineMeter:
-    """Reads the figures again and again; NVML, where nvidia-ml-py is installed, is opened once."""
+    """Repeated measurement of memory and GPUs. NVML is opened once, if nvidia-ml-py is installed."""
 
     def __init__(self) -> None:
         self._nvml = _open_nvml()
 
     def read(self, home: Home, process: psutil.Process | None) -> MachineUsage:
-        """The figures now; `process` is the node's, None where it does not run."""
+        """Return the current values. `process` is the node's, None if it is not running."""
         memory = psutil.virtual_memory()
         resident = _resident_bytes(process) if process else []
         return MachineUsage(
@@ -58,7 +58,7 @@ class MachineMeter:
 
 
 def _disk_free_bytes(home: Home) -> int:
-    """0, which is not shown, where the home was taken away meanwhile."""
+    """Return 0, which is not shown, if the home no longer exists."""
     try:
         return shutil.disk_usage(home.root).free
     except OSError:
@@ -66,7 +66,7 @@ def _disk_free_bytes(home: Home) -> int:
 
 
 def _resident_bytes(process: psutil.Process) -> list[int]:
-    """Of the node and all that it started; a process that ends meanwhile is left out."""
+    """Return the resident memory of the node and its children; a process that ends meanwhile is left out."""
     sizes = []
     try:
         family = [process, *process.children(recursive=True)]

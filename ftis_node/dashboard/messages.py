@@ -1,4 +1,4 @@
-"""What the threads tell the screen."""
+"""Messages from the snapshot threads to the screens."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class NodeSeen(Message):
-    """The watcher looked at the node."""
+    """New snapshot of the node."""
 
     snapshot: NodeSnapshot
 
 
 @dataclass
 class GroupsListed(Message):
-    """The groups that were asked for; `problem` says why there are none to be had."""
+    """Groups that a screen requested; `problem` says why the list is empty."""
 
     groups: list[GroupSummary]
     problem: str = ""
@@ -30,7 +30,7 @@ class GroupsListed(Message):
 
 @dataclass
 class GroupOpened(Message):
-    """The group that was asked for; None where it is not kept any more."""
+    """Group that a screen requested; None if the buffer no longer has it."""
 
     group: GroupDetail | None
     problem: str = ""

@@ -1,4 +1,4 @@
-"""One look at a node from outside: everything that the dashboard shows of it, at one moment, as a frozen record."""
+"""State of a node at one moment, seen from outside: everything that the dashboard shows, as a frozen record."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Phase(StrEnum):
-    """What is known of the node's process."""
+    """State of the node's process."""
 
     RUNNING = "running"
     STARTING = "starting"  # the process is there, its status port not yet: models are loaded now
@@ -23,7 +23,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GpuUsage:
-    """One GPU of this machine. `busy` is a share, 0 to 1."""
+    """Usage of one GPU. `busy` is a fraction, 0 to 1."""
 
     name: str
     used_bytes: int
@@ -33,7 +33,7 @@ class GpuUsage:
 
 @dataclass(frozen=True, slots=True)
 class MachineUsage:
-    """The node's processes (resident memory, shared pages counted in each) and the machine that they run on."""
+    """Memory of the node's processes (shared pages counted in each) and of the machine."""
 
     num_processes: int = 0
     resident_bytes: int = 0
@@ -45,9 +45,9 @@ class MachineUsage:
 
 @dataclass(frozen=True, slots=True)
 class NodeSnapshot:
-    """What was found at `taken_at` (Unix seconds). `reported_at` is when the node last told its status.
+    """State of a node at `taken_at` (Unix seconds). `reported_at` is the time of the node's last status.
 
-    `start_command` starts the node again; `problem` is one line where something could not be read.
+    `start_command` starts the node again. `problem` is one line about a document that could not be read.
     """
 
     taken_at: float
@@ -63,5 +63,5 @@ class NodeSnapshot:
 
     @property
     def is_live(self) -> bool:
-        """Whether the figures are of this moment."""
+        """Whether the values are current."""
         return self.phase is Phase.RUNNING

@@ -1,14 +1,14 @@
-"""Looking at a node again and again: its local port, or what it left in its home. Blocking; lives in one thread.
+"""Repeated snapshot of a node, from its local port or from the files in its home. Blocking; runs in one thread.
 
-    lock file names a living process --no--> STOPPED   figures of status.json
+    lock file names a running process --no--> STOPPED        values of status.json
                   | yes
     it has published its port ---------no--> STARTING
                   | yes
-    the port answers ------------------no--> SILENT    the last figures that it gave
+    the port answers ------------------no--> SILENT          its last values
                   | yes
                   `------------------------> RUNNING
 
-A node that is started again is found by the next look, because nothing of the former one is kept but its figures.
+Each snapshot starts afresh, so it also finds a node that was restarted. Only the last values are kept.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ NUM_EVENTS = 1000
 
 
 class ReadDocument(Protocol):
-    """`/status` or `/peers` of the node on a home, running or stopped. Raises FtisError where there is none."""
+    """Reader of `/status` or `/peers` of a running or stopped node. Raises FtisError if the home has none."""
 
     def __call__(self, home: Home, path: str) -> Any: ...
 
 
 class Watcher:
-    """One per dashboard; `look` takes about as long as the node's port needs to answer."""
+    """Poller of one node. `look` takes about as long as the node's port needs to answer."""
 
     def __init__(self, home: Home, read: ReadDocument) -> None:
         self._home = home
@@ -49,7 +49,10 @@ class Watcher:
         self._last: tuple[Status, tuple[dict[str, Any], ...], float] = (Status(), (), 0.0)
 
     def look(self, *, with_history: bool = True) -> NodeSnapshot:
-        """The node as it is now. The first look into a long trail takes seconds; one without it none."""
+        """Return the current state.
+
+        The first snapshot of a long event log takes seconds; `with_history=False` skips it.
+        """
         process = running_process(self._home)
         phase, problem = Phase.STOPPED, ""
         if process is not None:
@@ -73,7 +76,7 @@ class Watcher:
         )
 
     def _ask(self, phase: Phase) -> tuple[Phase, str]:
-        """Takes the documents in; a node that cannot be read leaves the last ones standing."""
+        """Read the documents; if that fails, the last ones remain."""
         try:
             status = msgspec.convert(self._read(self._home, "/status"), Status)
             peers = tuple(self._read(self._home, "/peers"))
@@ -85,12 +88,11 @@ class Watcher:
 
 
 def has_ever_run(home: Home) -> bool:
-    """Whether a node was ever started on the home."""
     return home.status.exists() or home.settings.exists()
 
 
 def start_command(home: Home) -> str:
-    """The command that starts the node of this home again, with what its last start was told."""
+    """Return the command that starts this home's node again with the options of its last start."""
     try:
         told = read_object(home.settings)
     except (OSError, FileError):

@@ -1,9 +1,10 @@
-"""The dashboard in a browser: textual-serve runs one dashboard for each open page and passes keys and frames on.
+"""The dashboard in a browser: textual-serve runs one dashboard for each open page and relays keys and frames.
 
-It listens on this machine alone unless told otherwise, and changes nothing but what is shown. A page of another site
-that is open in the same browser is refused: its `Origin` is not ours, and a name that somebody points at 127.0.0.1 is
-not a name of this machine. Where other machines reach the port it asks for a token, new at every start: the address
-that the command prints has it, and the page's first answer moves it into a cookie.
+By default it listens on the loopback interface only. It changes nothing in the node.
+
+The `Origin` header keeps out pages of other sites that are open in the same browser. The `Host` header keeps out
+foreign names that resolve to 127.0.0.1. If other machines can reach the port, it requires a token that is new at
+every start. The printed address contains the token; the first response moves it into a cookie.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 MAX_PAGES = 8  # each is a process
 TOKEN_BYTES = 24
-COOKIE = "ftis-dashboard-{port}"  # a browser shows a cookie to every port of a machine
+COOKIE = "ftis-dashboard-{port}"  # a browser sends a cookie to every port of a machine
 PAGES = Path(__file__).parent / "pages"
 WEBSOCKET_PATH = "/ws"
 CONTENT_POLICY = (
@@ -44,22 +45,22 @@ CONTENT_POLICY = (
 
 
 def warning_of(host: str, port: int) -> str | None:
-    """What it means to listen there; None for this machine alone."""
+    """Return the consequences of listening on `host`; None for the loopback interface."""
     if host in LOOPBACK:
         return None
     return (
-        f"listening on {host}: whoever has the address below can read the dashboard (prompts, completions, peers, "
-        "addresses), and it travels unencrypted; nobody can change the node by it. Over ssh no open port is needed: "
-        f"leave --host out and use `ssh -L {port}:127.0.0.1:{port} THIS-MACHINE`"
+        f"listening on {host}: anyone with the address below can read the dashboard (prompts, completions, peers, "
+        "addresses); the connection is not encrypted. Nobody can change the node with it. To use ssh instead: "
+        f"omit --host and run `ssh -L {port}:127.0.0.1:{port} THIS-MACHINE`"
     )
 
 
 def refusal_of(*, bound_to: str, host: str, origin: str | None) -> str | None:
-    """Why a request is refused, by its `Host` and `Origin`; None for a good one."""
+    """Return why a request is rejected, by its `Host` and `Origin`; None for a valid one."""
     if bound_to in LOOPBACK and host_name(host) not in LOOPBACK:
-        return f"this dashboard is for this machine alone: open http://{bound_to}, not {one_line(host)}"
+        return f"this dashboard serves this machine only: open http://{bound_to}, not {one_line(host)}"
     if origin is not None and _site_of(origin) != host:
-        return "another site's page may not read this dashboard"
+        return "pages of other sites must not read this dashboard"
     return None
 
 
@@ -71,12 +72,12 @@ def _site_of(origin: str) -> str | None:
 
 
 def new_token(host: str) -> str | None:
-    """What the browser must show; None where the dashboard is for this machine alone."""
+    """Return the token that a browser must send; None if the dashboard listens on loopback only."""
     return None if host in LOOPBACK else secrets.token_urlsafe(TOKEN_BYTES)
 
 
 class DashboardServer(Server):  # type: ignore[misc]  # textual-serve has no types
-    """textual-serve with our own page, which asks nothing of other sites, and with the checks above."""
+    """textual-serve with our own page, which loads nothing from other sites, and with the checks above."""
 
     def __init__(
         self, home: Home, *, host: str, port: int, token: str | None = None, max_pages: int = MAX_PAGES
@@ -90,13 +91,13 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve has no typ
         self._num_pages = 0
 
     def initialize_logging(self) -> None:
-        """The command has set it up."""
+        """Do nothing: the command has set up logging."""
 
     async def on_startup(self, app: web.Application) -> None:
-        """The command has said where it is."""
+        """Do nothing: the command has printed the address."""
 
     async def handle_index(self, request: web.Request) -> web.Response:
-        """The page; it finds its own address, so that it works through a tunnel."""
+        """Return the page. It derives its own address, so that it works through a tunnel."""
         import aiohttp_jinja2
 
         size = request.query.get("fontsize", "")
@@ -105,7 +106,7 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve has no typ
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[int]:
-        """Serves while the block runs; gives the port. Raises OSError where it cannot be opened."""
+        """Serve while the block runs; yield the port. Raises OSError if the port cannot be opened."""
         runner = self.guard.runner(await self._make_app())
         await runner.setup()
         try:
@@ -144,7 +145,7 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve has no typ
             response.headers["Content-Security-Policy"] = CONTENT_POLICY
             return response
         if self._num_pages >= self._max_pages:
-            return web.Response(status=503, text=f"{self._max_pages} pages are open: close one")
+            return web.Response(status=503, text=f"{self._max_pages} pages are open, the maximum: close one")
         self._num_pages += 1
         try:
             return await handler(request)
@@ -155,21 +156,23 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve has no typ
         return self._token is not None and is_same_secret(token, self._token)
 
     def _admitted(self, request: web.Request) -> web.Response:
-        """To the page with a cookie, for the address that the command printed; else what is missing."""
+        """Redirect to the page with a cookie if the address has the token; else answer 401."""
         if not self._is_shown(request.query.get("token", "")):
-            return web.Response(status=401, text="open the address that `ftis-node dashboard --web` printed")
+            return web.Response(
+                status=401, text="the token is missing: open the address that `ftis-node dashboard --web` printed"
+            )
         answer = web.Response(status=303, headers={"Location": "/", "Referrer-Policy": "no-referrer"})
         answer.set_cookie(self._cookie, str(self._token), httponly=True, samesite="Strict")
         return answer
 
 
 def serve_dashboard(home: Home, *, host: str, port: int, token: str | None) -> None:
-    """Serves until ctrl-C. `token`: what `new_token` gave."""
+    """Serve until ctrl-C. `token` comes from `new_token`."""
     DashboardServer(home, host=host, port=port, token=token).serve()
 
 
 def check_port(host: str, port: int) -> None:
-    """Raises UsageError where nobody can listen there."""
+    """Raise UsageError if the port cannot be opened."""
     try:
         found: list[Any] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = found[0]
@@ -178,5 +181,5 @@ def check_port(host: str, port: int) -> None:
             probe.bind(address)
     except OSError as error:
         raise UsageError(
-            f"cannot listen on {host}, port {port} ({error.strerror}): choose others with --host and --port"
+            f"cannot listen on {host}, port {port} ({error.strerror}): select others with --host and --port"
         ) from None

@@ -197,4 +197,6 @@ def _result_of(size: str, home: Path) -> NodeResult:
 def _write_outputs(plan: DemoPlan, result: DemoResult, curves: Mapping[str, Curves]) -> None:
     document = asdict(result) | {"failures": result.failures(), "steps": plan.steps, "seed": plan.seed}
     (plan.out / "results.json").write_text(json.dumps(document, indent=1) + "\n")
-    plot_curves(curves, plan.out / "curves.png", title="Two unlike models learn from each other's completions (F-TIS)")
+    plot_curves(
+        curves, plan.out / "curves.png", title="Two different models learn from each other's completions (F-TIS)"
+    )

@@ -36,7 +36,7 @@ NUM_GROUPS = 64
 PULL_BATCH = 16
 TIMEOUT_S = 60.0
 LOOK_S = 0.05
-SETTLE_S = 2.0  # two heartbeats of gossipsub: before its mesh stands, announcements are lost
+SETTLE_S = 2.0  # two heartbeats of gossipsub: before its mesh is complete, announcements are lost
 
 Held = dict[bytes, tuple[bytes, bytes]]  # id: announcement, body
 

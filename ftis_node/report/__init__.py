@@ -1,6 +1,5 @@
-"""One self-contained page of a run: what it is, what it reached, with whom, and what went wrong.
+"""One self-contained page about a run: settings, results, peers, problems.
 
-facts.py gathers what a home knows, page.py makes a page of it. The page has no script, asks nothing of any network and
-says so to the browser (its policy allows no more than its own styles); all text in it that came from elsewhere is
-bounded and escaped.
+facts.py reads the home; page.py renders the page. The page has no script and loads nothing from a network; its
+content policy allows only its own styles. All text from peers is bounded and escaped.
 """

@@ -1,7 +1,7 @@
-"""A chart as HTML with an SVG inside, by ourselves: sharp at every size, in the page's colours, light and dark.
+"""Charts as HTML with an inline SVG: sharp at every size, in the page's colors, light and dark.
 
-The SVG is stretched to its box and holds only lines, whose width does not stretch with it. All text is HTML beside it,
-and so as large on a phone as on a desk. What the pointer is over is told by invisible columns, without script.
+The SVG is stretched to its box and holds only lines, whose width stays constant. All text is HTML beside it, so that
+a phone shows it in full size. Invisible columns show the values under the pointer, without script.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ PER_MILLE = 1000.0  # the SVG's own width and height
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """What is drawn. `low` and `high` hold the axis open to there; `write_x` and `write_y` write its numbers.
+    """A chart to draw. `low` and `high` extend the axis; `write_x` and `write_y` format its numbers.
 
-    Stacked: the first curve lies on the ground, each further one on those before it (all have the same x).
+    Stacked: the first curve starts at zero, each further one at those before it. All have the same x.
     """
 
     title: str
@@ -42,13 +42,13 @@ class Chart:
     is_wide: bool = False
 
     def draw(self) -> Markup | None:
-        """The chart, or None where no curve has two points: the tables have what there is."""
+        """Return the chart; None if no curve has two points, because the tables show single values."""
         drawn = [series for series in self.series if series.points]
         return _Drawing(self, drawn).figure() if any(len(series.points) > 1 for series in drawn) else None
 
 
 class _Drawing:
-    """One chart while it is drawn."""
+    """State of one chart while it is drawn."""
 
     def __init__(self, chart: Chart, drawn: Sequence[Series]) -> None:
         self._chart, self._drawn = chart, drawn
@@ -64,7 +64,6 @@ class _Drawing:
         self._x0, self._x1 = min(x for x, _ in every), max(x for x, _ in every)
 
     def figure(self) -> Markup:
-        """All of it."""
         chart = self._chart
         legend = Markup("").join(
             Markup('<span class="key {}"><i></i>{} <b>{}</b></span>').format(
@@ -83,11 +82,11 @@ class _Drawing:
         )
 
     def _across(self, x: float) -> float:
-        """0 to 1, left to right; one lonely point stands in the middle."""
+        """Return the horizontal position, 0 (left) to 1 (right); a single point is in the middle."""
         return 0.5 if self._x1 == self._x0 else (x - self._x0) / (self._x1 - self._x0)
 
     def _up(self, y: float) -> float:
-        """0 to 1, bottom to top."""
+        """Return the vertical position, 0 (bottom) to 1 (top)."""
         low, high = self._y_ticks[0], self._y_ticks[-1]
         return (y - low) / (high - low)
 
@@ -118,7 +117,7 @@ class _Drawing:
         return paths
 
     def _columns(self) -> Markup:
-        """What the pointer tells, one column for each x that the longest curve has, of some curves only some."""
+        """Return one invisible column for each x of the longest curve, with the values that the pointer shows."""
         longest = max(self._thinned.values(), key=len)
         xs = [x for x, _ in thin(longest, num_bins=MAX_COLUMNS)]
         width = 100 / max(1, len(xs) - 1) if len(xs) > 1 else 100
@@ -163,7 +162,7 @@ class _Drawing:
         return Markup('<div class="xs">{}</div>').format(Markup("").join(labels))
 
     def _x_ticks(self) -> list[float]:
-        """Round steps; of times the quarters. None so near an end that its text would stand out."""
+        """Return round steps, or quarters of times. None is so near an end that its text would overflow."""
         if self._x0 == self._x1:
             return [self._x0]
         if self._chart.x_name == "step":
@@ -173,7 +172,7 @@ class _Drawing:
 
 
 def _stacked(curves: dict[str, list[Point]]) -> dict[str, list[Point]]:
-    """Each curve on those before it."""
+    """Return each curve on top of those before it."""
     result: dict[str, list[Point]] = {}
     ground: dict[float, float] = {}
     for name, points in curves.items():

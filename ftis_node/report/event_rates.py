@@ -1,4 +1,4 @@
-"""How many things happened when, in at most so many buckets: they become twice as wide when time runs out of them."""
+"""Histogram of events over time with a fixed number of buckets; their width doubles when the time exceeds them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ MAX_BUCKETS = 120
 
 @dataclass(slots=True)
 class EventRates:
-    """Counts by kind over time. `width_s` is a bucket's, `began_at` the first one's begin (Unix s)."""
+    """Counts by kind over time. `width_s` is the width of a bucket, `began_at` the start of the first one (Unix s)."""
 
     began_at: float | None = None
     width_s: float = 1.0
     counts: dict[str, list[int]] = field(default_factory=dict)
 
     def count(self, kind: str, at: float) -> None:
-        """One more. A time before the first one, as after a clock was set back, counts as the first."""
+        """Count one event. A time before the first one, after a clock was set back, counts as the first."""
         if self.began_at is None:
             self.began_at = at
         while (place := int(max(0.0, at - self.began_at) / self.width_s)) >= MAX_BUCKETS:
@@ -30,7 +30,7 @@ class EventRates:
         buckets[place] += 1
 
     def rates(self, kind: str) -> list[tuple[float, float]]:
-        """(middle of the bucket in Unix s, how many a minute), of all buckets that any kind reached."""
+        """Return (middle of the bucket in Unix s, events a minute) for all buckets that any kind reached."""
         if self.began_at is None:
             return []
         num_buckets = max(len(buckets) for buckets in self.counts.values())
@@ -39,5 +39,5 @@ class EventRates:
         return [(self.began_at + (place + 0.5) * self.width_s, n * 60 / self.width_s) for place, n in enumerate(padded)]
 
     def total(self, kind: str) -> int:
-        """How many in all."""
+        """Return the number of events of a kind."""
         return sum(self.counts.get(kind, ()))

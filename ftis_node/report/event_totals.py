@@ -1,4 +1,4 @@
-"""One pass over an event trail: totals, traffic, refusals, notable timeline. Memory does not grow with the trail."""
+"""One pass over an event log: totals, rates, rejections, notable events. Memory does not grow with the log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FREQUENT = {"taken", "released", "served", "announced", "confirmed", "admitted",
 
 
 class _Line(msgspec.Struct):
-    """What is counted of a line; other fields are passed over."""
+    """Fields of a line that are counted; others are ignored."""
 
     time: float
     event: str
@@ -29,7 +29,7 @@ _DECODER = msgspec.json.Decoder(_Line)
 
 
 class EventTotals:
-    """Takes the whole lines of a trail in their order, with the event's name."""
+    """Accumulator over the lines of an event log, in their order."""
 
     def __init__(self) -> None:
         self.traffic = EventRates()
@@ -42,7 +42,7 @@ class EventTotals:
         self._timeline = TimelineBuilder()
 
     def add(self, line: bytes, name: str) -> None:
-        """One line. One that cannot be read after all, for it is nested too deep, is counted and left out."""
+        """Add one line with its event's name. A line that is nested too deep is counted as unreadable."""
         self.num_events += 1
         try:
             self._add(line, name)
@@ -73,5 +73,5 @@ class EventTotals:
             self._timeline.add(read_event(line))
 
     def timeline(self) -> tuple[list[TimelineEntry], int]:
-        """The notable timeline, and how many were left out. To be called once, at the end."""
+        """Return the notable events and how many were left out. Call it once, at the end."""
         return self._timeline.finish()

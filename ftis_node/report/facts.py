@@ -1,4 +1,4 @@
-"""All that a home knows of its run, read once and within bounds: what the page is made of."""
+"""Facts about a run, read once from its home and within bounds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ MAX_MANIFEST = 32_768
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """`status` and `peers` as the commands show them; `timeline_left_out`: notable ones that found no place."""
+    """Content of the page. `status` and `peers` are those of the commands.
+
+    `timeline_left_out` counts the notable events that exceed the limit.
+    """
 
     status: Status
     history: History
@@ -44,7 +47,7 @@ class RunFacts:
     made_at: float = field(default_factory=time.time)
 
     def name_of(self, peer_id: str) -> str:
-        """A peer's name, with the end of its id because anyone may take any name."""
+        """Return a peer's name with the end of its id, because any peer may take any name."""
         for row in self.peers:
             if row.get("peer_id") == peer_id and row.get("name"):
                 return f"{clean(row['name'], limit=32)} ({short_id(peer_id)})"
@@ -52,7 +55,7 @@ class RunFacts:
 
 
 def gather(home: Home, *, status: Status, peers: list[dict[str, Any]], on_progress: OnProgress) -> RunFacts:
-    """Reads the home's files. `status` and `peers` are the node's, live or the last known ones."""
+    """Read the home's files. `status` and `peers` are the node's current or last ones."""
     history, event_totals = _read_trail(home.events, on_progress)
     timeline, left_out = event_totals.timeline()
     on_progress(1.0, "sample groups")
@@ -70,7 +73,7 @@ def gather(home: Home, *, status: Status, peers: list[dict[str, Any]], on_progre
 
 
 def _read_trail(path: Path, on_progress: OnProgress) -> tuple[History, EventTotals]:
-    """Each line once, for both."""
+    """Read each line of the event log once, for history and totals."""
     builder, event_totals = HistoryBuilder(num_last_events=0), EventTotals()
     num_bytes = max(1, sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*")))
     num_read = 0

@@ -1,4 +1,4 @@
-"""How the page writes numbers, times and what came from elsewhere."""
+"""Formats of the page: numbers, times, text from peers."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
 
 
 def clean(text: object, *, limit: int = 120) -> str:
-    """Text of a peer in at most `limit` characters, without what steers a terminal or turns a line of text around."""
+    """Return untrusted text in at most `limit` characters, without control and direction characters."""
     shown = "".join(c if c.isprintable() or c == "\n" else REPLACEMENT for c in str(text)[: limit + 1])
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 
 def without_paths(text: object) -> str:
-    """Absolute paths and addresses (`/ip4/...`) by their last part alone: a report is made to be shown."""
+    """Shorten absolute paths and addresses (`/ip4/...`) to their last part, because reports are shared."""
     return PATH.sub("…/", str(text))
 
 
 def number(value: float | None) -> str:
-    """Three digits that count: `0.714`, `12.3`, `1,240`, `2.1e-06`; a dash where there is none."""
+    """Format with three significant digits: `0.714`, `12.3`, `1,240`, `2.1e-06`; a dash for None."""
     if value is None:
         return "–"
     size = abs(value)
@@ -41,13 +41,13 @@ def number(value: float | None) -> str:
 
 
 def alike(values: Sequence[float]) -> list[str]:
-    """The numbers of an axis, all with as many decimals as one of them needs."""
+    """Format the numbers of an axis with equally many decimals."""
     num_decimals = max((len(f"{abs(value):.9f}".rstrip("0").partition(".")[2]) for value in values), default=0)
     return [f"{value:,.{num_decimals}f}".replace("-", MINUS) for value in values]
 
 
 def large(value: float) -> str:
-    """A count in few characters: `950`, `12.4 k`, `3.2 M`, `1.5 G`."""
+    """Format a count in few characters: `950`, `12.4 k`, `3.2 M`, `1.5 G`."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e4)):
         if abs(value) >= size:
             return f"{value / (1e3 if unit == 'k' else size):.1f}{HARD_SPACE}{unit}"
@@ -55,14 +55,14 @@ def large(value: float) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A fraction as `50 %` or `99.6 %`; nothing short of all is called `100 %`."""
+    """Format a fraction as `50 %` or `99.6 %`; only 1 becomes `100 %`."""
     if value is None:
         return "–"
     return f"{value * 100:.1f}".removesuffix(".0") + f"{HARD_SPACE}%"
 
 
 def length(seconds: float) -> str:
-    """A length of time by its two largest units: `1 d 3 h`, `2 h 5 min`, `84 s`."""
+    """Format a duration with its two largest units: `1 d 3 h`, `2 h 5 min`, `84 s`."""
     if seconds < 2 * MINUTE_S:
         return f"{seconds:.0f} s"
     if seconds < HOUR_S:
@@ -73,16 +73,16 @@ def length(seconds: float) -> str:
 
 
 def clock(unix_s: float) -> str:
-    """`2026-05-04 12:30:01`, by this machine's zone."""
+    """Format a local date and time: `2026-05-04 12:30:01`."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s))
 
 
 def short_id(peer_id: str) -> str:
-    """A peer's id so that two are told apart: its first and last characters."""
+    """Return the first and last characters of a peer id, which distinguish peers."""
     shown = clean(peer_id, limit=80)
     return shown if len(shown) <= 16 else f"{shown[:6]}…{shown[-6:]}"
 
 
 def plural(count: int, thing: str) -> str:
-    """`1 step`, `2 steps`."""
+    """Return `1 step`, `2 steps`."""
     return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"

@@ -1,4 +1,4 @@
-"""The page: facts into the template. Everything in it is escaped by the template engine, and bounded here."""
+"""The page: facts rendered by a template. The template engine escapes all values; this file bounds them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NODE_SETTINGS = ("engine", "device", "dtype", "lora", "seed")
 
 
 def render_page(facts: RunFacts) -> str:
-    """The whole page as HTML."""
+    """Return the page as HTML."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -51,7 +51,7 @@ def render_page(facts: RunFacts) -> str:
 
 
 def _values(facts: RunFacts) -> dict[str, Any]:
-    """What the template shows, by the names that it has there."""
+    """Return the template's variables."""
     status, history, event_totals = facts.status, facts.history, facts.event_totals
     peers = sorted(facts.peers, key=lambda row: -int(row.get("groups_accepted") or 0))
     evaluations = list(history.evaluations)
@@ -80,14 +80,14 @@ def _name(facts: RunFacts, peer_id: str) -> str:
 
 
 def _spread(points: Sequence[EvaluationPoint], limit: int) -> list[EvaluationPoint]:
-    """At most `limit`, evenly over all, the first and the last among them."""
+    """Return at most `limit` points, evenly spaced, including the first and the last."""
     if len(points) <= limit:
         return list(points)
     return [points[round(place * (len(points) - 1) / (limit - 1))] for place in range(limit)]
 
 
 def _about(facts: RunFacts) -> list[tuple[str, str]]:
-    """What the run is. No address and no path of this machine: a report is made to be shown."""
+    """Return the run's settings, without addresses and paths of this machine, because reports are shared."""
     status, settings = facts.status, facts.settings
     rows = [
         ("Run", f"{status.run.name} ({status.run.id})"),

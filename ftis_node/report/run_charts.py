@@ -1,4 +1,4 @@
-"""Which curves a run's page shows, and what each means in a sentence."""
+"""Charts of a run's page, each with a sentence about its meaning."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LEAST_MISMATCH = 1e-16
 
 
 def learning_charts(history: History) -> list[Markup]:
-    """Did it learn: the curves of the steps and the evaluations, those that were recorded."""
+    """Return the charts of steps and evaluations for which values were recorded."""
     steps = history.steps
     charts = [
         Chart(
@@ -50,16 +50,16 @@ def learning_charts(history: History) -> list[Markup]:
             else [Series("reward", MAIN, _curve(steps, "reward_mean"), smooth=True)],
             low=0.0,
         ),
-        Chart("Loss", "What the step minimised.", [Series("loss", MAIN, _curve(steps, "loss"), smooth=True)]),
+        Chart("Loss", "Loss of each step.", [Series("loss", MAIN, _curve(steps, "loss"), smooth=True)]),
         Chart(
             "KL",
-            "How far the learner is from the weights that sampled, mean over completions, nats a token.",
+            "KL between the learner and the weights that sampled, mean over completions, nats a token.",
             [Series("KL", SECOND, _curve(steps, "mean_kl"), smooth=True)],
             low=0.0,
         ),
         Chart(
             "Kept and truncated",
-            "Completions that passed the filter, and tokens whose weight was cut.",
+            "Completions that passed the filter, and tokens whose importance weight was truncated.",
             [
                 Series("kept", MAIN, _curve(steps, "kept_fraction"), smooth=True),
                 Series("truncated", SECOND, _curve(steps, "truncated_fraction"), smooth=True),
@@ -70,7 +70,7 @@ def learning_charts(history: History) -> list[Markup]:
         ),
         Chart(
             "Groups of each step",
-            "How many of this node's own, and how many of peers.",
+            "Groups of this node and groups from peers.",
             [
                 Series("own", OWN, _curve(steps, "own_groups"), fill=True),
                 Series("from peers", FOREIGN, _curve(steps, "foreign_groups"), fill=True),
@@ -80,7 +80,7 @@ def learning_charts(history: History) -> list[Markup]:
         ),
         Chart(
             "Speed",
-            "Tokens a second, of each of the two workers.",
+            "Tokens a second of both workers.",
             [
                 Series("learner", MAIN, _curve(steps, "tokens_per_s"), smooth=True),
                 Series("generator", OWN, _curve(steps, "generation_tokens_per_s"), smooth=True),
@@ -89,8 +89,8 @@ def learning_charts(history: History) -> list[Markup]:
             write_y=large,
         ),
         Chart(
-            "Size of the gradient",
-            "Its norm, before it is clipped.",
+            "Gradient norm",
+            "Gradient norm before clipping.",
             [Series("norm", SECOND, _curve(steps, "grad_norm"), smooth=True)],
             low=0.0,
         ),
@@ -100,13 +100,13 @@ def learning_charts(history: History) -> list[Markup]:
 
 
 def traffic_chart(event_totals: EventTotals) -> Markup | None:
-    """Groups made, received and refused over time."""
+    """Return the chart of groups made, received and rejected over time."""
     traffic = event_totals.traffic
     form = next((form for limit_s, form in CLOCKS if traffic.width_s < limit_s), DATE)
-    kinds = (("made here", "made", OWN), ("from peers", "received", FOREIGN), ("refused", "refused", SECOND))
+    kinds = (("generated here", "made", OWN), ("from peers", "received", FOREIGN), ("rejected", "refused", SECOND))
     return Chart(
         "Groups over time",
-        "How many a minute: made here, taken in from peers, refused at the door.",
+        "Groups a minute: generated here, received from peers, rejected.",
         [
             Series(name, colour, traffic.rates(kind), figure=f"{traffic.total(kind):,}")
             for name, kind, colour in kinds
@@ -120,7 +120,7 @@ def traffic_chart(event_totals: EventTotals) -> Markup | None:
 
 
 def _mismatch(steps: Sequence[StepPoint]) -> Chart:
-    """By powers of ten: between two engines that agree it is about rounding errors."""
+    """Return a chart in powers of ten: between two engines that agree, the KL is about the rounding error."""
     logs = [
         (float(point.step), math.log10(max(LEAST_MISMATCH, point.mismatch_kl)))
         for point in steps
@@ -128,7 +128,7 @@ def _mismatch(steps: Sequence[StepPoint]) -> Chart:
     ]
     return Chart(
         "Engine against learner",
-        "KL between what the generator says of its tokens and what the learner says of the same, nats a token.",
+        "KL between the generator's and the learner's log-probs of the same tokens, nats a token.",
         [Series("mismatch", FOREIGN, logs)],
         write_y=lambda power: number(10.0**power) if power != round(power) else f"1e{power:.0f}",
     )

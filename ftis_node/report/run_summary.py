@@ -1,4 +1,4 @@
-"""The figures that head the page, the sentences that sum it up, and the steps in about ten rows."""
+"""Head of the page: the main values, a summary in sentences, and the steps in about ten rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NUM_ROWS = 10
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One headline figure."""
+    """One headline value."""
 
     label: str
     value: str
@@ -28,7 +28,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """Neighbouring steps: their means, and the sums of groups and tokens."""
+    """Consecutive steps: their means, and the sums of groups and tokens."""
 
     steps: str
     reward: float | None
@@ -44,7 +44,7 @@ class StepRow:
 
 
 def tiles(facts: RunFacts) -> list[Tile]:
-    """What one wants to know first."""
+    """Return the main values."""
     steps = facts.history.steps
     own, foreign = groups_used(steps)
     refused = sum(facts.event_totals.refused.values())
@@ -59,18 +59,18 @@ def tiles(facts: RunFacts) -> list[Tile]:
     if own + foreign:
         share = foreign / (own + foreign)
         shown.append(Tile("Learned from peers", percent(share), f"{foreign:,} of {own + foreign:,} groups used"))
-    shown.append(Tile("Tokens made", large(tokens["made"]), f"{large(tokens['received'])} more came from peers"))
+    shown.append(Tile("Tokens generated", large(tokens["made"]), f"{large(tokens['received'])} more came from peers"))
     shown.append(
-        Tile("Groups refused", f"{refused:,}", f"{facts.event_totals.traffic.total('received'):,} from peers taken in")
+        Tile("Groups rejected", f"{refused:,}", f"{facts.event_totals.traffic.total('received'):,} accepted from peers")
     )
     return shown
 
 
 def summary(facts: RunFacts) -> list[str]:
-    """The run in a few plain sentences."""
+    """Return a summary of the run in a few sentences."""
     steps = facts.history.steps
     if not steps:
-        return ["This node has not done a step yet, so there are no curves.", *_why_no_step(facts)]
+        return ["The node has completed no step yet, so there are no curves.", *_why_no_step(facts)]
     says = [f"{plural(len(steps), 'step')} in {length(steps[-1].time - _began_at(facts))}."]
     for points in by_task(facts)[:2]:
         first, last = points[0], points[-1]
@@ -85,23 +85,23 @@ def summary(facts: RunFacts) -> list[str]:
             )
     own, foreign = groups_used(steps)
     if foreign:
-        says.append(f"{percent(foreign / (own + foreign))} of the groups it learned from were made by peers.")
+        says.append(f"{percent(foreign / (own + foreign))} of the groups that it trained on came from peers.")
     elif own:
-        says.append("It learned from its own groups alone.")
+        says.append("It trained on its own groups only.")
     if idle := sum(point.problem is not None for point in steps):
-        says.append(f"{plural(idle, 'step')} changed nothing.")
+        says.append(f"{plural(idle, 'step')} had no effect.")
     return says
 
 
 def step_rows(steps: Sequence[StepPoint]) -> list[StepRow]:
-    """The steps in at most `NUM_ROWS` rows of about equal length."""
+    """Return the steps in at most `NUM_ROWS` rows of about equal length."""
     num_rows = min(NUM_ROWS, len(steps))
     edges = [round(row * len(steps) / num_rows) for row in range(num_rows + 1)] if num_rows else [0]
     return [_row(steps[begin:end]) for begin, end in zip(edges[:-1], edges[1:], strict=True)]
 
 
 def by_task(facts: RunFacts) -> list[list[EvaluationPoint]]:
-    """The evaluations of each task, by step."""
+    """Return the evaluations of each task, by step."""
     tasks: dict[str, list[EvaluationPoint]] = {}
     for point in facts.history.evaluations:
         tasks.setdefault(point.task, []).append(point)
@@ -109,13 +109,13 @@ def by_task(facts: RunFacts) -> list[list[EvaluationPoint]]:
 
 
 def groups_used(steps: Iterable[StepPoint]) -> tuple[int, int]:
-    """Groups that the steps trained on: (own, of peers)."""
+    """Return the number of own and of foreign groups that the steps trained on."""
     pairs = [(point.own_groups or 0, point.foreign_groups or 0) for point in steps]
     return sum(own for own, _ in pairs), sum(foreign for _, foreign in pairs)
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """The mean of what is known; None where nothing is."""
+    """Return the mean of the known values; None if there are none."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 
@@ -150,7 +150,7 @@ def _accuracy_tile(points: Sequence[EvaluationPoint]) -> Tile:
 def _time_a_step(steps: Sequence[StepPoint]) -> str:
     if len(steps) < 2:
         return ""
-    return f"{number((steps[-1].time - steps[0].time) / (len(steps) - 1))} s from one to the next"
+    return f"{number((steps[-1].time - steps[0].time) / (len(steps) - 1))} s per step"
 
 
 def _began_at(facts: RunFacts) -> float:
@@ -163,4 +163,4 @@ def _why_no_step(facts: RunFacts) -> list[str]:
     if role in {"generator", "bootstrap"}:
         return [f"Its role is {role}: it has no learner."]
     made, received = (facts.event_totals.traffic.total(kind) for kind in ("made", "received"))
-    return [f"So far it made {plural(made, 'group')} and took in {received:,} from peers; a step needs enough of both."]
+    return [f"It generated {plural(made, 'group')} and accepted {received:,} from peers. A step needs more."]

@@ -1,7 +1,6 @@
-"""A few groups to look at: those with the best and with the worst rewards, own and foreign, as text where possible.
+"""Sample groups: those with the best and the worst rewards, own and foreign, as text if possible.
 
-The tokenizer is read from the model's own `tokenizer.json`, on this machine and without transformers; where there is
-none, completions that came as ids are shown as ids.
+The tokenizer is the model's own `tokenizer.json`, read without transformers. Without it, token ids are shown.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ MAX_COMPLETIONS = 6
 
 @dataclass(frozen=True, slots=True)
 class SampleCompletion:
-    """One completion to show, which the group has `times` times."""
+    """One completion, which the group contains `times` times."""
 
     times: int
     text: str
@@ -43,7 +42,7 @@ class SampleCompletion:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One group to show; `title` says why this one. `left_out` more completions are not shown."""
+    """One group; `title` says why it is shown. `left_out` counts the completions that are not shown."""
 
     title: str
     summary: GroupSummary
@@ -53,12 +52,11 @@ class Sample:
 
     @property
     def reward_mean(self) -> float:
-        """Mean reward of the whole group."""
         return _mean(self.summary)
 
 
 def read_samples(home: Home) -> list[Sample]:
-    """The best and the worst group of the newest ones, own and foreign; none where there is no buffer."""
+    """Return the best and the worst of the newest groups, own and foreign; nothing without a buffer."""
     try:
         reader = ReplayReader(home.replay)
     except ConfigError:

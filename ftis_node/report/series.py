@@ -1,4 +1,4 @@
-"""Curves as a page can carry them: thinned to so many points, smoothed, with round numbers on their axes. Pure."""
+"""Series of a chart: thinned, smoothed, with round axis numbers. Pure functions."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ SMOOTH_SHARE = 0.04  # of the curve, that one smoothed point remembers
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One curve: its colour's class, and its points by x. `dots` marks each point, `fill` the area below.
+    """One curve: the CSS class of its color, and its points by x. `dots` marks each point, `fill` the area below.
 
-    `figure` stands beside the name in the place of the last value.
+    The legend shows `figure` in place of the last value.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Series:
 
 
 def thin(points: Sequence[Point], *, num_bins: int = NUM_BINS) -> list[Point]:
-    """At most `num_bins` points, each the mean of its neighbours in order; short curves stay as they are."""
+    """Return at most `num_bins` points, each the mean of consecutive ones; short curves are unchanged."""
     if len(points) <= num_bins:
         return list(points)
     edges = [round(place * len(points) / num_bins) for place in range(num_bins + 1)]
@@ -44,7 +44,7 @@ def thin(points: Sequence[Point], *, num_bins: int = NUM_BINS) -> list[Point]:
 
 
 def smoothed(points: Sequence[Point]) -> list[Point]:
-    """An exponential mean that forgets its beginning (it has no weight before the first point)."""
+    """Return the exponential moving average with bias correction for the first points."""
     keep = 1 - 1 / max(2.0, SMOOTH_SHARE * len(points))
     result, total, weight = [], 0.0, 0.0
     for x, y in points:
@@ -54,7 +54,7 @@ def smoothed(points: Sequence[Point]) -> list[Point]:
 
 
 def ticks(low: float, high: float, *, wanted: int = 4) -> list[float]:
-    """Round numbers (1, 2, 5 times a power of ten) from at or below `low` to at or above `high`."""
+    """Return round numbers (1, 2, 5 times a power of ten) that enclose `low` and `high`."""
     largest = max(abs(low), abs(high))
     span = high - low if high - low > SAME * largest else largest or 1.0
     rough = span / wanted

@@ -1,6 +1,6 @@
-"""The notable events of a run, as sentences in their order; many of one kind in a row are one sentence.
+"""The notable events of a run as sentences; many of one kind in a row become one sentence.
 
-Kept within bounds however long the run: the first timeline and the last ones, and how many between them are left out.
+Memory is bounded for a run of any length: the first and the last entries are kept, those between are counted.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MERGE_GAP_S = 90.0
-BURST = 10  # fewer refusals in a row than this are no entry
+BURST = 10  # fewer rejections in a row give no entry
 MAX_FIRST, MAX_LAST = 40, 160
 MAX_SUBJECTS = 4
 
 
 @dataclass(slots=True)
 class TimelineEntry:
-    """One or more events of a kind in a row. `tone` is good, bad or plain; `counts` of their subjects, if any."""
+    """One or more events of a kind in a row. `tone` is good, bad or plain; `counts` has their subjects."""
 
     kind: str
     tone: str
@@ -35,7 +35,7 @@ class TimelineEntry:
 
 
 class TimelineBuilder:
-    """Takes events in their order, gives timeline."""
+    """Accumulator that turns events, in their order, into timeline entries."""
 
     def __init__(self) -> None:
         self._first: list[TimelineEntry] = []
@@ -46,7 +46,7 @@ class TimelineBuilder:
         self._num_starts = 0
 
     def add(self, event: dict[str, Any]) -> None:
-        """An event of any kind; those that are not notable are passed over."""
+        """Add an event of any kind; events that are not notable are ignored."""
         kind = self._kind_of(event)
         if kind is None:
             return
@@ -61,7 +61,7 @@ class TimelineBuilder:
             open_one.counts[subject] += 1
 
     def finish(self) -> tuple[list[TimelineEntry], int]:
-        """All timeline kept, the oldest first, and how many in the middle were not."""
+        """Return the kept entries, oldest first, and the number of those left out."""
         for kind in list(self._open):
             self._close(kind)
         kept = sorted([*self._first, *self._last], key=lambda entry: entry.began_at)
@@ -91,7 +91,7 @@ class TimelineBuilder:
         return name if name in TONES else None
 
     def _kind_of_step(self, event: dict[str, Any]) -> str | None:
-        """A step that changed something ends the row of those that did not."""
+        """Return the kind of a step without effect. A step with an effect ends the row of those."""
         if event.get("refused") or event.get("skipped"):
             return "step_refused" if event.get("refused") else "step_skipped"
         self._close("step_skipped")
@@ -157,7 +157,7 @@ TONES = {
 
 
 def sentence(entry: TimelineEntry, name_of: Callable[[str], str]) -> str:
-    """The entry for a person. `name_of` gives a peer's name for its id; the text is not yet escaped."""
+    """Return the entry as a sentence, not yet escaped. `name_of` returns a peer's name for its id."""
     event, last, count = entry.first, entry.last, entry.count
     subjects = [name_of(subject) for subject in list(entry.counts)[:MAX_SUBJECTS]]
     who = ", ".join(subjects) + (f" and {len(entry.counts) - MAX_SUBJECTS} more" * (len(entry.counts) > MAX_SUBJECTS))
@@ -165,30 +165,32 @@ def sentence(entry: TimelineEntry, name_of: Callable[[str], str]) -> str:
     match entry.kind:
         case "refused":
             reasons = ", ".join(f"{clean(reason, limit=24)} {n:,}" for reason, n in entry.counts.most_common(5))
-            return f"{plural(count, 'group')} refused at the door: {reasons}"
+            return f"{plural(count, 'group')} rejected: {reasons}"
         case "step_skipped":
-            return f"No signal: {steps} changed nothing ({clean(last['skipped'])})"
+            return f"No signal: {steps} had no effect ({clean(last['skipped'])})"
         case "step_refused":
-            return f"{steps.capitalize()} refused: {clean(without_paths(last['refused']))}"
+            return f"{steps.capitalize()} rejected: {clean(without_paths(last['refused']))}"
         case "caught_up":
-            return f"Caught up with what was missed: {plural(int(last.get('num_groups', 0)), 'group')}"
+            return f"Caught up with missed groups: {plural(int(last.get('num_groups', 0)), 'group')}"
         case "stop":
             return f"Stopped at step {event.get('step', 0)}"
         case "standing_banned":
-            return f"{who} is refused from now on: {clean(without_paths(event.get('why', '')))}"
+            return f"{who} is banned: {clean(without_paths(event.get('why', '')))}"
         case "recovered":
-            return f"{clean(event.get('file', '?'))} was damaged: what could be read of it was saved"
+            return f"{clean(event.get('file', '?'))} was damaged: its readable part was recovered"
         case "buffer_rolled_back":
             lost, used = int(event.get("num_lost", 0)), int(event.get("num_used", 0))
-            return f"The buffer had lost writes: {plural(lost, 'group')} lost, {used:,} used before and not again"
+            return f"The buffer lost writes: {plural(lost, 'group')} lost, {used:,} already used and not used again"
         case "checkpoint_fallback":
-            return f"Went on at step {event.get('step')} of the newest good checkpoint, after step {event.get('done')}"
+            return (
+                f"Resumed at step {event.get('step')} of the newest valid checkpoint; step {event.get('done')} was done"
+            )
         case "steps_unknown":
-            return f"Went on at step {event.get('step')} of a checkpoint, where this home had done {event.get('done')}"
+            return f"Resumed at step {event.get('step')} of a checkpoint; this home recorded {event.get('done')}"
         case "clock_moved":
             return f"This machine's clock was moved by {float(last.get('jump_s', 0.0)):+,.0f} s"
         case "pull_given_up":
-            return f"Announced groups that nobody gave, {plural(count, 'time')}: announced by {who}"
+            return f"Announced groups that no peer sent, {plural(count, 'time')}: announced by {who}"
     text = SENTENCES[entry.kind].format(who=who, step=event.get("step", "?"), version=event.get("version", "?"))
     detail = last.get("error") or last.get("problem") or last.get("detail") or last.get("reason") or ""
     times = f", {count:,} times" if count > 1 and not who else ""
@@ -197,31 +199,31 @@ def sentence(entry: TimelineEntry, name_of: Callable[[str], str]) -> str:
 
 SENTENCES = {
     "start": "Started",
-    "restart": "Started again",
-    "fell": "Started again; before that it had ended without saying so (killed, or the machine went down)",
-    "step_lost": "The learner died in step {step} and was started again",
+    "restart": "Restarted",
+    "fell": "Restarted after an end without a stop event (killed, or the machine went down)",
+    "step_lost": "The learner died in step {step} and was restarted",
     "generation_failed": "A group was not generated",
-    "weight_sync_failed": "Weights {version} did not reach the generator, which was started again",
-    "weight_check_failed": "The generator did not serve the weights that it was given",
+    "weight_sync_failed": "Weights {version} did not reach the generator, which was restarted",
+    "weight_check_failed": "The generator does not serve the weights that it received",
     "check_failed": "Engine and learner could not be compared",
-    "checkpoint_skipped": "A checkpoint was passed over",
+    "checkpoint_skipped": "A checkpoint was skipped",
     "mismatch_rose": "Engine and learner disagree more than allowed, since step {step}",
     "mismatch_fell": "Engine and learner agree again, since step {step}",
-    "standing_watched": "Watched from now on: {who}",
+    "standing_watched": "Now watched: {who}",
     "standing_good": "In good standing again: {who}",
     "weights_failed": "Weights {version} could not be fetched",
-    "weights_refused": "Weights of {who} were not taken",
+    "weights_refused": "Weights from {who} were rejected",
     "learner_away": "The learner that this node follows does not answer",
     "learner_back": "The learner that this node follows answers again",
-    "paused": "Made and pulled nothing for want of room",
-    "resumed": "There was room again, and it went on",
-    "understated": "Log-probs that no honest sampling brings about, from {who}",
+    "paused": "Paused generation and fetching: the disk limit was reached",
+    "resumed": "Resumed: disk space is available",
+    "understated": "Implausible log-probs from {who}",
     "peer_joined": "Joined: {who}",
     "peer_left": "Left: {who}",
-    "failed": "Ended by a fault",
-    "loop_blocked": "The event loop stood still",
-    "loop_stuck": "A loop got nowhere: {who}",
-    "loop_goes_on": "Goes on again: {who}",
+    "failed": "Ended with a fault",
+    "loop_blocked": "The event loop was blocked",
+    "loop_stuck": "A loop made no progress: {who}",
+    "loop_goes_on": "Makes progress again: {who}",
 }
 
 

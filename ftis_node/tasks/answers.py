@@ -1,11 +1,11 @@
-"""The answer in a completion, in a form in which equal answers are equal text: what models vote with.
+"""The answer in a completion, normalized so that equal answers are equal text. Models vote with it.
 
-A task may have a method `answer_of(item, completion_text) -> str | None`, None where the text holds no answer (a broken
-format, say). Where it has none, the text itself is the answer, its white space normalised. The reward is not asked: it
-would tell which answer is right.
+A task may have a method `answer_of(item, completion_text) -> str | None`; None means that the text has no answer, such
+as a broken format. Without the method the text itself, with normalized white space, is the answer. The reward is not
+used, because it would reveal the right answer.
 
-Two answers that are written differently count as two, unless the task's own form makes them one: whether `1/2` and
-`0.5` are equal is a question for a parser that hostile text may keep busy.
+Answers in different notation count as different unless the task normalizes them. Whether `1/2` and `0.5` are equal
+would need a parser, which hostile text may keep busy.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ log = logging.getLogger(__name__)
 
 
 def answer_in(task: Task, item: TaskItem, completion_text: str) -> str | None:
-    """The answer of `completion_text` to `item`, which is a problem of `task`; None: there is none.
+    """Return the answer of `completion_text` to `item`, a problem of `task`; None if it has none.
 
-    Never raises: what a plug-in stumbles over is no answer.
+    Never raises: an exception of a plug-in counts as no answer.
     """
     leaf = next((one for one in leaves(task) if one.name == item.ref.task), task)
     answer_of = getattr(leaf, "answer_of", None)
@@ -39,5 +39,5 @@ def answer_in(task: Task, item: TaskItem, completion_text: str) -> str | None:
 
 
 def plain_text(text: str) -> str | None:
-    """`text` with single spaces between its words; None where there are none."""
+    """Return `text` with single spaces between its words; None if it has no words."""
     return " ".join(text.split()) or None

@@ -1,29 +1,28 @@
 """The task `arithmetic`: one sum or difference, where both numbers and the answer have two digits.
 
-It exists so that a swarm can be seen to learn on two CPU cores in minutes: prompts of six characters, answers of two,
-and no data file. That every digit has its fixed place matters: a model of two layers learns such sums in seconds, and
-with answers of one to three digits often not at all. A real example, index 0 of the training split:
+A swarm learns it on two CPU cores in minutes: prompts of six characters, answers of two, and no data file. Every digit
+has a fixed place, because then a model of two layers learns such sums in seconds. With answers of one to three digits
+it often does not. A real example, index 0 of the training split:
 
     prompt   [{"role": "user", "content": "25-15="}]
     answer   "10"
     reward   1.0 for "10" (white space around it is ignored), 0.0 for anything else
 
-Three specs share the problems: `arithmetic` asks both kinds, `arithmetic:add` and `arithmetic:sub` one of them, so
-that experiments can start from models with different expertise. Three more take the kinds apart by how hard they are:
+Three specs share the problems: `arithmetic` asks both kinds, `arithmetic:add` and `arithmetic:sub` one of them, so that
+experiments can start from models with different expertise. Three more divide the problems by difficulty:
 
     arithmetic:easy     sums without a carry             23+45=
     arithmetic:medium   sums with a carry                27+45=
     arithmetic:hard     differences with a borrow        72-45=
 
-The same three once more, with 500 held-out problems each in place of 153, 103 and 106:
+The same three again, with 500 held-out problems each in place of 153, 103 and 106:
 
     arithmetic:no-carry, arithmetic:carry, arithmetic:borrow
 
-An index is a seed: `train[i]` hashes i to a problem, so the training split is as long as one likes and repeats
-problems. Held out are whole problems, not indices: the `NUM_HELD_OUT` of each kind with the smallest hash, where `a+b`
-and `b+a` count as one. A training draw that falls on one of them is drawn again, so no test answer can be learnt by
-heart. The test split of a part has those of the held-out problems that it asks. Hashes are blake2b: every machine must
-make the same prompts.
+An index is a seed: `train[i]` hashes i to a problem, so the training split has any length and repeats problems. Whole
+problems are held out, not indices: the `NUM_HELD_OUT` of each kind with the smallest hash, where `a+b` and `b+a` count
+as one. A training draw that is held out is drawn again, so training never shows a test answer. The test split of a part
+has those held-out problems that it asks. Hashes are blake2b: every machine makes the same prompts.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from ftis_node.tasks.base import TaskItem
 TWO_DIGITS: Final = range(10, 100)  # both operands and the answer
 NUM_TRAIN: Final = 2**31
 NUM_HELD_OUT: Final = 256  # problems of each kind that training never shows
-NUM_TEST: Final = 500  # of each part with a test split of its own, a sum in both orders
+NUM_TEST: Final = 500  # of each part with a separate test split, a sum in both orders
 
 Kind = Literal["add", "sub"]
 
@@ -54,28 +53,28 @@ class ArithmeticProblem(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The problem as the prompt shows it, such as `17+25=`."""
+        """Return the problem as in the prompt, such as `17+25=`."""
         return f"{self.left}{'+' if self.kind == 'add' else '-'}{self.right}="
 
     @property
     def answer(self) -> int:
-        """The right answer."""
+        """Return the right answer."""
         return self.left + self.right if self.kind == "add" else self.left - self.right
 
     @property
     def is_asked(self) -> bool:
-        """Whether the task asks it: the answer has two digits, as the operands have."""
+        """Return whether the task asks it: the answer has two digits, as the operands have."""
         return self.answer in TWO_DIGITS
 
     @property
     def is_crossing(self) -> bool:
-        """Whether the ones are more, or less, than one digit: a sum that carries, a difference that borrows."""
+        """Return whether a sum carries or a difference borrows."""
         left, right = self.left % 10, self.right % 10
         return left + right > 9 if self.kind == "add" else left < right
 
     @property
     def canonical(self) -> ArithmeticProblem:
-        """What is held out as one: the problem with its larger operand first."""
+        """Return the problem with its larger operand first; equal canonical forms are held out together."""
         return ArithmeticProblem(self.kind, max(self.left, self.right), min(self.left, self.right))
 
 
@@ -90,7 +89,7 @@ class Part(NamedTuple):
     has_own_test: bool = False
 
     def asks(self, problem: ArithmeticProblem) -> bool:
-        """Whether this problem is among them."""
+        """Return whether the part asks this problem."""
         fits = problem.kind in self.kinds and self.crossing in (None, problem.is_crossing)
         return fits and problem.is_asked
 
@@ -109,9 +108,9 @@ PARTS: Final = {
 
 
 class ArithmeticTask:
-    """A split of `arithmetic` (`parts="both"`) or of one of its parts, `arithmetic:add` and the others, as a `Task`.
+    """A split of `arithmetic` (`parts="both"`) or of one of its parts, such as `arithmetic:add`, as a `Task`.
 
-    Raises TaskError where there is no such split or part.
+    Raises TaskError for an unknown split or part.
     """
 
     isolate_scoring: ClassVar[bool] = False
@@ -121,7 +120,7 @@ class ArithmeticTask:
             raise TaskError(f"arithmetic has no split {split!r}: use train or test")
         if parts not in PARTS:
             known = ", ".join(f"arithmetic:{part}" for part in PARTS if part != "both")
-            raise TaskError(f"there is no task 'arithmetic:{parts}': use arithmetic, {known}")
+            raise TaskError(f"unknown task 'arithmetic:{parts}': use arithmetic, {known}")
         self.name = "arithmetic" if parts == "both" else f"arithmetic:{parts}"
         self.split = split
         self._part = PARTS[parts]
@@ -140,7 +139,7 @@ class ArithmeticTask:
         )
 
     def problem(self, index: int) -> ArithmeticProblem:
-        """The operands behind `self[index]`, for those who build models that get them wrong."""
+        """Return the operands of `self[index]`, for the training of models with systematic mistakes."""
         return _training_problem(self._part, index) if self.split == "train" else _held_out_of(self._part)[index]
 
     def resolve(self, ref: PromptRef) -> TaskItem:
@@ -152,12 +151,12 @@ class ArithmeticTask:
         return 1.0 if completion_text.strip() == item.answer else 0.0
 
     def answer_of(self, item: TaskItem, completion_text: str) -> str | None:
-        """The whole text, as `score` reads it."""
+        """Return the whole text, as `score` reads it."""
         return completion_text.strip() or None
 
 
 def _training_problem(part: Part, index: int) -> ArithmeticProblem:
-    """The first draw for `index` that is asked and not held out; its kind is drawn before, so that kinds are even."""
+    """Return the first draw for `index` that is asked and not held out. The kind is drawn first, for even kinds."""
     kind = part.kinds[_hash(f"train/{index}") % len(part.kinds)]
     draws = (_draw(kind, f"train/{index}/{attempt}") for attempt in count())
     return next(draw for draw in draws if part.asks(draw) and draw.canonical not in held_out_set(part))
@@ -165,7 +164,7 @@ def _training_problem(part: Part, index: int) -> ArithmeticProblem:
 
 @cache
 def _held_out_of(part: Part) -> tuple[ArithmeticProblem, ...]:
-    """The part's test split: the kinds take turns; a sum keeps the larger operand first in about half of the cases."""
+    """Return the part's test split: kinds alternate, and about half of the sums have the larger operand first."""
     if part.has_own_test:
         return _own_test(part)
     by_kind = [[problem for problem in _held_out(kind) if part.asks(problem)] for kind in part.kinds]
@@ -173,13 +172,13 @@ def _held_out_of(part: Part) -> tuple[ArithmeticProblem, ...]:
 
 
 def _turned(problem: ArithmeticProblem) -> ArithmeticProblem:
-    """Perhaps with the operands of a sum changed over."""
+    """Return the problem, a sum possibly with its operands exchanged."""
     swap = problem.kind == "add" and _hash(problem.text) % 2
     return ArithmeticProblem(problem.kind, problem.right, problem.left) if swap else problem
 
 
 def _draw(kind: Kind, seed: str) -> ArithmeticProblem:
-    """Both operands uniform; the larger one first in a difference."""
+    """Draw both operands uniformly; the larger one comes first in a difference."""
     bits, left = divmod(_hash(seed), len(TWO_DIGITS))
     problem = ArithmeticProblem(kind, TWO_DIGITS[left], TWO_DIGITS[bits % len(TWO_DIGITS)])
     return problem if kind == "add" else problem.canonical
@@ -187,7 +186,7 @@ def _draw(kind: Kind, seed: str) -> ArithmeticProblem:
 
 @cache
 def _own_test(part: Part) -> tuple[ArithmeticProblem, ...]:
-    """The test split of a part of one kind: its problems, smallest hash first, a sum in both orders."""
+    """Return the test split of a part of one kind: its problems, smallest hash first, a sum in both orders."""
     (kind,) = part.kinds
     asked = (problem for problem in _by_hash(kind) if part.asks(problem))
     orders = (
@@ -198,13 +197,13 @@ def _own_test(part: Part) -> tuple[ArithmeticProblem, ...]:
 
 
 def _held_out(kind: Kind) -> tuple[ArithmeticProblem, ...]:
-    """The held-out problems of one kind in canonical form, smallest hash first."""
+    """Return the held-out problems of one kind in canonical form, smallest hash first."""
     return _by_hash(kind)[:NUM_HELD_OUT]
 
 
 @cache
 def _by_hash(kind: Kind) -> tuple[ArithmeticProblem, ...]:
-    """All problems of one kind in canonical form, smallest hash first."""
+    """Return all problems of one kind in canonical form, smallest hash first."""
     pairs = (ArithmeticProblem(kind, left, right) for left in TWO_DIGITS for right in TWO_DIGITS if right <= left)
     return tuple(sorted((problem for problem in pairs if problem.is_asked), key=lambda problem: _hash(problem.text)))
 
@@ -217,5 +216,5 @@ def held_out_set(part: Part) -> frozenset[ArithmeticProblem]:
 
 
 def _hash(text: str) -> int:
-    """64 bits that are the same on every machine."""
+    """Return 64 bits that are equal on every machine."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")

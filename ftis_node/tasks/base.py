@@ -1,8 +1,7 @@
-"""What a task is: prompts that anyone can make again, and a reward that anyone can check.
+"""Protocol of a task: prompts that every node can reproduce, and rewards that every node can verify.
 
-A task owns its prompt, its answer extraction and its reward, all in one file. It is deterministic: the same
-`PromptRef` gives the same messages on every machine, because a node checks a peer's rewards by making the prompt
-again and scoring the completion itself.
+One file holds a task's prompt, answer extraction and reward. A task is deterministic: the same `PromptRef` gives the
+same messages on every machine. A node verifies a peer's rewards by reproducing the prompt and scoring the completion.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ChatMessage(TypedDict):
-    """One chat message, as chat templates take it."""
+    """One chat message, as chat templates expect it."""
 
     role: str
     content: str
@@ -32,19 +31,19 @@ class TaskItem:
 
 @runtime_checkable
 class Task(Protocol):
-    """A set of problems with verifiable rewards. `len(task)` problems, `task[i]` the i-th.
+    """A set of problems with verifiable rewards: `len(task)` problems, `task[i]` the i-th.
 
-    It may also have `isolate_resolving`: True where making a problem may be slow, so that one whose index a peer chose
-    is made in the scoring process, too. And `answer_of(item, completion_text) -> str | None`, the answer that a
-    completion votes for (`answers.py`).
+    Optional members: `isolate_resolving`, True if making a problem may be slow; a problem whose index a peer chose is
+    then made in the scoring process. `answer_of(item, completion_text) -> str | None`, the answer for votes
+    (`answers.py`).
 
-    A task is never changed after it is made. One with `isolate_scoring` is pickled into the scoring process, so it
-    must be picklable: whatever cannot travel is made on first use.
+    A task is immutable. One with `isolate_scoring` is pickled into the scoring process; it creates unpicklable
+    members on first use.
     """
 
     @property
     def name(self) -> str:
-        """The canonical spec without paths: two nodes whose tasks have one name make the same prompts."""
+        """The canonical spec without paths: tasks with equal names have equal prompts on all nodes."""
         ...
 
     @property
@@ -56,20 +55,20 @@ class Task(Protocol):
     def isolate_scoring(self) -> bool:
         """Whether `score` runs a large third-party parser over text that may be hostile.
 
-        Callers then run it in a process of its own under a time limit (`scoring.IsolatedScorer`).
+        Callers then run it in a separate process under a time limit (`scoring.IsolatedScorer`).
         """
         ...
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> TaskItem:
-        """The problem at `index`, 0 <= index < len(self). Raises IndexError outside."""
+        """Return the problem at `index`, 0 <= index < len(self). Raises IndexError outside."""
         ...
 
     def resolve(self, ref: PromptRef) -> TaskItem:
-        """The problem that `ref` names. Raises KeyError where this task has no such problem."""
+        """Return the problem that `ref` names. Raises KeyError if the task does not have it."""
         ...
 
     def score(self, item: TaskItem, completion_text: str) -> float:
-        """The reward in [0, 1] of a completion's text, without special tokens. Never raises on any text."""
+        """Return the reward in [0, 1] of a completion's text without special tokens. Never raises."""
         ...

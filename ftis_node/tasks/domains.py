@@ -1,7 +1,7 @@
-"""The domain of a node: what it generates for of a run that mixes several tasks.
+"""Domain of a node: the parts of the run's mixture for which it generates.
 
-A domain is a SPEC of parts of the run's mixture, in proportions of its own. The run stays what it is: prompts are
-named by their part, so a node of any domain makes and scores everybody's prompts again.
+A domain is a SPEC of parts of the run's mixture with other proportions. Prompts are named by their part, so nodes of
+any domain reproduce and score the prompts of all peers.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from ftis_node.tasks.spec import TaskSpec, parse_spec
 
 
 def is_domain(spec: TaskSpec, run: TaskSpec) -> bool:
-    """Whether `spec` names parts of `run`, and nothing else, and is not the whole of it: then the run is a mixture."""
+    """Return whether `spec` names only parts of `run` and is not the whole of it; then the run is a mixture."""
     return _names(spec) <= _names(run) and spec.canonical != run.canonical
 
 
 @lru_cache(maxsize=4096)
 def validated_domain(text: str, run: str) -> str:
-    """What a peer says that its domain is; "" where that is no canonical SPEC of parts of the run's task."""
+    """Return the domain that a peer announces; "" unless it is a canonical SPEC of parts of the run's task."""
     try:
         spec = parse_spec(text)
     except TaskError:
@@ -29,12 +29,12 @@ def validated_domain(text: str, run: str) -> str:
 
 @lru_cache(maxsize=4096)
 def part_names(domain: str) -> frozenset[str]:
-    """The parts of a canonical domain; none of ""."""
+    """Return the parts of a canonical domain; none for ""."""
     return _names(parse_spec(domain)) if domain else frozenset()
 
 
 def proportions(mixture: str) -> dict[str, float]:
-    """The share of each part's turns in a canonical SPEC, by its name; they add up to 1."""
+    """Return each part's fraction of the turns in a canonical SPEC, by its name; they sum to 1."""
     parts = parse_spec(mixture).parts
     total = sum(part.weight for part in parts)
     return {part.name: part.weight / total for part in parts}

@@ -22,7 +22,7 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
 class Gsm8kTask(MathTask):
-    """7,473 problems to train on and 1,319 to test on; any file of the same form with a PATH."""
+    """7,473 training and 1,319 test problems; with a PATH any file of the same format."""
 
     name: ClassVar[str] = "gsm8k"
     hub_name: ClassVar[str] = "openai/gsm8k"

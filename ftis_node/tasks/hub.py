@@ -1,8 +1,8 @@
-"""Rows of a public data set, fetched by the library `datasets` in a process of its own.
+"""Rows of a public data set, fetched by the library `datasets` in a child process.
 
-The library loads pyarrow and much else that a daemon has no use for, and without a network it repeats its attempts for
-minutes. In a child process it costs no memory afterwards and can be held to a time limit. The child first asks whether
-the hub answers at all; if not, it looks only at what was downloaded before.
+The library loads pyarrow and more that a daemon does not need, and without a network it retries for minutes. A child
+process frees that memory and has a time limit. It first checks whether the hub answers; if not, it reads only earlier
+downloads.
 
     python -m ftis_node.tasks.hub NAME CONFIG SPLIT LIMIT_S        rows as JSON lines on stdout
 """
@@ -23,9 +23,9 @@ PROBE_LIMIT_S = 5.0
 
 
 def fetch_rows(name: str, *, config: str, split: str, task: str, limit_s: float = FETCH_LIMIT_S) -> list[bytes]:
-    """The rows of one split as JSON lines, from the hub or from what was downloaded before.
+    """Return the rows of one split as JSON lines, from the hub or from an earlier download.
 
-    Raises NetworkError, which tells how to give `task` a local file instead.
+    Raises NetworkError, whose text explains how to give `task` a local file instead.
     """
     command = [sys.executable, "-m", __name__, name, config, split, str(limit_s)]
     result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
@@ -49,7 +49,7 @@ def _write_rows(name: str, config: str, split: str) -> None:
 
 
 def _answers(address: str) -> bool:
-    """Whether anything answers at the address; what it answers does not matter."""
+    """Return whether any server answers at the address."""
     asked = urllib.request.Request(address, method="HEAD")
     try:
         urllib.request.urlopen(asked, timeout=PROBE_LIMIT_S).close()  # nosec B310: the hub's own address

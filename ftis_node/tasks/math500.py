@@ -19,7 +19,7 @@ from ftis_node.tasks.problems import Problem, text_field
 
 
 class Math500Task(MathTask):
-    """500 problems to test on; any file of the same form with a PATH."""
+    """500 test problems; with a PATH any file of the same format."""
 
     name: ClassVar[str] = "math500"
     hub_name: ClassVar[str] = "HuggingFaceH4/MATH-500"

@@ -1,8 +1,8 @@
-"""Several tasks as one: the parts take turns in a fixed pattern, in proportion to their weights.
+"""Mixture of tasks: the parts take turns in a fixed pattern, in proportion to their weights.
 
-The pattern is a smooth weighted round: with weights 3 and 1 it is A A B A, not A A A B. An index names a turn, so the
-part and the problem behind it are the same on every node. References name the part, never the mixture: a peer with
-another mixture of the same parts can still make the prompt again.
+The pattern is a smooth weighted round-robin: weights 3 and 1 give A A B A, not A A A B. An index names a turn, so part
+and problem are equal on every node. References name the part and not the mixture: a peer with another mixture of the
+same parts can reproduce the prompt.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class _Turn(NamedTuple):
-    """One place in the pattern: which part, and how many turns it had before in the same round."""
+    """One place in the pattern: the part, and its earlier turns in the same round."""
 
     part: int
     rank: int
@@ -26,8 +26,7 @@ class _Turn(NamedTuple):
 class MixedTask:
     """Parts with whole-number weights under one name.
 
-    It is as long as it takes every part to show all its problems; shorter parts begin again meanwhile, so the
-    proportions hold to the end.
+    Its length lets every part show all its problems. Shorter parts repeat, so the proportions hold to the end.
     """
 
     def __init__(self, parts: Sequence[Task], *, weights: Sequence[int], name: str) -> None:
@@ -63,12 +62,12 @@ class MixedTask:
 
 
 def leaves(task: Task) -> tuple[Task, ...]:
-    """The tasks that `item.ref.task` can name: a mixture's parts, or the task itself."""
+    """Return the tasks that `item.ref.task` can name: a mixture's parts, or the task itself."""
     return task.parts if isinstance(task, MixedTask) else (task,)
 
 
 def _smooth_round(weights: tuple[int, ...]) -> Iterator[_Turn]:
-    """One round of turns: each part gains its weight every turn, the richest goes and pays for all."""
+    """Yield one round: each part gains its weight every turn; the part with most credit takes it and pays the total."""
     balance = [0] * len(weights)
     taken = [0] * len(weights)
     for _ in range(sum(weights)):

@@ -5,9 +5,9 @@
 | `ftis_node.tasks` | the SPEC `NAME` | the split | a `Task` whose name is NAME |
 | `ftis_node.rewards` | the SPEC `TASK@NAME` | a `TaskItem` and the text of a completion | its reward in [0, 1] |
 
-A plug-in is somebody else's code. Finding one imports nothing of it, so a broken one disturbs nobody who does not name
-it. Whatever it raises becomes one line that names its package; what it makes is checked; and it is always scored in the
-scoring process, whatever it says of itself.
+A plug-in is third-party code. Listing plug-ins imports none of them, so a broken one affects only its users. Each of
+its exceptions becomes one line that names its package. Its results are validated, and it always runs in the scoring
+process.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ REWARD_GROUP: Final = "ftis_node.rewards"
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """A plug-in as its package declares it; nothing of it is imported yet. `target` is MODULE:OBJECT."""
+    """Plug-in as its package declares it, not yet imported. `target` is MODULE:OBJECT."""
 
     kind: str
     name: str
@@ -50,28 +50,28 @@ class Plugin:
 
 
 def find_plugins(group: str) -> list[Plugin]:
-    """All plug-ins of a group, sorted by name and package."""
+    """Return all plug-ins of a group, sorted by name and package."""
     return sorted((_describe(entry) for entry in entry_points(group=group)), key=lambda one: (one.name, one.package))
 
 
 def load_task_plugin(name: str, split: str) -> Task | None:
-    """The task of the plug-in `name`, None where no package has one. Raises TaskError for one that is no good."""
+    """Return the task of the plug-in `name`; None if no package has one. Raises TaskError for a faulty one."""
     entry = _entry(TASK_GROUP, name)
     if entry is None:
         return None
     plugin = _describe(entry)
     task = _call(plugin, lambda: entry.load()(split))
     if not isinstance(task, Task):
-        raise TaskError(f"{plugin} gave a {type(task).__name__}, which is no Task")
+        raise TaskError(f"{plugin} gave a {type(task).__name__}, which is not a Task")
     if task.name != name:
-        raise TaskError(f"{plugin} calls itself {task.name!r}: its prompts could not be found again")
+        raise TaskError(f"{plugin} has another name, {task.name!r}: peers could not reproduce its prompts")
     if task.split != split:
-        raise TaskError(f"{plugin} gave its split {task.split!r} where {split!r} was asked for")
+        raise TaskError(f"{plugin} gave the split {task.split!r} instead of {split!r}")
     return PluginTask(task, plugin).checked()
 
 
 def load_reward(name: str) -> tuple[Plugin, Reward]:
-    """The reward of the plug-in `name`. Raises TaskError where no package has one, or it is no good."""
+    """Return the reward of the plug-in `name`. Raises TaskError if it is missing or faulty."""
     entry = _entry(REWARD_GROUP, name)
     if entry is None:
         known = ", ".join(plugin.name for plugin in find_plugins(REWARD_GROUP)) or "none: no installed package has one"
@@ -84,7 +84,7 @@ def load_reward(name: str) -> tuple[Plugin, Reward]:
 
 
 class PluginTask:
-    """A plug-in's task, held to its promises: errors name the package, and scoring is isolated."""
+    """Adapter of a plug-in's task that validates results, names the package in errors and isolates scoring."""
 
     isolate_scoring: ClassVar[bool] = True
 
@@ -95,12 +95,12 @@ class PluginTask:
         self._plugin = plugin
 
     def checked(self) -> PluginTask:
-        """Itself, after a look at its first problem. Raises TaskError where that could not be made again."""
+        """Return itself after reproducing its first problem. Raises TaskError if that fails."""
         if not len(self):
             raise TaskError(f"{self._plugin} has no problem in its split {self.split!r}")
         first = self[0]
         if _call(self._plugin, lambda: self._task.resolve(first.ref)) != first:
-            raise TaskError(f"{self._plugin} makes another problem of {first.ref} when it is asked for it again")
+            raise TaskError(f"{self._plugin} is not deterministic: {first.ref} gives another problem the second time")
         return self
 
     def __len__(self) -> int:
@@ -111,18 +111,21 @@ class PluginTask:
             raise IndexError(f"{self.name}/{self.split} has no problem {index}")
         item: TaskItem = _call(self._plugin, lambda: self._task[index])
         if not isinstance(item, TaskItem) or (item.ref.task, item.ref.split) != (self.name, self.split):
-            raise TaskError(f"{self._plugin} gave no TaskItem of its own as problem {index}")
+            raise TaskError(f"{self._plugin} gave no valid TaskItem as problem {index}")
         return item
 
     def resolve(self, ref: PromptRef) -> TaskItem:
-        """The problem that a peer's reference names. A plug-in that fails over it has no such problem."""
+        """Return the problem that a peer's reference names.
+
+        An exception of the plug-in counts as an unknown problem.
+        """
         if (ref.task, ref.split) != (self.name, self.split):
             raise KeyError(str(ref))
         try:
             return self._task.resolve(ref)
         except (KeyError, IndexError):
             raise KeyError(str(ref)) from None
-        except Exception as error:  # a stranger chose the reference: it must not end the node
+        except Exception as error:  # a peer chose the reference: it must not end the node
             log.warning("%s failed to resolve %s: %r", self._plugin, ref, error)
             raise KeyError(str(ref)) from error
 
@@ -130,18 +133,18 @@ class PluginTask:
         return float(_call(self._plugin, lambda: self._task.score(item, completion_text)))
 
     def answer_of(self, item: TaskItem, completion_text: str) -> str | None:
-        """The task's own answer where it says how to find one, else the text; see `answers.py`."""
+        """Return the task's own answer if it has `answer_of`, else the text; see `answers.py`."""
         answer: str | None = _call(self._plugin, lambda: answer_in(self._task, item, completion_text))
         return answer
 
 
 class RewardedTask:
-    """The problems of `task` under another reward: `TASK@REWARD`, which is a name of its own to peers."""
+    """Problems of `task` with another reward, named `TASK@REWARD` among peers."""
 
     isolate_scoring: ClassVar[bool] = True
 
     def __init__(self, task: Task, reward_name: str) -> None:
-        """Raises TaskError where there is no such reward."""
+        """Raise TaskError for an unknown reward."""
         self._plugin, self._reward = load_reward(reward_name)
         self._task = task
         self.name = f"{task.name}@{reward_name}"
@@ -162,7 +165,7 @@ class RewardedTask:
         return float(_call(self._plugin, lambda: self._reward(item, completion_text)))
 
     def answer_of(self, item: TaskItem, completion_text: str) -> str | None:
-        """The answer to the task's problem; where there is none the text, which this reward may like all the same."""
+        """Return the answer to the task's problem, else the text, because this reward may accept it."""
         problem = replace(item, ref=replace(item.ref, task=self._task.name))
         return answer_in(self._task, problem, completion_text) or plain_text(completion_text)
 
@@ -171,7 +174,7 @@ class RewardedTask:
 
 
 def _entry(group: str, name: str) -> EntryPoint | None:
-    """The one entry point of this name. Raises TaskError where two packages have it."""
+    """Return the only entry point of this name. Raises TaskError if two packages have it."""
     found = list(entry_points(group=group, name=name))
     if len(found) > 1:
         packages = " and ".join(sorted(_describe(entry).package for entry in found))
@@ -186,11 +189,11 @@ def _describe(entry: EntryPoint) -> Plugin:
 
 
 def _call(plugin: Plugin, work: Callable[[], Any]) -> Any:
-    """What the plug-in's code gives. Raises TaskError, in one line, for whatever it raises, also SystemExit."""
+    """Return the result of the plug-in's code. Raises TaskError, in one line, for any exception, also SystemExit."""
     try:
         return work()
     except FtisError:
         raise
     except (Exception, SystemExit) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise TaskError(f"{plugin} failed: {reason}; tell its authors, or uninstall it") from error
+        raise TaskError(f"{plugin} failed: {reason}; report it to its authors, or uninstall it") from error

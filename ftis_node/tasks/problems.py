@@ -1,8 +1,7 @@
 """Question-and-answer problems from JSON lines: a local file, or rows from the hub.
 
-A broken line is refused with its file and number, never skipped: a line's number is the name of its problem, so a node
-that silently skipped one would answer to another problem than its peers. For the same reason a problem may not stand
-twice.
+A broken line is an error with file and line number. The line number names the problem, so a node that skipped a line
+would disagree with its peers about all later problems. For the same reason a problem must not appear twice.
 """
 
 from __future__ import annotations
@@ -26,20 +25,20 @@ MAX_FILE_BYTES = 4 << 30
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is asked, and the reference answer."""
+    """Question and reference answer."""
 
     question: str
     answer: str
 
 
 def problem_file(path: str, split: str) -> Path:
-    """The file that a spec's PATH names: itself, or `<split>.jsonl` in it where it is a folder."""
+    """Return the file of a spec's PATH: the path itself, or `<split>.jsonl` in it if it is a folder."""
     file = Path(path).expanduser()
     return file / f"{split}.jsonl" if file.is_dir() else file
 
 
 def read_problems(file: Path, read_row: ReadRow) -> tuple[Problem, ...]:
-    """The problems of a JSON-lines file in UTF-8. Raises TaskError naming file and line."""
+    """Return the problems of a JSON-lines file in UTF-8. Raises TaskError with file and line."""
     try:
         content = read_file(file, max_bytes=MAX_FILE_BYTES)
     except FileError as error:
@@ -50,7 +49,7 @@ def read_problems(file: Path, read_row: ReadRow) -> tuple[Problem, ...]:
 
 
 def parse_problems(lines: Iterable[bytes], read_row: ReadRow, *, source: str) -> tuple[Problem, ...]:
-    """One problem a line. `read_row` turns an object into a problem and raises ValueError saying what is wrong.
+    """Parse one problem a line. `read_row` converts an object and raises ValueError that names its fault.
 
     Raises TaskError that names `source` and the line.
     """
@@ -65,15 +64,15 @@ def parse_problems(lines: Iterable[bytes], read_row: ReadRow, *, source: str) ->
             raise TaskError(f"{source}:{number}: the same problem as in line {first}")
         problems.append(problem)
     if not problems:
-        raise TaskError(f"{source}: there is no problem in it")
+        raise TaskError(f"{source}: the file has no problems")
     return tuple(problems)
 
 
 def text_field(row: dict[str, Any], name: str) -> str:
-    """The field as text without outer white space. Raises ValueError where it is missing, empty or no proper text."""
+    """Return the stripped text of a field. Raises ValueError if it is missing, empty or invalid."""
     value = row.get(name)
     if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"the field {name!r} must be a text that is not empty")
+        raise ValueError(f"the field {name!r} must be a text and not empty")
     try:
         value.encode()
     except UnicodeEncodeError as error:  # such text could be neither tokenised nor hashed
@@ -82,13 +81,13 @@ def text_field(row: dict[str, Any], name: str) -> str:
 
 
 def _parse_object(line: bytes) -> dict[str, Any]:
-    """The JSON object of one line. Raises ValueError."""
+    """Return the JSON object of one line. Raises ValueError."""
     if not line.strip():
         raise ValueError("the line is empty")
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"no valid JSON ({error})") from error
+        raise ValueError(f"invalid JSON ({error})") from error
     if not isinstance(row, dict):
         raise ValueError("the line must be a JSON object")
     return row

@@ -1,6 +1,6 @@
-"""From a spec to the task: each task's file is imported when it is asked for, so that naming one costs nothing.
+"""From a spec to the task. A task's file is imported on first use, so that listing names costs nothing.
 
-A name that is not built in is a plug-in's (`plugins.py`). Built-in names cannot be taken.
+A name that is not built in belongs to a plug-in (`plugins.py`). Plug-ins cannot take built-in names.
 """
 
 from __future__ import annotations
@@ -35,14 +35,13 @@ SPLITS: Final = ("train", "test")
 
 
 def load_task(spec: str | TaskSpec, split: str = "train") -> Task:
-    """The `split` (`train` or `test`) of the task that `spec` names (grammar: `spec.py`).
+    """Return the `split` (`train` or `test`) of the task that `spec` names (grammar: `spec.py`).
 
-    A PATH is taken to be the split asked for; where it is a folder, its `train.jsonl` or `test.jsonl`.
-    Raises TaskError for an unknown task or split and for a broken data file, NetworkError where the hub cannot be
-    reached.
+    A PATH is a file with that split, or a folder with `train.jsonl` and `test.jsonl`. Raises TaskError for an unknown
+    task or split and for a broken data file, NetworkError if the hub cannot be reached.
     """
     if split not in SPLITS:
-        raise TaskError(f"there is no split {split!r}: use train or test")
+        raise TaskError(f"unknown split {split!r}: use train or test")
     spec = parse_spec(spec) if isinstance(spec, str) else spec
     tasks = [_load_part(part, split) for part in spec.parts]
     if len(tasks) == 1:
@@ -53,10 +52,10 @@ def load_task(spec: str | TaskSpec, split: str = "train") -> Task:
 
 
 def held_out_spec(spec: str | TaskSpec) -> TaskSpec | None:
-    """The parts of a training spec that also have problems which training never shows, None where no part has.
+    """Return the parts of a training spec that have held-out problems; None if no part has.
 
-    A single file holds one split, so it has none; a folder does if `test.jsonl` lies in it. Whether a plug-in has a
-    test split is its own affair: it is left out.
+    A single file has one split and so none; a folder has them in `test.jsonl`. Plug-ins are left out, because they need
+    not have a test split.
     """
     spec = parse_spec(spec) if isinstance(spec, str) else spec
     parts = [str(part) for part in spec.parts if _has_test_split(part)]

@@ -1,15 +1,14 @@
-"""`rg:NAME`: the generated problems of reasoning-gym (arXiv 2505.24760), scored by its own verifiers.
+"""`rg:NAME`: generated problems of reasoning-gym (arXiv 2505.24760), scored by its own verifiers.
 
-An index is turned into a problem by a seed that is part of the task, so every node makes the same one without any data
-file. Training and test use seeds that are far apart; where a generator knows few problems (coin flips), both splits
-show the same ones. Completions must hold the think-answer format, then the verifier's score of the answer counts, which
-may be a fraction:
+The index and a seed of the task define a problem, so every node makes the same one without a data file. Seeds of
+training and test are far apart; generators with few problems (coin flips) repeat them in both splits. A completion
+must have the think-answer format; then the verifier scores the answer, possibly with a fraction:
 
     "How many legs are there in total if you have 2 horses, 1 ant?"
     "<think> 2*4 + 6 </think> <answer> 14 </answer>"       reward 1
     "14"                                                   reward 0
 
-Some verifiers hand the answer to Python as code; `rg_guard.py` stands before those.
+Some verifiers pass the answer to Python as code; `rg_guard.py` filters what they see.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ NUM_ENTRIES_CACHED: Final = 256
 
 
 class _Split(NamedTuple):
-    """Problem i is made from `seed + i`, so splits must lie further apart than they are long."""
+    """Seeds of a split. Problem i uses `seed + i`, so the distance of splits must exceed their length."""
 
     seed: int
     size: int
@@ -41,7 +40,7 @@ SPLITS: Final = {"train": _Split(1_000_000, 10_000), "test": _Split(2_000_000_00
 _UNSTABLE: Final = "its problems differ from process to process, so no peer could make a prompt again"
 REFUSED: Final = {
     "codeio": _UNSTABLE,
-    "composite": "it needs a configuration of its own: join the tasks with '+' instead",
+    "composite": "it needs a separate configuration: join the tasks with '+' instead",
     "game_of_life_halting": "its verifier takes every answer for right",
     "isomorphic_strings": _UNSTABLE,
     "list_functions": _UNSTABLE,
@@ -53,7 +52,7 @@ REFUSED: Final = {
 class ReasoningGymTask:
     """One task of reasoning-gym with its default settings.
 
-    Raises TaskError where reasoning-gym has no task `generator`, or has one that a swarm cannot use.
+    Raises TaskError if reasoning-gym has no task `generator`, or has one that a swarm cannot use.
     """
 
     isolate_scoring: ClassVar[bool] = True
@@ -88,7 +87,7 @@ class ReasoningGymTask:
         return self[ref.index]
 
     def score(self, item: TaskItem, completion_text: str) -> float:
-        """The verifier's score in [0, 1]; 0 where the format is broken or the verifier fails."""
+        """Return the verifier's score in [0, 1]; 0 if the format is broken or the verifier fails."""
         answer = final_answer(completion_text)
         if not answer or not is_safe_answer(self._generator, answer, reference=item.answer):
             return 0.0
@@ -100,7 +99,7 @@ class ReasoningGymTask:
         return min(max(reward, 0.0), 1.0) if math.isfinite(reward) else 0.0
 
     def answer_of(self, item: TaskItem, completion_text: str) -> str | None:
-        """What stands in the answer block, white space normalised; None where the format is broken."""
+        """Return the content of the answer block with normalized white space; None if the format is broken."""
         return plain_text(final_answer(completion_text) or "")
 
     @cached_property
@@ -111,7 +110,10 @@ class ReasoningGymTask:
         return reasoning_gym.create_dataset(self._generator, seed=seed, size=size)
 
     def _entry(self, index: int) -> dict[str, Any]:
-        """The problem with what its verifier needs; the last ones are kept, since a group asks for one many times."""
+        """Return the problem with its verifier's data.
+
+        The last ones are cached, because a group asks for one many times.
+        """
         if index not in self._entries:
             while len(self._entries) >= NUM_ENTRIES_CACHED:
                 del self._entries[next(iter(self._entries))]

@@ -1,15 +1,15 @@
-"""Which answers may be shown to the verifiers of reasoning-gym: some run them as code.
+"""Filter of the answers that reasoning-gym's verifiers may see, because some verifiers run them as code.
 
 A completion can come from a peer, and some verifiers pass its answer to `eval`, directly or through SymPy's
-`parse_expr`: there a text becomes code on the node that scores it. Code can also read the reference answer and hand it
-back. So an answer passes only if evaluating it can do nothing but compute:
+`parse_expr`: the text becomes code on the node that scores it. Such code can also return the reference answer. An
+answer passes only if its evaluation can do nothing but compute:
 
-* for `eval`: a literal (`[[1, 2], [3, 4]]`), or what is no Python expression at all, or the reference itself;
-* for `parse_expr`: numbers, operators and brackets, one-letter variables and elementary functions. `Integral(f, x)`
-  stays out as well: differentiated, it equals any f it is given. It also keeps the limits of `expression_limits.py`.
+* for `eval`: a literal (`[[1, 2], [3, 4]]`), text that is not a Python expression, or the reference itself;
+* for `parse_expr`: numbers, operators and brackets, one-letter variables and elementary functions, within the limits
+  of `expression_limits.py`. `Integral(f, x)` is excluded: its derivative equals any f.
 
-The verifier of complex numbers, which finds `nan` close to everything, is not shown it. A test reads the installed
-library for verifiers that evaluate and are missing here.
+The verifier of complex numbers accepts `nan` as close to everything, so it never sees `nan`. A test searches the
+installed library for evaluating verifiers that are missing here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
 def is_safe_answer(generator: str, answer: str, *, reference: str) -> bool:
-    """Whether the verifier of `generator` may see `answer`."""
+    """Return whether the verifier of `generator` may see `answer`."""
     if len(answer) > MAX_ANSWER_CHARS:
         return False
     if generator in EVALUATED:
@@ -49,14 +49,14 @@ def is_safe_answer(generator: str, answer: str, *, reference: str) -> bool:
 
 
 def _is_python(text: str) -> bool:
-    """Whether `eval` could run it; `eval` passes over the same leading white space."""
+    """Return whether `eval` could run it; `eval` ignores the same leading white space."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the compiler's remarks on a stranger's text
+            warnings.simplefilter("ignore")  # the compiler's warnings about untrusted text
             ast.parse(text.lstrip(" \t"), mode="eval")
     except (SyntaxError, ValueError):
         return False
-    except (MemoryError, RecursionError):  # nested too deep to tell
+    except (MemoryError, RecursionError):  # nested too deeply to decide
         return True
     return True
 

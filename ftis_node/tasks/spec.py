@@ -1,4 +1,4 @@
-"""The task SPEC: which problems a node trains on, in one line that can stand in a manifest or on a command line.
+"""The task SPEC: which problems a node trains on, as one line for a manifest or a command line.
 
     spec = part, or several joined by "+"
     part = arithmetic | arithmetic:add | arithmetic:sub
@@ -13,8 +13,8 @@
 
     gsm8k:/data/gsm8k=3+rg:chain_sum=1      three GSM8K problems from local files, then one chain sum
 
-The reward of a task with a PATH stands before it: `gsm8k@brief:PATH`. A PATH may hold ":", "+" and "=" of its own;
-how far it reaches:
+The reward of a task with a PATH comes before the PATH: `gsm8k@brief:PATH`. A PATH may contain ":", "+" and "=". It ends
+as follows:
 
 * a "+" ends it only where a task could begin, that is before a word, or WORD@REWARD, followed by ":", "=", "+" or the
   end of the line: `gsm8k:/data/a+b.jsonl` is one path. A folder whose name ends in `+word` cannot be written;
@@ -95,7 +95,7 @@ def parse_spec(text: str) -> TaskSpec:
     drafts = [_parse_part(part) for part in _JOINER.split(text.strip())]
     names = [name for name, _, _ in drafts]
     if twice := {name for name in names if names.count(name) > 1}:
-        raise TaskError(f"task {min(twice)!r} stands twice in {text!r}: name each task once and give it a weight")
+        raise TaskError(f"task {min(twice)!r} appears twice in {text!r}: name each task once and give it a weight")
     weights = _whole_weights([weight for _, _, weight in drafts], text)
     parts = (TaskPart(name, path, weight) for (name, path, _), weight in zip(drafts, weights, strict=True))
     return TaskSpec(tuple(sorted(parts, key=lambda part: part.name)))
@@ -107,7 +107,7 @@ def _parse_part(text: str) -> tuple[str, str | None, Fraction]:
     if match := _WEIGHT.fullmatch(text):
         text, weight = match["rest"], Fraction(match["weight"])
     if weight == 0:
-        raise TaskError(f"task {text!r} has the weight 0: leave it out, or give it a weight above 0")
+        raise TaskError(f"task {text!r} has the weight 0: omit it, or give it a weight above 0")
     name, colon, path = text.partition(":")
     if _FILE_TASK.fullmatch(name) and colon:
         if not path:
@@ -115,7 +115,7 @@ def _parse_part(text: str) -> tuple[str, str | None, Fraction]:
         return name, path, weight
     if not _NAME.fullmatch(text):
         raise TaskError(
-            f"{text!r} is no task: write NAME, NAME:ARGUMENT, NAME@REWARD or NAME=WEIGHT, several joined by '+'"
+            f"{text!r} is not a task: write NAME, NAME:ARGUMENT, NAME@REWARD or NAME=WEIGHT, several joined by '+'"
         )
     return text, None, weight
 

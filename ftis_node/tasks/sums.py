@@ -1,18 +1,18 @@
-"""The task `sums`: the sum of two numbers of three digits, with room to write the working before the answer.
+"""The task `sums`: the sum of two numbers of three digits, with the working before the answer.
 
-It exists so that completions of 25 to 60 tokens can be learnt on two CPU cores in minutes: a model that adds column by
-column, and writes each column down, needs nothing but sums of two digits and a carry. The working is free; the answer
-is what follows the last `#`. A real example, index 0 of the training split:
+Models learn its completions of 25 to 60 tokens on two CPU cores in minutes. A model that writes down each column needs
+only sums of two digits and a carry. The working is free; the answer follows the last `#`. A real example, index 0 of
+the training split:
 
     prompt   [{"role": "user", "content": "555+173="}]
     answer   "728"
     reward   1.0 for any text that ends in "#728" (white space around the answer is ignored), else 0.0
 
-`sums:long` asks for numbers of four digits: what is learnt from three digits can be tried on longer ones.
+`sums:long` asks for numbers of four digits, to test generalization from three.
 
-An index is a seed: `train[i]` hashes i to a problem. Held out are whole problems, not indices: those whose hash is 0
-modulo `HELD_OUT_ONE_IN`, where `a+b` and `b+a` count as one. A training draw that falls on one of them is drawn again;
-the test split has the first `NUM_TEST` that are drawn for it. Hashes are blake2b: every machine makes the same prompts.
+An index is a seed: `train[i]` hashes i to a problem. Whole problems are held out, not indices: those whose hash is 0
+modulo `HELD_OUT_ONE_IN`, where `a+b` and `b+a` count as one. A training draw that is held out is drawn again. The test
+split has the first `NUM_TEST` held-out draws. Hashes are blake2b: every machine makes the same prompts.
 """
 
 from __future__ import annotations
@@ -42,22 +42,21 @@ class Sum(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The problem as the prompt shows it, such as `347+285=`."""
+        """Return the problem as in the prompt, such as `347+285=`."""
         return f"{self.left}+{self.right}="
 
     @property
     def answer(self) -> int:
-        """The right answer."""
         return self.left + self.right
 
     @property
     def is_held_out(self) -> bool:
-        """Whether training never shows it, nor the same with its operands exchanged."""
+        """Return whether the problem, or the same with exchanged operands, is held out."""
         return _hash(f"{max(self.left, self.right)}+{min(self.left, self.right)}") % HELD_OUT_ONE_IN == 0
 
 
 class SumsTask:
-    """A split of `sums` or of `sums:long`, as a `Task`. Raises TaskError where there is no such split or task."""
+    """A split of `sums` or of `sums:long`, as a `Task`. Raises TaskError for an unknown split or task."""
 
     isolate_scoring: ClassVar[bool] = False
 
@@ -65,7 +64,7 @@ class SumsTask:
         if split not in ("train", "test"):
             raise TaskError(f"{name} has no split {split!r}: use train or test")
         if name not in DIGITS:
-            raise TaskError(f"there is no task {name!r}: use {' or '.join(DIGITS)}")
+            raise TaskError(f"unknown task {name!r}: use {' or '.join(DIGITS)}")
         self.name = name
         self.split = split
         self._num_digits = DIGITS[name]
@@ -84,7 +83,7 @@ class SumsTask:
         )
 
     def problem(self, index: int) -> Sum:
-        """The operands behind `self[index]`."""
+        """Return the operands of `self[index]`."""
         if self.split == "test":
             return _test_split(self._num_digits)[index]
         draws = (_draw(f"train/{index}/{attempt}", self._num_digits) for attempt in count())
@@ -99,14 +98,14 @@ class SumsTask:
         return 1.0 if self.answer_of(item, completion_text) == item.answer else 0.0
 
     def answer_of(self, item: TaskItem, completion_text: str) -> str | None:
-        """What follows the last `#`; None where there is no such mark, or nothing behind it."""
+        """Return what follows the last `#`; None without the mark or without text behind it."""
         _, mark, answer = completion_text.rpartition(ANSWER_MARK)
         return answer.strip() or None if mark else None
 
 
 @cache
 def _test_split(num_digits: int) -> tuple[Sum, ...]:
-    """The first `NUM_TEST` different held-out draws."""
+    """Return the first `NUM_TEST` different held-out draws."""
     found: dict[Sum, None] = {}
     for attempt in count():
         draw = _draw(f"test/{attempt}", num_digits)
@@ -118,12 +117,12 @@ def _test_split(num_digits: int) -> tuple[Sum, ...]:
 
 
 def _draw(seed: str, num_digits: int) -> Sum:
-    """Both operands uniform among the numbers of so many digits."""
+    """Draw both operands uniformly among the numbers with so many digits."""
     smallest = 10 ** (num_digits - 1)
     bits, left = divmod(_hash(seed), 9 * smallest)
     return Sum(smallest + left, smallest + bits % (9 * smallest), num_digits)
 
 
 def _hash(text: str) -> int:
-    """64 bits that are the same on every machine."""
+    """Return 64 bits that are equal on every machine."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")

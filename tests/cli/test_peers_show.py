@@ -79,12 +79,12 @@ def test_all_of_one_peer(home: Path, identity: Identity, capsys: pytest.CaptureF
 
 def test_a_peer_that_nobody_knows_is_one_line(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["peers", "show", STRANGER, "--home", str(home)]) == 2
-    assert "never heard of" in capsys.readouterr().err
+    assert "does not know" in capsys.readouterr().err
 
 
 def test_a_refused_group_is_known_by_its_verdict(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = _said(capsys, home, "replay", "show", "abababab")
-    assert "refused (reward): a claimed reward is not the one that we find. claimed \\x1b]0;x\\x07 1" in " ".join(
+    assert "rejected (reward): a claimed reward is not the one that we find. claimed \\x1b]0;x\\x07 1" in " ".join(
         shown.split()
     )
     assert "\x1b" not in shown

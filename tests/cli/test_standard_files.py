@@ -64,7 +64,7 @@ def test_a_fault_keeps_its_exit_code_without_standard_error(tmp_path: Path, redi
 def test_a_short_command_says_where_its_output_cannot_be_written() -> None:
     full = in_shell(">/dev/full", "tasks")
     assert full.returncode == 3
-    assert full.stderr == "ftis-node: the output cannot be written (No space left on device): make space on its disk\n"
+    assert full.stderr == "ftis-node: cannot write the output (No space left on device): free disk space\n"
     closed = in_shell("1>&-", "tasks")
     assert (closed.returncode, closed.stderr) == (0, "")
     head = in_shell("| true", "tasks")

@@ -153,13 +153,13 @@ def test_a_fault_of_ours_is_one_line_too(capsys: pytest.CaptureFixture[str], mon
         (["--lies", "murder"], "positives"),
         (["--kl-estimator", "k9"], "kl_estimator"),
         (["--task", "math500:nowhere.jsonl"], "nowhere"),
-        (["--pair", "hdee", "--pair", "size"], "of its own"),
-        (["--pair", "hdee", "--lies", "rewards"], "leave out --lies"),
-        (["--pair", "hdee", "--delay", "fixed:2"], "leave out --delay"),
-        (["--pair", "hdee", "--share", "horizontal"], "leave out --share"),
-        (["--pair", "hdee", "--nodes", "4"], "leave out --nodes"),
-        (["--pair", "hdee", "--task", "arithmetic"], "leave out --task"),
-        (["--pair", "hdee", "--ood-task", "arithmetic"], "leave out --ood-task"),
+        (["--pair", "hdee", "--pair", "size"], "a separate experiment"),
+        (["--pair", "hdee", "--lies", "rewards"], "omit --lies"),
+        (["--pair", "hdee", "--delay", "fixed:2"], "omit --delay"),
+        (["--pair", "hdee", "--share", "horizontal"], "omit --share"),
+        (["--pair", "hdee", "--nodes", "4"], "omit --nodes"),
+        (["--pair", "hdee", "--task", "arithmetic"], "omit --task"),
+        (["--pair", "hdee", "--ood-task", "arithmetic"], "omit --ood-task"),
         (["--pair", "hdee", "--prompts", "9"], "multiple of 6"),
         (["--pair", "hdee", "--prompts", "32"], "3 nodes cannot share 32 prompts"),
         (["--pair", "hdee", "--methods", "ppo"], "ftis"),
@@ -238,7 +238,7 @@ MIXED = 'name = "x"\ntask = "arithmetic:add+arithmetic:sub"\n'
             [],
             "own_domain_fraction has no effect with",
         ),
-        (MIXED, ["--task", "arithmetic:add+"], "is no task"),
+        (MIXED, ["--task", "arithmetic:add+"], "is not a task"),
         (MIXED, ["--generate-tokens", "5", "--role", "learner"], "a learner generates nothing"),
         (MIXED, ["--learn-tokens", "5", "--role", "generator", "--follow", "x"], "a generator takes no steps"),
         (MIXED, ["--steps", "5", "--role", "generator", "--follow", "x"], "leave --steps"),
@@ -256,7 +256,7 @@ def test_domains_and_budgets_that_contradict_the_rest(
 
 
 def test_a_bad_task_or_budget_in_node_toml(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
-    for text, says in (("[budget]\nlearn_steps = 0\n", "budget.learn_steps"), ('task = "+"\n', "is no task")):
+    for text, says in (("[budget]\nlearn_steps = 0\n", "budget.learn_steps"), ('task = "+"\n', "is not a task")):
         (tmp_path / "home").mkdir(exist_ok=True)
         (tmp_path / "home" / "node.toml").write_text(text)
         code, line = join(capsys, tmp_path, "--model", str(model))

@@ -67,9 +67,7 @@ async def _page(session: ClientSession, url: str) -> str:
 
 def test_before_any_node_ran_it_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["dashboard", "--home", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == (
-        f"ftis-node: no node has run with the home {tmp_path}: give the right one with --home\n"
-    )
+    assert capsys.readouterr().err == (f"ftis-node: no node has run in {tmp_path}: give its home with --home\n")
 
 
 def test_without_a_terminal_it_says_what_to_use(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,7 +102,7 @@ def test_once_paints_and_ends_and_loads_nothing_heavy(home: Path) -> None:
             break
     os.close(outer)
     assert process.wait() == 0, painted.decode()
-    assert b"looking at" in painted
+    assert b"snapshot" in painted
 
 
 @pytest.mark.parametrize(
@@ -125,7 +123,7 @@ def test_other_sites_are_refused(host: str, origin: str | None, is_refused: bool
 
 def test_opening_it_to_the_network_is_said_plainly() -> None:
     assert warning_of("127.0.0.1", 8642) is None
-    assert "it travels unencrypted" in (warning_of("0.0.0.0", 8642) or "")
+    assert "the connection is not encrypted" in (warning_of("0.0.0.0", 8642) or "")
     assert (new_token("127.0.0.1"), new_token("localhost")) == (None, None)
     assert refusal_of(bound_to="0.0.0.0", host="gpu-box:8642", origin="http://gpu-box:8642") is None
 

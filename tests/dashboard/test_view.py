@@ -164,7 +164,7 @@ def test_lines_fit_into_80_columns() -> None:
 def test_peers() -> None:
     assert [row["peer_id"] for row in sorted_peers(reversed(PEERS))] == [ANN, BOB]
     assert _texts([peer_row(PEERS[0], now=NOW)]) == "annQwen2.5-7B 7.6Bgood39843 %3400" + "3 s"
-    assert "not pulled from" in _texts(peer_lines(PEERS[1], now=NOW))
+    assert "neither fetches from it" in _texts(peer_lines(PEERS[1], now=NOW))
     shown = _texts(peer_lines(PEERS[0], now=NOW))
     assert "43 % of its completions, effectively, over its last 20 steps" in shown
     assert "960 completions, 91 % kept; of the negatives 82 %" in shown
@@ -176,7 +176,7 @@ def test_peers() -> None:
 def test_events() -> None:
     assert [event["event"] for event in notable_events(HISTORY.events)] == ["start", "refused", "eval", "step"]
     assert text_of(event_line(HISTORY.events[-1])).endswith("101  reward 0.61, loss -0.021, 8 own, 4 foreign, 6.9 s")
-    assert "changed nothing: not finite" in text_of(event_line({"time": 0, "event": "step", "refused": "not finite"}))
+    assert "had no effect: not finite" in text_of(event_line({"time": 0, "event": "step", "refused": "not finite"}))
 
 
 def test_curves() -> None:
@@ -185,7 +185,7 @@ def test_curves() -> None:
     assert len(rows) == 5 and max(map(len, rows)) <= 30
     assert rows[0].startswith("1.00") and rows[3].startswith("0.00") and rows[4].split() == ["0", "50"]
     assert rows[0][-1] not in " ⠀" and rows[3][-1] != rows[0][-1]
-    assert plot_rows([], width=30, height=5) == ["no figures yet"]
+    assert plot_rows([], width=30, height=5) == ["no data yet"]
     assert len(plot_rows([(3, 0.5)], width=30, height=5)) == 5
     assert plot_rows([(3, 0.5)], width=5, height=5) == []
 

@@ -129,16 +129,16 @@ def test_what_happened_is_told_in_order(page: Page) -> None:
     wanted = [
         "Started",
         "Joined: ",
-        "No signal: steps 12 to 17 changed nothing",
-        "38 groups refused at the door: reward 37, &lt;script&gt;",
+        "No signal: steps 12 to 17 had no effect",
+        "38 groups rejected: reward 37, &lt;script&gt;",
     ]
-    wanted += [" is refused from now on: &lt;script&gt;", "before that it had ended without saying so"]
-    wanted += ["The learner died in step 45 and was started again: see …/learner.log &lt;script&gt;"]
-    wanted += ["Log-probs that no honest sampling brings about, from &lt;script&gt;", "&lt;script&gt;"]
-    wanted += ["The buffer had lost writes: 2 groups lost, 1 used before and not again"]
-    wanted += ["Went on at step 43 of the newest good checkpoint, after step 44"]
-    wanted += ["Went on at step 46 of a checkpoint, where this home had done 44"]
-    wanted += ["clock was moved by -3,600 s", "Caught up with what was missed: 321 groups"]
+    wanted += [" is banned: &lt;script&gt;", "Restarted after an end without a stop event"]
+    wanted += ["The learner died in step 45 and was restarted: see …/learner.log &lt;script&gt;"]
+    wanted += ["Implausible log-probs from &lt;script&gt;", "&lt;script&gt;"]
+    wanted += ["The buffer lost writes: 2 groups lost, 1 already used and not used again"]
+    wanted += ["Resumed at step 43 of the newest valid checkpoint; step 44 was done"]
+    wanted += ["Resumed at step 46 of a checkpoint; this home recorded 44"]
+    wanted += ["clock was moved by -3,600 s", "Caught up with missed groups: 321 groups"]
     wanted += ["Stopped at step 60"]
     assert len(told) == len(wanted)
     for part, text in zip(wanted, told, strict=True):
@@ -160,7 +160,7 @@ def test_a_node_without_a_step_says_so(tmp_path: Path, capsys: pytest.CaptureFix
     assert run(["report", "--home", str(home.root), "--out", str(out)]) == 0
     assert capsys.readouterr().out.strip() == str(out)
     page = Page(out)
-    assert "has not done a step yet" in page.source
+    assert "has completed no step yet" in page.source
     assert "figure" not in {tag for tag, _ in page.tags}, "no curve through one point"
     assert ["0", "arithmetic", "0.100", "8"] in [row[:4] for row in page.rows()]
 
@@ -170,7 +170,7 @@ def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     home = write_home(tmp_path / "home")
     assert run(["report", "--home", str(home.root), "--out", str(tmp_path / "no/where.html")]) == 2
     first, second = capsys.readouterr().err.splitlines()
-    assert "no node has run with the home" in first
+    assert "no node has run in" in first
     assert "cannot write" in second
 
 

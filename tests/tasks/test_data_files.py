@@ -98,10 +98,10 @@ def test_indices_outside_raise_index_error(tmp_path: Path, index: int) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("{", "no valid JSON"),
+        ("{", "invalid JSON"),
         ("", "the line is empty"),
         ("[1]", "must be a JSON object"),
-        ("[" * 100_000, "no valid JSON"),
+        ("[" * 100_000, "invalid JSON"),
         ({"answer": "#### 1"}, "'question' must be a text"),
         ({"question": " ", "answer": "#### 1"}, "'question' must be a text"),
         ({"question": 5, "answer": "#### 1"}, "'question' must be a text"),
@@ -124,7 +124,7 @@ def test_a_broken_line_is_named(tmp_path: Path, row: object, message: str) -> No
 def test_a_line_that_is_not_utf8_is_named(tmp_path: Path) -> None:
     file = tmp_path / "train.jsonl"
     file.write_bytes(json.dumps(CLIPS).encode() + b'\n{"question": "\xff"}\n')
-    with pytest.raises(TaskError, match=r"train\.jsonl:2: no valid JSON"):
+    with pytest.raises(TaskError, match=r"train\.jsonl:2: invalid JSON"):
         load_task(f"gsm8k:{file}")
 
 
@@ -132,7 +132,7 @@ def test_a_line_that_is_not_utf8_is_named(tmp_path: Path) -> None:
 def test_an_empty_file_is_refused(tmp_path: Path, content: str) -> None:
     file = tmp_path / "train.jsonl"
     file.write_text(content)
-    with pytest.raises(TaskError, match="train.jsonl: there is no problem in it"):
+    with pytest.raises(TaskError, match="train.jsonl: the file has no problems"):
         load_task(f"gsm8k:{file}")
 
 

@@ -124,9 +124,9 @@ async def test_the_example_package_gives_a_task_and_a_reward(
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("forgetful", "the plug-in task 'forgetful' of bad-plugin 2.0 makes another problem of"),
-        ("itemless", "the plug-in task 'itemless' of bad-plugin 2.0 gave no TaskItem of its own as problem 0"),
-        ("leaving", "the plug-in task 'leaving' of bad-plugin 2.0 failed: SystemExit: bye; tell its authors"),
+        ("forgetful", "the plug-in task 'forgetful' of bad-plugin 2.0 is not deterministic"),
+        ("itemless", "the plug-in task 'itemless' of bad-plugin 2.0 gave no valid TaskItem as problem 0"),
+        ("leaving", "the plug-in task 'leaving' of bad-plugin 2.0 failed: SystemExit: bye; report it to its authors"),
         ("twice", "bad-plugin and other-plugin both have a plug-in 'twice': uninstall one of them"),
         ("good@text", "the plug-in reward 'text' of bad-plugin 2.0 is a str, which cannot be called"),
         ("good@brieff", "unknown reward 'brieff': known are text"),

@@ -85,10 +85,10 @@ def test_a_plug_in_can_be_mixed() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("misnamed", "calls itself 'other'"),
+        ("misnamed", "has another name, 'other'"),
         ("broken", "the plug-in task 'broken' of echo-plugin 1.0 failed: OSError: no such disk"),
         ("absent", "failed: AttributeError"),
-        ("no-task", "gave a str, which is no Task"),
+        ("no-task", "gave a str, which is not a Task"),
         ("unheard", "rg:NAME of reasoning-gym, absent, broken, echo"),
     ],
 )
@@ -125,7 +125,7 @@ def test_what_cannot_be_trained_on_is_a_task_error_in_one_line(spec: str, messag
 
 
 def test_an_unknown_split_is_refused() -> None:
-    with pytest.raises(TaskError, match="there is no split 'validation'"):
+    with pytest.raises(TaskError, match="unknown split 'validation'"):
         load_task("arithmetic", split="validation")
 
 

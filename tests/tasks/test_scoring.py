@@ -124,7 +124,7 @@ async def test_a_process_that_is_never_ready_is_a_typed_error() -> None:
 
 
 async def test_a_task_that_cannot_travel_is_refused() -> None:
-    with pytest.raises(TaskError, match="'hostile' wants isolated scoring but cannot be pickled"):
+    with pytest.raises(TaskError, match="'hostile' needs isolated scoring but cannot be pickled"):
         IsolatedScorer(UnpicklableTask())
 
 

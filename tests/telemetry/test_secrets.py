@@ -90,9 +90,7 @@ def test_log_lines_and_tracebacks_have_none(capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.usefixtures("logging_again")
 def test_an_error_of_the_command_line_has_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["status", "--home", f"/no/home/{SEED.hex()}"]) == 2
-    assert capsys.readouterr().err == (
-        f"ftis-node: no node has run with the home /no/home/{HIDDEN}: give the right one with --home\n"
-    )
+    assert capsys.readouterr().err == (f"ftis-node: no node has run in /no/home/{HIDDEN}: give its home with --home\n")
 
 
 def test_events_and_statuses_have_none(tmp_path: Path) -> None:

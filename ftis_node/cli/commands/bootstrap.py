@@ -1,4 +1,4 @@
-"""`ftis-node bootstrap`: a meeting point for nodes that do not know each other yet."""
+"""`ftis-node bootstrap`: a node through which other nodes find each other."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ PUBLIC = 0o644
 def bootstrap(
     home: HomeOption = None,
     listen: Annotated[list[str] | None, typer.Option("--listen", help="Multiaddr to listen on. Repeatable.")] = None,
-    peers: Annotated[list[str] | None, typer.Option("--peers", help="Another bootstrap's multiaddr.")] = None,
+    peers: Annotated[list[str] | None, typer.Option("--peers", help="Multiaddr of another bootstrap node.")] = None,
     announce: Annotated[
         list[str] | None,
         typer.Option(
             "--announce",
             metavar="MADDR",
-            help="Address to tell others instead of what is found, such as /dns4/NAME/tcp/4001. Repeatable.",
+            help="Address to announce instead of the detected ones, such as /dns4/NAME/tcp/4001. Repeatable.",
         ),
     ] = None,
     address_file: Annotated[
         Path | None,
-        typer.Option("--address-file", metavar="FILE", help="Also write the addresses here, for --peers @FILE."),
+        typer.Option("--address-file", metavar="FILE", help="File for the addresses, to use with --peers @FILE."),
     ] = None,
 ) -> None:
-    """Run a meeting point and relay; prints one dialable address per line, then serves until stopped.
+    """Run a bootstrap and relay node. Prints one address per line, then serves until stopped.
 
-    It holds no model and no rollouts. Give one of its lines to `join --peers`. The home keeps its peer id.
+    It holds no model and no rollouts. Give one of the printed lines to `join --peers`. The home keeps its peer id.
     """
     from ftis_node.node.startup.bootstrap import run_bootstrap_node
 

@@ -1,4 +1,4 @@
-"""`ftis-node compare`: an experiment, methods x pairings x seeds, with its table, curves and plots."""
+"""`ftis-node compare`: an experiment over methods, pairings and seeds, with table, curves and plots."""
 
 from __future__ import annotations
 
@@ -58,49 +58,44 @@ DelayOption = Annotated[
     str,
     typer.Option(
         "--delay",
-        help="none, fixed:K, lognormal:MIN-MAX, in steps; DELAY@peer: of the last node alone; comma-separated.",
+        help="none, fixed:K, lognormal:MIN-MAX, in steps; DELAY@peer: of the last node only; comma-separated.",
     ),
 ]
 NodesOption = Annotated[str, typer.Option("--nodes", help="Nodes in a swarm; comma-separated.")]
 LiesOption = Annotated[
-    str, typer.Option("--lies", help="What the last nodes lie about: none, rewards, logprobs, positives, mimic.")
+    str,
+    typer.Option("--lies", help="Attack of the last nodes: none, rewards, logprobs, positives, mimic."),
 ]
-LiarsOption = Annotated[int, typer.Option("--liars", min=1, help="How many nodes lie, where --lies has them lie.")]
-CodecOption = Annotated[
-    str, typer.Option("--codec", help="How groups are packed: exact, lossless, lossy; comma-separated.")
-]
+LiarsOption = Annotated[int, typer.Option("--liars", min=1, help="Number of attackers with --lies.")]
+CodecOption = Annotated[str, typer.Option("--codec", help="Codec of groups: exact, lossless, lossy; comma-separated.")]
 ControlsOption = Annotated[
     bool,
     typer.Option(
         "--controls",
-        help="Add the controls to --methods: the models alone, with a whole update and with a swarm node's own part.",
+        help="Add the controls to --methods: each model alone, with a whole update and with a swarm node's part.",
     ),
 ]
 ModelSeedsOption = Annotated[
-    int, typer.Option("--model-seeds", min=1, help="Starting models of every pairing, made from so many seeds.")
+    int, typer.Option("--model-seeds", min=1, help="Number of seeds for the initial models of every pairing.")
 ]
-SeedsOption = Annotated[int, typer.Option("--seeds", min=1, help="Seeds of every setting.")]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, help="The first seed.")]
-StepsOption = Annotated[int, typer.Option("--steps", min=1, help="Optimiser steps of each node.")]
+SeedsOption = Annotated[int, typer.Option("--seeds", min=1, help="Number of seeds for every setting.")]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="First seed.")]
+StepsOption = Annotated[int, typer.Option("--steps", min=1, help="Optimizer steps of each node.")]
 PromptsOption = Annotated[
-    int, typer.Option("--prompts", min=0, help="Prompts in an update, over all nodes; 0: as the run says.")
+    int, typer.Option("--prompts", min=0, help="Prompts of an update, over all nodes; 0: as in --run.")
 ]
-EvalEveryOption = Annotated[
-    int, typer.Option("--eval-every", min=0, help="Steps between evaluations; 0: as the run says.")
-]
+EvalEveryOption = Annotated[int, typer.Option("--eval-every", min=0, help="Steps between evaluations; 0: as in --run.")]
 RunOption = Annotated[
     str | None,
-    typer.Option("--run", help="Preset or TOML file for all that is not given here.", autocompletion=one_of(*PRESETS)),
+    typer.Option("--run", help="Preset or TOML file with all other settings.", autocompletion=one_of(*PRESETS)),
 ]
 TaskOption = Annotated[str | None, typer.Option("--task", help="Task SPEC to train on.", autocompletion=task_specs)]
-OodTaskOption = Annotated[
-    str | None, typer.Option("--ood-task", help="Task SPEC that is evaluated and never trained on.")
-]
-KlEstimatorOption = Annotated[str | None, typer.Option("--kl-estimator", help="What the filter reads.")]
-KlThresholdOption = Annotated[float | None, typer.Option("--kl-threshold", help="Where the filter cuts.")]
+OodTaskOption = Annotated[str | None, typer.Option("--ood-task", help="Task SPEC to evaluate without training on it.")]
+KlEstimatorOption = Annotated[str | None, typer.Option("--kl-estimator", help="KL estimator of the filter.")]
+KlThresholdOption = Annotated[float | None, typer.Option("--kl-threshold", help="KL threshold of the filter.")]
 LoraRankOption = Annotated[int, typer.Option("--lora-rank", min=1, help="Rank of adapters; alpha is twice that.")]
-JobsOption = Annotated[int, typer.Option("--jobs", min=0, help="Trials side by side; 0: one a core, or one on a GPU.")]
-DeviceOption = Annotated[Device, typer.Option("--device", help="Where models run.")]
+JobsOption = Annotated[int, typer.Option("--jobs", min=0, help="Trials in parallel; 0: one per core, or one on a GPU.")]
+DeviceOption = Annotated[Device, typer.Option("--device", help="Device of the models.")]
 OutOption = Annotated[Path, typer.Option("--out", help="Folder for models, runs and results.")]
 
 
@@ -133,7 +128,7 @@ def compare(
 ) -> None:
     """Compare methods: real nodes over an in-process network, the same number of completions in every update.
 
-    Writes results.json, curves.csv, curves.png and table.md. Run again, it goes on with what is missing.
+    Writes results.json, curves.csv, curves.png and table.md. A second run resumes and runs only missing trials.
     """
     from ftis_node.config.node import LoraSection
     from ftis_node.lab.experiment.pairs import resolve_pair
@@ -171,11 +166,11 @@ def compare(
     kind = _hdee(experiment, models, model_seeds) if is_hdee else _usual(experiment)
     typer.echo(kind.fairness, err=True)
     typer.echo(_run(kind, pairs, out, model_seeds=model_seeds, jobs=jobs or _jobs(device)))
-    typer.echo(f"results.json, curves.csv, curves.png and table.md lie in {out}", err=True)
+    typer.echo(f"results.json, curves.csv, curves.png and table.md are in {out}", err=True)
 
 
 class _Kind(NamedTuple):
-    """What kinds of experiments differ in."""
+    """Differences between the kinds of experiments."""
 
     trials: list[Trial]
     fairness: str
@@ -201,7 +196,7 @@ def _hdee(experiment: Experiment, models: Path, model_seeds: int) -> _Kind:
 
 
 def _run(kind: _Kind, pairs: tuple[str, ...], out: Path, *, model_seeds: int, jobs: int) -> str:
-    """Makes what is missing, models first, and returns the table."""
+    """Make missing models, run missing trials and return the table."""
     from ftis_node.lab.experiment.pairs import make_models, tiny_models
     from ftis_node.lab.experiment.runner import run_trials
 
@@ -215,29 +210,29 @@ def _run(kind: _Kind, pairs: tuple[str, ...], out: Path, *, model_seeds: int, jo
 
 
 def _check_hdee(context: typer.Context, pairs: tuple[str, ...]) -> None:
-    """Raises UsageError for what makes no sense with experts of domains."""
+    """Raise UsageError for options that do not apply to experts of domains."""
     if pairs != (HDEE,):
-        raise UsageError("--pair hdee is an experiment of its own: run it without other pairings")
+        raise UsageError("--pair hdee is a separate experiment: run it without other pairings")
     for name in NOT_OF_HDEE:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             option = name.replace("_", "-")
-            raise UsageError(f"--pair hdee has its own domains, nodes and sharing: leave out --{option}")
+            raise UsageError(f"--pair hdee has its own domains, nodes and sharing: omit --{option}")
 
 
 def _check_model_seeds(model_seeds: int, pairs: tuple[str, ...]) -> None:
-    """Raises UsageError where several seeds are asked for and the models are given, or have one seed."""
+    """Raise UsageError for several seeds with given models or with one model seed."""
     from ftis_node.lab.experiment.pairs import TINY_PAIRS
 
     made_here = (*TINY_PAIRS, HDEE)
     if model_seeds > 1 and not set(pairs) <= set(made_here):
-        raise UsageError(f"--model-seeds is for pairings whose models are made here: {', '.join(made_here)}")
+        raise UsageError(f"--model-seeds applies only to pairings with generated models: {', '.join(made_here)}")
 
 
 def _base(
     run: str | None, task: str | None, pairs: tuple[str, ...], *, kl_estimator: str | None, kl_threshold: float | None
 ) -> RunManifest:
-    """The manifest that all trials start from."""
+    """Return the manifest that all trials start from."""
     from pydantic import ValidationError
 
     from ftis_node.config.manifest import MethodSection, first_problem, load_manifest, preset_for_task
@@ -246,7 +241,7 @@ def _base(
 
     own_tasks = {TINY_PAIRS.get(name, "") for name in pairs}
     if len(own_tasks) > 1 and not task:
-        raise UsageError(f"{' and '.join(pairs)} are of unlike tasks: compare them apart, or give a --task")
+        raise UsageError(f"{' and '.join(pairs)} have different tasks: compare them separately, or give a --task")
     own_task = own_tasks.pop() if len(own_tasks) == 1 else ""
     is_tiny = own_task and (task or own_task).startswith(own_task)
     manifest = load_manifest(run or (TINY_PRESETS[own_task] if is_tiny else preset_for_task(task or "")))
@@ -261,7 +256,7 @@ def _base(
 
 
 def _resized(base: RunManifest, *, prompts: int, eval_every: int) -> RunManifest:
-    """With so many prompts an update, and so many steps between evaluations; 0 leaves them."""
+    """Return the manifest with other numbers of prompts and of steps between evaluations; 0 leaves them."""
     changes: dict[str, object] = {}
     if prompts:
         changes["step"] = base.step.model_copy(update={"own_groups": prompts, "foreign_groups": 0})
@@ -271,7 +266,7 @@ def _resized(base: RunManifest, *, prompts: int, eval_every: int) -> RunManifest
 
 
 def _specs(task: str, ood_task: str | None) -> tuple[str, tuple[str, ...]]:
-    """The task with its paths, and what is evaluated: its held-out problems first."""
+    """Return the task with its paths, and the tasks to evaluate: its held-out problems first."""
     from ftis_node.tasks import held_out_spec, parse_spec
 
     spec = parse_spec(task)
@@ -294,7 +289,7 @@ def _fairness(experiment: Experiment) -> str:
 def _split(text: str) -> tuple[str, ...]:
     parts = tuple(part.strip() for part in text.split(",") if part.strip())
     if not parts:
-        raise UsageError("an option with an empty list: give at least one value")
+        raise UsageError("an option has an empty list: give at least one value")
     return parts
 
 
@@ -315,5 +310,5 @@ def _jobs(device: Device) -> int:
 
 
 def _watch_trials(show: OnProgress) -> Callable[[ExperimentProgress], None]:
-    """Shows how far the trials are."""
+    """Show the progress of the trials."""
     return lambda standing: show(standing.fraction, f"{standing.trials_done} of {standing.num_trials} done")

@@ -20,18 +20,18 @@ DEFAULT_PORT = 8642
 
 def dashboard(
     home: HomeOption = None,
-    web: Annotated[bool, typer.Option("--web", help="Serve the same in a browser.")] = False,
+    web: Annotated[bool, typer.Option("--web", help="Serve it in a browser.")] = False,
     host: Annotated[str, typer.Option("--host", help="With --web: address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="With --web: port.")] = DEFAULT_PORT,
     once: Annotated[bool, typer.Option("--once", hidden=True, help="End after the first paint.")] = False,
 ) -> int:
-    """Watch a node: does it contribute, does it learn, is it healthy. Works on a stopped node, too.
+    """Show live whether a node contributes, learns and is healthy. Works for a stopped node, too.
 
-    Keys: Enter opens a peer, g the groups, e the events, ? says what all the words mean, q quits (the node goes on).
+    Keys: Enter opens a peer, g the groups, e the events, ? explains all terms, q quits (the node keeps running).
     """
     where = home_at(home)
     if not (where.status.exists() or where.settings.exists()):
-        raise ConfigError(f"no node has run with the home {where.root}: give the right one with --home")
+        raise ConfigError(f"no node has run in {where.root}: give its home with --home")
     if web:
         from ftis_node.dashboard.web import check_port, new_token, serve_dashboard, warning_of
 
@@ -40,7 +40,7 @@ def dashboard(
             typer.echo(f"ftis-node: {warning}", err=True)
         token = new_token(host)
         address = f"http://{host}:{port}" + (f"/?token={token}" if token else "")
-        typer.echo(f"the dashboard is at {address} (ctrl-C ends it; the node goes on)", err=True)
+        typer.echo(f"the dashboard is at {address} (ctrl-C ends it; the node keeps running)", err=True)
         serve_dashboard(where, host=host, port=port, token=token)
         return 0
     if not (sys.stdin.isatty() and sys.stderr.isatty()) and "TEXTUAL_DRIVER" not in os.environ:

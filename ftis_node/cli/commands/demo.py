@@ -1,4 +1,4 @@
-"""`ftis-node demo`: two unlike tiny nodes learn from each other on this machine, before your eyes."""
+"""`ftis-node demo`: two different tiny nodes learn from each other on this machine."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ LOG_PERIOD_S = 10.0
 
 def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder for models, homes, logs and results.")] = Path("demo-out"),
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Optimiser steps of each node.")] = DEFAULT_STEPS,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Optimizer steps of each node.")] = DEFAULT_STEPS,
     engine: Annotated[
         str, typer.Option("--engine", help="Generation engine: torch (tiny models need no vLLM), vllm or auto.")
     ] = "torch",
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of models and training.")] = 0,
 ) -> None:
-    """Train a swarm of two different tiny models on this machine; prints a table and writes curves.png.
+    """Train a swarm of two different tiny models on this machine. Prints a table and writes curves.png.
 
-    Exit code 1, with the reason, where the two did not learn as they should.
+    Exit code 1, with the reason, if the two nodes did not learn as expected.
     """
     from ftis_node.lab.demo import DemoPlan, run_demo
 
@@ -43,12 +43,12 @@ def demo(
         result = run_demo(DemoPlan(out=out, steps=steps, engine=engine, seed=seed), watch=watch)
     _print_result(result, out)
     if failures := result.failures():
-        raise FtisError("the demo did not show what it should: " + "; ".join(failures))
+        raise FtisError("the demo did not reach its goals: " + "; ".join(failures))
 
 
 @contextmanager
 def _live_view() -> Iterator[Callable[[str, Mapping[str, Curves]], None]]:
-    """A table that is drawn again and again on a terminal; a line now and then elsewhere."""
+    """Show a table that is redrawn on a terminal, or a line from time to time elsewhere."""
     started_at = time.monotonic()
     if not sys.stderr.isatty():
         yield _lines_now_and_then(started_at)
@@ -127,4 +127,4 @@ def _print_result(result: DemoResult, out: Path) -> None:
         typer.echo("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
     for line in result.wire_lines():
         typer.echo(line)
-    typer.echo(f"{result.seconds:.0f} s; curves in {out / 'curves.png'}, figures in {out / 'results.json'}")
+    typer.echo(f"{result.seconds:.0f} s; curves in {out / 'curves.png'}, values in {out / 'results.json'}")

@@ -1,4 +1,4 @@
-"""`ftis-node doctor`: what this machine can do, and what to change where it cannot."""
+"""`ftis-node doctor`: what this machine can run, and what to change if it cannot."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 
 
 def doctor(
-    model: Annotated[str | None, typer.Option("--model", help="Also look for this model and plan its memory.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Also check this model and plan its memory.")] = None,
     run: Annotated[
         str | None,
         typer.Option(
@@ -45,10 +45,14 @@ def doctor(
             autocompletion=one_of(*PRESETS),
         ),
     ] = None,
-    lora: Annotated[bool | None, typer.Option("--lora/--full", help="Plan for an adapter, or for all weights.")] = None,
+    lora: Annotated[
+        bool | None, typer.Option("--lora/--full", help="Plan for a LoRA adapter, or for all weights.")
+    ] = None,
     gpu_memory: Annotated[
         list[float] | None,
-        typer.Option("--gpu-memory", metavar="GIB", help="Plan for a GPU of this size instead; again for each more."),
+        typer.Option(
+            "--gpu-memory", metavar="GIB", help="Plan for a GPU of this size in GiB instead; repeat it for each GPU."
+        ),
     ] = None,
     gpus: GpusOption = None,
     tensor_parallel: TensorParallelOption = None,
@@ -64,31 +68,31 @@ def doctor(
         int | None, typer.Option("--status-port", help="Local port that should be free.", show_default="the home's")
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option("--only", help=f"Check this alone: {', '.join(CHECKS)}. Repeatable.")
+        list[str] | None, typer.Option("--only", help=f"Run only this check: {', '.join(CHECKS)}. Repeatable.")
     ] = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="Also show each part of the memory plan, and each change of it.")
+        bool, typer.Option("--verbose", help="Also show each part of the memory plan, and each suggested change.")
     ] = False,
 ) -> None:
-    """Check the machine; each finding says what to do (docs/reference/doctor.md has them all).
+    """Check the machine. Each finding says what to do (docs/reference/doctor.md lists them all).
 
-    Peers, given here or in the home's node.toml, are dialled one by one, and their clocks compared with this one.
+    Peers, given here or in the home's node.toml, are dialed one by one, and their clocks compared with this one.
 
-    Exit code 3 where the machine cannot do it, 4 where the network fails, 0 with warnings.
+    Exit code 3 if the machine cannot run a node, 4 if the network fails, 0 with warnings.
 
     JSON shape: [{check, id, level: "ok" | "warn" | "fail", finding, advice, num_bytes}], the worst first.
     """
     if model is None and (run is not None or lora is not None or gpu_memory or gpus or tensor_parallel):
         raise ConfigError(
-            "--run, --lora, --full, --gpu-memory, --gpus and --tensor-parallel plan a model's memory: name it with "
+            "--run, --lora, --full, --gpu-memory, --gpus and --tensor-parallel plan a model's memory: give it with "
             "--model"
         )
     if any(not 0 < gib < float("inf") for gib in gpu_memory or ()):
-        raise ConfigError("--gpu-memory is a number of GiB above 0")
+        raise ConfigError("--gpu-memory needs a number of GiB above 0")
     if unknown := set(only or ()) - set(CHECKS):
-        raise ConfigError(f"--only {min(unknown)}: there is no such check, but {', '.join(CHECKS)}")
+        raise ConfigError(f"--only {min(unknown)}: unknown check; known are {', '.join(CHECKS)}")
 
     from ftis_node.config.node import load_node_settings
     from ftis_node.doctor.doctor import DoctorTarget, examine, exit_code_of
@@ -130,7 +134,7 @@ def _show_progress(text: str) -> None:
 
 
 def _screen(findings: list[CheckResult]) -> Iterator[str]:
-    """The lines of all findings; the options of a model are a table with a head."""
+    """Return the lines of all findings; the options for a model are a table with a head."""
     from ftis_node.doctor.memory import OPTIONS_HEAD
 
     head = OPTIONS_HEAD
@@ -142,7 +146,7 @@ def _screen(findings: list[CheckResult]) -> Iterator[str]:
 
 
 def _lines(finding: CheckResult) -> Iterator[str]:
-    """`fail  what was found`, and under it what to do; folded where a person reads it."""
+    """Return `fail  FINDING` with the advice below it; folded on a terminal."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
     level = finding.level.upper() if finding.level == "fail" else finding.level
     parts = [f"{level:5} {finding.id}: {finding.finding}"]

@@ -1,4 +1,4 @@
-"""`ftis-node ensemble`: how well several models solve a task together."""
+"""`ftis-node ensemble`: accuracy of several models together on a task."""
 
 from __future__ import annotations
 
@@ -22,45 +22,47 @@ def ensemble(
     task: Annotated[
         str, typer.Option("--task", help="Task SPEC, such as gsm8k or math500:PATH.", autocompletion=task_specs)
     ],
-    models: Annotated[str, typer.Option("--models", help="Hub ids or folders, commas between.")] = "",
+    models: Annotated[str, typer.Option("--models", help="Hub ids or folders, comma-separated.")] = "",
     swarm: Annotated[
         list[str] | None,
-        typer.Option("--swarm", help="Folder of exported models or of nodes' homes; several times, or commas between."),
+        typer.Option("--swarm", help="Folder of exported models or of nodes' homes; repeatable, or comma-separated."),
     ] = None,
     mode: Annotated[
         str,
         typer.Option(
             "--mode",
-            help=f"{', '.join(ENSEMBLE_MODES)}, with commas between, or all.",
+            help=f"{', '.join(ENSEMBLE_MODES)}, comma-separated, or all.",
             autocompletion=some_of(*ENSEMBLE_MODES, "all"),
         ),
     ] = "posterior,vote",
-    limit: Annotated[int, typer.Option("--limit", min=1, help="At most this many problems.")] = 512,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Maximum number of problems.")] = 512,
     k: Annotated[int, typer.Option("--k", min=1, help="Also estimate pass@k and the majority of k samples.")] = 1,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=3, help="Prompt and completion together.")] = 760,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", min=3, help="Maximum tokens of prompt and completion together.")
+    ] = 760,
     engine: Annotated[
         str,
         typer.Option(
             "--engine",
-            help="auto, vllm or torch, for what each model answers alone; mixtures take torch.",
+            help="auto, vllm or torch, for the answers of single models; mixtures use torch.",
             autocompletion=one_of(*ENGINES),
         ),
     ] = "auto",
     dev_prompts: Annotated[
-        int, typer.Option("--dev-prompts", min=1, help="Training prompts that cached takes its prior from.")
+        int, typer.Option("--dev-prompts", min=1, help="Number of training prompts for the prior of the mode cached.")
     ] = 32,
     decay: Annotated[
-        float, typer.Option("--decay", help="What an older dev prompt weighs to the next one, up to 1.")
+        float, typer.Option("--decay", help="Weight of a dev prompt relative to the next newer one, at most 1.")
     ] = 0.9,
     gate_prompts: Annotated[
-        int, typer.Option("--gate-prompts", min=1, help="Training prompts that the experts answer for gate.")
+        int, typer.Option("--gate-prompts", min=1, help="Number of training prompts for the mode gate.")
     ] = 256,
     gate_task: Annotated[
         str | None,
-        typer.Option("--gate-task", help="Task SPEC of these prompts; without it --task.", autocompletion=task_specs),
+        typer.Option("--gate-task", help="Task SPEC of these prompts; default: --task.", autocompletion=task_specs),
     ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Of the samples; fresh without one.")] = None,
-    text: Annotated[Path | None, typer.Option("--text", help="File whose perplexity is measured, too.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Seed of the samples; default: random.")] = None,
+    text: Annotated[Path | None, typer.Option("--text", help="Text file whose perplexity is also measured.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure several models together on held-out problems: each alone, their mixture, their vote.
@@ -97,7 +99,7 @@ def ensemble(
 
 
 def _parts(values: Iterable[str]) -> list[str]:
-    """What stands between the commas of all values, in order."""
+    """Return the items of all values, split at commas, in order."""
     return [part.strip() for value in values for part in value.split(",") if part.strip()]
 
 
@@ -162,7 +164,7 @@ def _text_rows(figures: Sequence[TextFigures]) -> list[tuple[str, ...]]:
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Columns of one width; the first is left-aligned, the others right-aligned."""
+    """Return columns of equal width; the first is left-aligned, the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(

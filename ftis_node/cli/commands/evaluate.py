@@ -1,4 +1,4 @@
-"""`ftis-node eval`: how well a model solves a task."""
+"""`ftis-node eval`: accuracy of a model on a task."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ def evaluate(
     task: Annotated[
         str, typer.Option("--task", help="Task SPEC, such as gsm8k or math500:PATH.", autocompletion=task_specs)
     ],
-    limit: Annotated[int, typer.Option("--limit", min=1, help="At most this many problems.")] = 512,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Maximum number of problems.")] = 512,
     k: Annotated[int, typer.Option("--k", min=1, help="Also estimate pass@k from samples.")] = 1,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Prompt and completion together.")] = 760,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", min=1, help="Maximum tokens of prompt and completion together.")
+    ] = 760,
     engine: Annotated[
         str, typer.Option("--engine", help="auto, vllm or torch.", autocompletion=one_of(*ENGINES))
     ] = "auto",

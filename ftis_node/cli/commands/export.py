@@ -18,7 +18,7 @@ def export(
 ) -> None:
     """Write the newest checkpoint as a model folder that transformers and vLLM load.
 
-    With LoRA the adapter alone is written, unless --merge is given. Works beside a running node.
+    With LoRA only the adapter is written, unless --merge is given. Works while the node runs.
     """
     from ftis_node.node.storage.export import export_model_of
 

@@ -1,4 +1,4 @@
-"""`ftis-node identity`: the key that makes a node the peer it is: shown, backed up, put back."""
+"""`ftis-node identity`: show, back up or restore the key that defines a node's peer id."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from ftis_node.files import read_text
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
 
-app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Show, back up and restore the key that a node is known by."
-)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show, back up or restore a node's key.")
 
 PassphraseFileOption = Annotated[
     Path | None,
@@ -28,7 +26,7 @@ PassphraseFileOption = Annotated[
 
 @app.command("show")
 def show(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Show who the node is: its peer id, its key file, and its addresses where it runs.
+    """Show the node's peer id, its key file and, if it runs, its addresses.
 
     JSON shape: {peer_id, key_file, created_at, running, addresses: [..]}.
     """
@@ -56,16 +54,16 @@ def backup(
     home: HomeOption = None,
     encrypt: Annotated[bool, typer.Option("--encrypt", help="Ask for a passphrase and encrypt the file.")] = False,
     passphrase_file: PassphraseFileOption = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Write the identity to one file; works beside a running node. Keep it where the node's disk is not."""
+    """Write the identity to one file. Works while the node runs. Keep the file on another disk."""
     from ftis_node.node.storage.identity_backup import back_up_identity
 
     passphrase = _passphrase(passphrase_file, again=True) if encrypt or passphrase_file else None
     peer_id = back_up_identity(home_at(home), out, passphrase=passphrase, replace=force)
     typer.echo(f"{out}: the identity {peer_id}")
     if passphrase is None:
-        typer.echo("who has this file can speak as this node: keep it private, or encrypt it by --encrypt", err=True)
+        typer.echo("anyone with this file can act as this node: keep it private, or use --encrypt", err=True)
 
 
 @app.command("restore")
@@ -77,7 +75,7 @@ def restore(
         bool, typer.Option("--force", help="Replace another identity; its key is kept as identity.key.TIME.")
     ] = False,
 ) -> None:
-    """Put a backed-up identity into a home. Two nodes with one identity must never run at the same time."""
+    """Restore a backed-up identity into a home. Two nodes with one identity must never run at the same time."""
     from ftis_node.node.storage.identity_backup import restore_identity
 
     done = restore_identity(
@@ -85,18 +83,18 @@ def restore(
     )
     typer.echo(f"the node is {done.peer_id}" if done.changed else f"the node is {done.peer_id} already")
     if done.kept is not None:
-        typer.echo(f"the key that was there: {done.kept}")
+        typer.echo(f"the former key: {done.kept}")
 
 
 def _passphrase(file: Path | None, *, again: bool) -> str:
-    """From the file, or typed. Raises UsageError where there is neither, or it is empty."""
+    """Return the passphrase from the file or the prompt. Raises UsageError if it is missing or empty."""
     if file is not None:
         try:
             passphrase = read_text(file).split("\n", 1)[0]
         except (OSError, FileError):
             raise UsageError(f"cannot read a passphrase from {file}") from None
     elif not sys.stdin.isatty():
-        raise UsageError("a passphrase is needed and nobody is there to ask: give --passphrase-file")
+        raise UsageError("a passphrase is needed, but there is no terminal to ask: give --passphrase-file")
     else:
         passphrase = typer.prompt("passphrase", hide_input=True, confirmation_prompt=again, err=True)
     if not passphrase:
@@ -105,7 +103,7 @@ def _passphrase(file: Path | None, *, again: bool) -> str:
 
 
 def _addresses(home: Home) -> list[str] | None:
-    """Where the running node can be reached; None where none runs."""
+    """Return the addresses of the running node; None if none is running."""
     from ftis_node.cli.node_client import read_document
 
     if home.running_url() is None:

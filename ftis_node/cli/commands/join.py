@@ -1,4 +1,4 @@
-"""`ftis-node join`: runs a node until it is stopped or has done its steps."""
+"""`ftis-node join`: run a node until it is stopped or has used up its budget."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def join(
         str | None,
         typer.Option(
             "--run",
-            help="Preset, manifest file, or the id of a run that the peers know.",
+            help="Preset, manifest file, or id of a run that the peers know.",
             autocompletion=one_of(*PRESETS),
             show_default="the preset that fits --task",
         ),
@@ -56,7 +56,7 @@ def join(
     follow: Annotated[
         str | None,
         typer.Option(
-            "--follow", help="Peer id of the learner whose weights a generator takes.", autocompletion=peer_ids
+            "--follow", help="Peer id of the learner whose weights a generator uses.", autocompletion=peer_ids
         ),
     ] = None,
     engine: Annotated[
@@ -66,11 +66,11 @@ def join(
     gpus: GpusOption = None,
     tensor_parallel: TensorParallelOption = None,
     listen: Annotated[list[str] | None, typer.Option("--listen", help="Multiaddr to listen on. Repeatable.")] = None,
-    name: Annotated[str | None, typer.Option("--name", help="Name shown to people.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Name of the node on screens.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of prompts, sampling and adapters.")] = None,
     steps: Annotated[int | None, typer.Option("--steps", min=1, help="Stop after this many steps in all.")] = None,
     generate_tokens: Annotated[
-        int | None, typer.Option("--generate-tokens", min=1, help="Generate no more after this many tokens in all.")
+        int | None, typer.Option("--generate-tokens", min=1, help="Stop generating after this many tokens in all.")
     ] = None,
     learn_tokens: Annotated[
         int | None, typer.Option("--learn-tokens", min=1, help="Stop after training on this many tokens in all.")
@@ -78,12 +78,12 @@ def join(
     track: Annotated[
         list[str] | None, typer.Option("--track", help="Tracker: tensorboard, wandb or trackio. Repeatable.")
     ] = None,
-    status_port: Annotated[int | None, typer.Option("--status-port", help="Local HTTP port; 0: any free one.")] = None,
+    status_port: Annotated[int | None, typer.Option("--status-port", help="Local HTTP port; 0: any free port.")] = None,
 ) -> None:
     """Generate, share and learn: run a node until stopped or until its budget, such as --steps, is used up.
 
-    With --role learner the groups are others', with --role generator the weights are (docs/train/roles.md).
-    Without --peers the node works alone and says so. A home keeps its run: starting it again resumes at the same step.
+    A learner (--role learner) trains on groups from peers. A generator (--role generator) uses weights from a learner.
+    See docs/train/roles.md. Without --peers the node runs standalone. A home keeps its run: a restart resumes it.
     """
     from ftis_node.config.node import load_node_settings
     from ftis_node.models import check_name
@@ -109,7 +109,7 @@ def join(
         tracking={"to": tuple(track)} if track else None,
     )
     if (tensor_parallel or 1) > 1 and settings.engine == "torch":
-        raise ConfigError("--tensor-parallel needs vLLM: the torch engine uses one GPU; leave one of them out")
+        raise ConfigError("--tensor-parallel needs vLLM, but --engine torch uses one GPU: omit one of the two")
     check_name(settings.model)
 
     from ftis_node.node.startup.find_run import (
@@ -131,6 +131,6 @@ def join(
 
 
 def _absolute_folder(model: str) -> str:
-    """A folder by its full path, so that a resumed node finds it from anywhere; a hub id as it is."""
+    """Return a folder's absolute path, so that a resumed node finds it; a hub id unchanged."""
     path = Path(model).expanduser()
     return str(path.absolute()) if path.is_dir() else model

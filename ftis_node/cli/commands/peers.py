@@ -1,4 +1,4 @@
-"""`ftis-node peers`: who the node knows, how their groups fared at the door, and who is refused or trusted."""
+"""`ftis-node peers`: the node's peers, the results of their groups, bans and trust."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ from ftis_node.telemetry.terminal_text import printable
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
 
-app = typer.Typer(
-    rich_markup_mode=None, help="Who the node knows, and who is refused or trusted.", invoke_without_command=True
-)
+app = typer.Typer(rich_markup_mode=None, help="List peers; ban, unban or trust them.", invoke_without_command=True)
 
 PeerArgument = Annotated[
     str,
@@ -32,7 +30,7 @@ UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 @app.callback()
 def peers(context: typer.Context, home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """List the peers of a node; `peers show` tells all of one, `ban`, `unban` and `trust` change how one stands.
+    """List the peers of a node. `peers show` shows one in full; `ban`, `unban` and `trust` change its reputation.
 
     JSON shape: [{peer_id, name, model, parameters, role, domain, policy_version, groups_accepted,
     groups_refused: {reason: n}, failed_pulls, groups_confirmed, last_seen, standing, score, banned_until, ban_reason,
@@ -56,7 +54,7 @@ def peers(context: typer.Context, home: HomeOption = None, as_json: JsonOption =
 
 @app.command()
 def show(context: typer.Context, peer: PeerArgument, home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Show all that is known of one peer.
+    """Show everything about one peer.
 
     JSON shape: the peer's row in the list, and groups: {ready, taken, released: {reason: n}, tokens, newest: [row of
     `replay list`]}, held_against: [{reason, count, sentence}], refused: [{reason, count, sentence}].
@@ -76,19 +74,19 @@ def ban(
     context: typer.Context,
     peer: PeerArgument,
     length: Annotated[
-        str | None, typer.Option("--for", help="How long: 90s, 30m, 2h, 7d.", show_default="access.ban_max_s")
+        str | None, typer.Option("--for", help="Duration: 90s, 30m, 2h, 7d.", show_default="access.ban_max_s")
     ] = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Refuse a peer: it is not pulled from, not served, and its groups are not admitted."""
+    """Ban a peer: the node neither fetches from it nor serves it, and rejects its groups."""
     for_s = None if length is None else parse_length_s(length)
     _change(home or context.obj, "ban", peer, as_json, for_s=for_s)
 
 
 @app.command()
 def unban(context: typer.Context, peer: PeerArgument, home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """End a ban, and forget the peer's past ones."""
+    """End a ban and erase the peer's past bans."""
     _change(home or context.obj, "unban", peer, as_json)
 
 
@@ -96,19 +94,19 @@ def unban(context: typer.Context, peer: PeerArgument, home: HomeOption = None, a
 def trust(
     context: typer.Context,
     peer: PeerArgument,
-    off: Annotated[bool, typer.Option("--off", help="Trust it no longer.")] = False,
+    off: Annotated[bool, typer.Option("--off", help="End the trust.")] = False,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Trust a peer: the node itself never bans it, and it may hold more of the buffer."""
+    """Trust a peer: the node never bans it, and the peer may fill more of the buffer."""
     _change(home or context.obj, "trust", peer, as_json, trusted=not off)
 
 
 def parse_length_s(text: str) -> float:
-    """Seconds of `90s`, `30m`, `2h`, `7d`. Raises UsageError for anything else."""
+    """Return the seconds of `90s`, `30m`, `2h` or `7d`. Raises UsageError for anything else."""
     match = LENGTH.fullmatch(text.strip())
     if match is None or float(match[1]) <= 0:
-        raise UsageError(f"--for {text!r} is no length of time: write 90s, 30m, 2h or 7d")
+        raise UsageError(f"--for {text!r} is not a duration: write 90s, 30m, 2h or 7d")
     return float(match[1]) * UNIT_S[match[2]]
 
 
@@ -126,11 +124,11 @@ def _change(path: Any, action: str, peer: str, as_json: bool, **asked: Any) -> N
 
 
 def _change_stopped(home: Home, action: str, peer: str, **asked: Any) -> dict[str, Any]:
-    """The same in the file of a node that is stopped; its settings are those of its last start."""
+    """Change the reputation in the file of a stopped node, with the settings of its last start."""
     from ftis_node.node.peers.operator_actions import stopped_peers
 
     if not home.peers.exists() and not home.settings.exists():
-        raise ConfigError(f"no node has run with the home {home.root}: give the right one with --home")
+        raise ConfigError(f"no node has run in {home.root}: give its home with --home")
     with stopped_peers(home) as control:
         return control.change(action, {"peer": peer, **asked})
 

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from ftis_node.replay.reader import GroupSummary, ReplayReader
 
 app = typer.Typer(
-    rich_markup_mode=None, no_args_is_help=True, help="Look into the replay buffer of a running or stopped node."
+    rich_markup_mode=None, no_args_is_help=True, help="Show or export the replay buffer of a running or stopped node."
 )
 
 
 class ExportFormat(StrEnum):
-    """What `replay export` writes."""
+    """Formats of `replay export`."""
 
     JSONL = "jsonl"
     PARQUET = "parquet"
@@ -39,12 +39,15 @@ class ExportFormat(StrEnum):
 def list_groups(
     home: HomeOption = None,
     as_json: JsonOption = False,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="At most this many, the newest first.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Maximum number of groups, newest first.")] = 20,
     state: Annotated[
-        str | None, typer.Option("--state", help="Only ready, taken or released ones.", autocompletion=one_of(*STATES))
+        str | None,
+        typer.Option(
+            "--state", help="Only groups in this state: ready, taken or released.", autocompletion=one_of(*STATES)
+        ),
     ] = None,
 ) -> None:
-    """List groups, the newest first.
+    """List groups, newest first.
 
     JSON shape: [{id, own, sender, number, state, reason, step, task, prompt_index, model, policy_version, created_at,
     admitted_at, num_tokens, rewards: [..]}].
@@ -66,19 +69,19 @@ def show(
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show one group: prompt, completions, verdict, and where it was used.
+    """Show one group: prompt, completions, result of validation, use.
 
     JSON shape: the row of `list`, and completions: [{token_ids, logprobs, text, num_tokens, mean_logprob,
     lowest_logprob, finish_reason, reward, claimed_reward}] (of a group that came as text: text, mean_logprob,
     sender_tokens, ...), prompt: {task, split, index, text, answer, missing}, verdict, refusal, detail, used,
-    weights_of, tokenizer, temperature, texts_missing, events: [..]. A refused group has id, verdict and events only.
+    weights_of, tokenizer, temperature, texts_missing, events: [..]. A rejected group has id, verdict and events only.
     """
     from ftis_node.cli.group_screen import group_document, screen
     from ftis_node.replay.group_history import read_group_history
 
     story = read_group_history(home_at(home), group_id)
     if story is None:
-        raise UsageError(f"no single group begins with {group_id!r}: `replay list` shows the ids")
+        raise UsageError(f"{group_id!r} matches no group, or several: `ftis-node replay list` shows the ids")
     if as_json:
         print_json(group_document(story))
     else:
@@ -87,7 +90,7 @@ def show(
 
 @app.command("stats")
 def stats(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Show the buffer in numbers.
+    """Show totals of the buffer.
 
     JSON shape: {ready, taken, released: {reason: n}, tokens, disk_bytes, groups_own, groups_foreign, tokens_own,
     tokens_foreign, trained_own, trained_foreign}.
@@ -104,14 +107,14 @@ def stats(home: HomeOption = None, as_json: JsonOption = False) -> None:
 def export(
     out: Annotated[Path, typer.Option("--out", help="File to write; for envelopes a folder.")],
     home: HomeOption = None,
-    format_: Annotated[ExportFormat, typer.Option("--format", help="What to write.")] = ExportFormat.JSONL,
+    format_: Annotated[ExportFormat, typer.Option("--format", help="Format to write.")] = ExportFormat.JSONL,
 ) -> None:
-    """Export the kept groups: rollouts as JSON lines or Parquet, or the signed envelopes as received, one file each."""
+    """Export the stored groups: rollouts as JSON lines or Parquet, or the signed envelopes, one file each."""
     reader = _open(home)
     try:
         count = _EXPORTERS[format_](reader, out)
     except OSError as error:
-        raise UsageError(f"cannot write {out}: {error.strerror}; choose another --out") from None
+        raise UsageError(f"cannot write {out}: {error.strerror}; give another --out") from None
     typer.echo(f"{count} groups written to {out}")
 
 

@@ -1,4 +1,4 @@
-"""`ftis-node report`: one self-contained page of a run, to look at and to show."""
+"""`ftis-node report`: one self-contained page about a run."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ DEFAULT_OUT = Path("report.html")
 
 def report(
     home: HomeOption = None,
-    out: Annotated[Path, typer.Option("--out", help="The page to write.")] = DEFAULT_OUT,
+    out: Annotated[Path, typer.Option("--out", help="File to write.")] = DEFAULT_OUT,
 ) -> None:
-    """Write one page of a run: figures, curves, peers, what happened. Of a running or a stopped node.
+    """Write one page about a run: values, curves, peers, notable events. Works for a running or a stopped node.
 
-    The page holds everything it shows, asks no network for anything, and names no address and no path of this machine.
+    The page loads nothing from a network, and contains no address and no path of this machine.
     """
     from ftis_node.report.facts import gather
     from ftis_node.report.page import render_page
@@ -41,7 +41,7 @@ def report(
 
 
 def _documents(home: Home) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The node's status and peers; empty where it was stopped before it ever wrote them, but has events."""
+    """Return the node's status and peers; empty ones if it was stopped before it wrote them."""
     try:
         return read_document(home, "/status"), read_document(home, "/peers")
     except ConfigError:
@@ -54,4 +54,4 @@ def _write(out: Path, page: str) -> None:
     try:
         replace_file(out, page.encode())
     except OSError as error:
-        raise UsageError(f"cannot write {out}: {error.strerror}; choose another --out") from None
+        raise UsageError(f"cannot write {out}: {error.strerror}; give another --out") from None

@@ -1,7 +1,7 @@
-"""`ftis-node status`: one screen that says whether the node contributes, learns and is healthy.
+"""`ftis-node status`: one screen that shows whether the node contributes, learns and is healthy.
 
-The first line has the three answers; where one is not yes, the next lines say why and what to do. The same text goes to
-a terminal and into a log. `--watch` repaints it on a terminal and appends one line a look anywhere else.
+The first line has the three answers. If one is not yes, the next lines say why and what to do. Terminals and log files
+get the same text. `--watch` repaints it on a terminal and appends one line per update elsewhere.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ REST_OF_SCREEN = "\x1b[J"
 def status(
     home: HomeOption = None,
     as_json: JsonOption = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Look again and again until ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Update until ctrl-C.")] = False,
     interval_s: Annotated[
-        float, typer.Option("--interval", min=0.1, max=86400, metavar="SECONDS", help="Between two looks.")
+        float, typer.Option("--interval", min=0.1, max=86400, metavar="SECONDS", help="Seconds between updates.")
     ] = 2.0,
 ) -> None:
     """Show what a node does, or last did: is it contributing, learning, healthy?
@@ -40,7 +40,7 @@ def status(
     JSON shape: {schema, node, run, model, generation, learner, swarm, replay, eval: [{step, task, pass_at_1, n}],
     limits, budget: {generate_tokens, learn_steps, learn_tokens: each {used, limit, left}},
     health: {healthy, ready, problems: [..], waits_for, taken_at, event_loop_lag_s, event_loop_lag_longest_s,
-    loops: [{name, waits_for, for_s}]}}; with --watch one line a look.
+    loops: [{name, waits_for, for_s}]}}; with --watch one line per update.
     """
     where = home_at(home)
     if watch:
@@ -56,7 +56,7 @@ def status(
 
 
 def _watch(home: Home, *, as_json: bool, interval_s: float) -> None:
-    """Until ctrl-C. A node that ends, or starts again, is one more look."""
+    """Show updates until ctrl-C, also while the node stops or restarts."""
     show = _show_json if as_json else (_repaint if sys.stdout.isatty() else _append)
     if show is _repaint:
         sys.stdout.write(REPAINT + REST_OF_SCREEN)
@@ -70,7 +70,7 @@ def _watch(home: Home, *, as_json: bool, interval_s: float) -> None:
 
 
 def _looks(home: Home, interval_s: float) -> Iterator[dict[str, Any] | FtisError]:
-    """The status, or why there is none just now, every `interval_s`. Raises ConfigError for a home without a node."""
+    """Yield the status, or why there is none, every `interval_s`. Raises ConfigError for a home without a node."""
     seen_before = False
     while True:
         try:
@@ -93,10 +93,10 @@ def _repaint(look: dict[str, Any] | FtisError) -> None:
 
     size = get_terminal_size()
     clock = time.strftime("%H:%M:%S")
-    lines = wrapped(f"{look}; looking again", size.columns - 1) if isinstance(look, FtisError) else []
+    lines = wrapped(f"{look}; trying again", size.columns - 1) if isinstance(look, FtisError) else []
     if not isinstance(look, FtisError):
         lines = screen(look, now=time.time(), width=min(size.columns, 100) - 1)
-    shown = [*lines[: size.lines - 2], f"{clock}, again and again until ctrl-C"]
+    shown = [*lines[: size.lines - 2], f"{clock}, updated until ctrl-C"]
     sys.stdout.write(REPAINT + "".join(f"{line}{REST_OF_LINE}\n" for line in shown) + REST_OF_SCREEN)
 
 

@@ -1,4 +1,4 @@
-"""`ftis-node tasks`: which tasks and rewards can be named here, and what one of them asks."""
+"""`ftis-node tasks`: the tasks and rewards that are available here, and a sample problem of one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def tasks(
     split: Annotated[str, typer.Option("--split", help="train or test.")] = "train",
     as_json: JsonOption = False,
 ) -> None:
-    """List the tasks and rewards that a SPEC may name, with the plug-ins of installed packages; or try one.
+    """List the tasks and rewards that a SPEC may name, including plug-ins; or show the first problem of a SPEC.
 
     JSON shape: {built_in: [spec], plugins: [{kind, name, package, version, target}]}; of a SPEC: {name, split,
     num_problems, prompt: [{role, content}], answer, reward_of_answer}, where the answer alone is scored as a text.
@@ -53,7 +53,7 @@ def _lines(document: dict[str, Any]) -> list[str]:
 
 
 def _tried(spec: str, split: str) -> dict[str, Any]:
-    """The first problem, made here; its answer scored as it will be in a node, in the scoring process."""
+    """Return the first problem; its answer is scored in the scoring process, as in a node."""
     import asyncio
 
     from ftis_node.tasks import load_task
@@ -71,7 +71,7 @@ def _tried(spec: str, split: str) -> dict[str, Any]:
 
 
 async def _reward_of_answer(task: Task) -> float | None:
-    """None where scoring failed: the scorer has logged why."""
+    """Return the reward; None if scoring failed, which the scorer has logged."""
     from ftis_node.records.group import CompletionStatus
     from ftis_node.tasks.scoring.scorer import IsolatedScorer
 
@@ -87,10 +87,10 @@ def _problem_lines(document: dict[str, Any]) -> list[str]:
         f"{document['name']}, split {document['split']}: {document['num_problems']:,} problems; the first:",
         *(_printable(f"{message['role']}: {message['content']}") for message in document["prompt"]),
         _printable(f"answer: {document['answer']}"),
-        f"reward of the answer alone: {'scoring it failed' if reward is None else reward}",
+        f"reward of the answer alone: {'scoring failed' if reward is None else reward}",
     ]
 
 
 def _printable(text: str) -> str:
-    """Text of a file or a package without what would steer a terminal."""
+    """Return untrusted text without control characters."""
     return "".join(char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in text)

@@ -1,4 +1,4 @@
-"""`ftis-node tiny`: makes a small model that can be trained on any machine, without a download."""
+"""`ftis-node tiny`: make a small model that trains on any machine, without a download."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ftis_node.cli.progress import show_fraction
 
 
 class Size(StrEnum):
-    """The sizes; `l` is of the task `sums` alone."""
+    """Sizes; `l` exists only for the task `sums`."""
 
     S = "s"
     M = "m"
@@ -20,16 +20,18 @@ class Size(StrEnum):
 
 
 class TinyTask(StrEnum):
-    """The tasks that there are tiny models of."""
+    """Tasks with tiny models."""
 
     ARITHMETIC = "arithmetic"
     SUMS = "sums"
 
 
 def tiny(
-    size: Annotated[Size, typer.Option("--size", help="s: about 0.2M parameters; m: 0.8M; l, of sums alone: 3.1M.")],
+    size: Annotated[Size, typer.Option("--size", help="s: about 0.2M parameters; m: 0.8M; l (task sums only): 3.1M.")],
     out: Annotated[Path, typer.Option("--out", help="Folder to write the model to.")],
-    task: Annotated[TinyTask, typer.Option("--task", help="What it is partly competent in.")] = TinyTask.ARITHMETIC,
+    task: Annotated[
+        TinyTask, typer.Option("--task", help="Task in which the model is partly competent.")
+    ] = TinyTask.ARITHMETIC,
     seed: Annotated[int, typer.Option("--seed", min=0, help="The same seed gives the same model.")] = 0,
 ) -> None:
     """Make a small Qwen2-architecture model and tokenizer, partly competent in one task."""

@@ -1,1 +1,1 @@
-"""One screen a file: the main one, and what keys open from it."""
+"""Screens, one a file: the main one, and those that keys open from it."""

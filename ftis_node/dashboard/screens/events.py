@@ -1,4 +1,4 @@
-"""The last lines of the event trail, also those that every group writes."""
+"""Screen of the event log: its last lines, on request also the routine ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class EventsScreen(Page):
-    """Follows the end of the trail; `a` shows all lines."""
+    """Screen that follows the end of the event log; `a` shows all lines."""
 
     BINDINGS: ClassVar[list[BindingType]] = [("a", "toggle_all", "all lines")]
 
@@ -29,29 +29,27 @@ class EventsScreen(Page):
         self._shows_all = False
 
     def compose(self) -> ComposeResult:
-        """One long text."""
         with VerticalScroll(id="scroll"):
             yield TextLines(id="trail", wraps=True)
         yield KeysLine(("arrows", "scroll"), ("a", "all lines"), ("Esc", "back"), ("q", "quit"))
 
     def on_mount(self) -> None:
-        """The events as last read."""
         self.query_one(VerticalScroll).focus()
         if self.app.snapshot is not None:
             self.show(self.app.snapshot)
 
     def show(self, snapshot: NodeSnapshot) -> None:
-        """The events of a snapshot; the end stays in sight where it was."""
+        """Show the events of a snapshot; a view that is at the end stays there."""
         scroll = self.query_one(VerticalScroll)
         was_at_end = scroll.is_vertical_scroll_end
         events = snapshot.history.events
         lines = [event_line(event) for event in (events if self._shows_all else notable_events(events))]
-        self.query_one("#trail", TextLines).write(lines or [line(Span("nothing happened yet", Tone.FAINT))])
+        self.query_one("#trail", TextLines).write(lines or [line(Span("no events yet", Tone.FAINT))])
         if was_at_end:
             scroll.scroll_end(animate=False)
 
     def action_toggle_all(self) -> None:
-        """All lines, or those worth a look."""
+        """Switch between all lines and the notable ones."""
         self._shows_all = not self._shows_all
         if self.app.snapshot is not None:
             self.show(self.app.snapshot)

@@ -1,4 +1,4 @@
-"""One group: prompt, completions, log-probs, rewards, verdict, where it was used."""
+"""Screen of one group: prompt, completions, log-probs, rewards, validation, use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class GroupScreen(Page):
-    """Scrolls with the arrow keys; `l` shows every token with its log-prob."""
+    """Screen of one group; `l` shows the log-prob of each token."""
 
     BINDINGS: ClassVar[list[BindingType]] = [("l", "toggle_tokens", "log-probs of tokens")]
 
@@ -32,28 +32,26 @@ class GroupScreen(Page):
         self._with_tokens = False
 
     def compose(self) -> ComposeResult:
-        """One long text."""
         with VerticalScroll(id="scroll"):
             yield TextLines(id="group", wraps=True)
         yield KeysLine(("arrows", "scroll"), ("l", "log-probs of all tokens"), ("Esc", "back"), ("q", "quit"))
 
     def on_mount(self) -> None:
-        """Asks for the group."""
+        """Request the group."""
         self.query_one("#group", TextLines).write([line(Span(f"reading group {self.group_id}", Tone.FAINT))])
         self.query_one(VerticalScroll).focus()
         self.app.load_group(self, self.group_id)
 
     def on_group_opened(self, message: GroupOpened) -> None:
-        """The group was read, or why it was not."""
         self._group = message.group
         if message.group is None:
-            words = sanitized(message.problem) or "this group is no longer kept: the buffer made room for newer ones"
+            words = sanitized(message.problem) or "the buffer no longer has this group: newer ones replaced it"
             self.query_one("#group", TextLines).write([line(Span(words, Tone.WARN))])
         else:
             self._write()
 
     def action_toggle_tokens(self) -> None:
-        """Every token with its log-prob, or not."""
+        """Show or hide the log-prob of each token."""
         self._with_tokens = not self._with_tokens
         self._write()
 

@@ -1,4 +1,4 @@
-"""The newest groups of the buffer, own and foreign; Enter opens one."""
+"""Screen of the newest groups in the buffer, own and foreign; Enter opens one."""
 
 from __future__ import annotations
 
@@ -22,17 +22,16 @@ if TYPE_CHECKING:
 
 
 class GroupsScreen(Page):
-    """The list stands still while it is read; `r` reads it anew."""
+    """Screen with a list of groups that changes only when `r` reloads it."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [("r", "reload", "read again")]
+    BINDINGS: ClassVar[list[BindingType]] = [("r", "reload", "reload")]
 
     def compose(self) -> ComposeResult:
-        """One table."""
         yield RowsTable(GROUP_COLUMNS, id="groups")
-        yield KeysLine(("Enter", "open group"), ("r", "read again"), ("Esc", "back"), ("q", "quit"))
+        yield KeysLine(("Enter", "open group"), ("r", "reload"), ("Esc", "back"), ("q", "quit"))
 
     def on_mount(self) -> None:
-        """Asks for the groups."""
+        """Request the groups."""
         table = self.query_one(RowsTable)
         table.styles.border_top = ("solid", "gray")
         table.border_title = "reading the buffer"
@@ -40,17 +39,15 @@ class GroupsScreen(Page):
         self.action_reload()
 
     def action_reload(self) -> None:
-        """Reads the buffer again."""
+        """Read the buffer again."""
         self.app.load_groups(self)
 
     def on_groups_listed(self, message: GroupsListed) -> None:
-        """The groups were found, or why there are none."""
         table = self.query_one(RowsTable)
         table.border_title = sanitized(message.problem) or f"the newest {len(message.groups)} groups of the buffer"
         table.show_rows({group.id: group_row(group, self.app.peer_names()) for group in message.groups})
 
     @on(DataTable.RowSelected)
     def open_group(self, event: DataTable.RowSelected) -> None:
-        """Enter on a group."""
         if event.row_key.value is not None:
             self.app.open_page(GroupScreen(event.row_key.value))

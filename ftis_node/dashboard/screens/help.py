@@ -1,4 +1,4 @@
-"""The keys, the words, and everything that is wrong."""
+"""Screen of keys, terms and current problems."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ if TYPE_CHECKING:
 
 
 class HelpScreen(Page):
-    """One text that scrolls."""
+    """Screen with one text that scrolls."""
 
     def compose(self) -> ComposeResult:
-        """One long text."""
         with VerticalScroll():
             yield TextLines(id="help", wraps=True)
         yield KeysLine(("arrows", "scroll"), ("Esc", "back"), ("q", "quit"))
 
     def on_mount(self) -> None:
-        """The help of this moment."""
         self.query_one("#help", TextLines).write(help_lines(self.app.snapshot))
         self.query_one(VerticalScroll).focus()

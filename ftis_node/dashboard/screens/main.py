@@ -1,4 +1,4 @@
-"""The one screen that answers everything at a glance."""
+"""Main screen: the state of the node at a glance."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WIDE, TALL = 130, 40
 
 
 class MainScreen(Screen[None]):
-    """Head, curves, figures, peers, events."""
+    """Main screen: overview, curves, metrics, peers, events."""
 
     app: DashboardContext
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (WIDE, "-wide")]
@@ -54,12 +54,12 @@ class MainScreen(Screen[None]):
         ("q", "app.quit", "quit"),
     ]
 
-    def __init__(self, home_words: str) -> None:
+    def __init__(self, home: str) -> None:
         super().__init__()
-        self._home_words = home_words
+        self._home = home
 
     def compose(self) -> ComposeResult:
-        """Everything stands at the first paint; figures come when they are read."""
+        """Lay out all widgets; values appear when the first snapshot arrives."""
         yield Overview(id="overview")
         with Horizontal(id="curves"):
             yield Plot("reward of a step", id="reward")
@@ -71,12 +71,11 @@ class MainScreen(Screen[None]):
         yield KeysLine(("Enter", "open peer"), ("g", "groups"), ("e", "events"), ("?", "help"), ("q", "quit"))
 
     def on_mount(self) -> None:
-        """What there is to say before anything is read."""
-        self.query_one(Overview).write([line(Span(f"looking at {self._home_words}", Tone.FAINT))])
+        self.query_one(Overview).write([line(Span(f"snapshot {self._home}", Tone.FAINT))])
         self.query_one(PeersTable).focus()
 
     def show(self, snapshot: NodeSnapshot) -> None:
-        """Writes a snapshot on all widgets."""
+        """Pass a snapshot to all widgets."""
         self.set_class(not snapshot.is_live, "-stopped")
         self.query_one(Overview).show(snapshot)
         self.query_one("#reward", Plot).show(reward_title(snapshot), reward_points(snapshot), is_live=snapshot.is_live)
@@ -87,6 +86,5 @@ class MainScreen(Screen[None]):
 
     @on(DataTable.RowSelected, "#peers")
     def open_peer(self, event: DataTable.RowSelected) -> None:
-        """Enter on a peer."""
         if event.row_key.value is not None:
             self.app.open_page(PeerScreen(event.row_key.value))

@@ -1,4 +1,4 @@
-"""What all screens but the main one share: they lie above it, and Escape closes the one on top."""
+"""Base of all screens except the main one; Escape closes the top one."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 class Page(Screen[None]):
-    """A screen above the main one."""
+    """Screen above the main one."""
 
     app: DashboardContext
     BINDINGS: ClassVar[list[BindingType]] = [("escape", "back", "back"), ("q", "app.quit", "quit")]
 
     def action_back(self) -> None:
-        """Closes this screen; once, however often Escape was pressed before it was gone."""
+        """Close this screen once, although Escape may be pressed again before it is closed."""
         if self.is_current:
             self.app.pop_screen()

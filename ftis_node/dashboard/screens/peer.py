@@ -1,4 +1,4 @@
-"""One peer: who it is, how it stands and why, and its newest groups here."""
+"""Screen of one peer: its values, its reputation and the reasons, its newest groups in the buffer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class PeerScreen(Page):
-    """Stays up to date while it is open."""
+    """Screen of one peer, updated while it is open."""
 
     DEFAULT_CSS = """
     PeerScreen VerticalScroll { height: auto; max-height: 80%; }
@@ -38,14 +38,14 @@ class PeerScreen(Page):
         self.peer_id = peer_id
 
     def compose(self) -> ComposeResult:
-        """MetricsPanel above, groups below; what is long scrolls in its own part."""
+        """Lay out the peer's values above its groups; each part scrolls."""
         with VerticalScroll():
             yield TextLines(id="peer", wraps=True)
         yield RowsTable(GROUP_COLUMNS, id="groups")
         yield KeysLine(("Enter", "open group"), ("Esc", "back"), ("q", "quit"))
 
     def on_mount(self) -> None:
-        """The peer as last read, and its groups when they are found."""
+        """Show the last snapshot and request the peer's groups."""
         table = self.query_one(RowsTable)
         table.border_title = "reading the buffer"
         table.focus()
@@ -54,22 +54,20 @@ class PeerScreen(Page):
         self.app.load_groups(self, sender=self.peer_id)
 
     def show(self, snapshot: NodeSnapshot) -> None:
-        """Writes the peer's row of a snapshot."""
+        """Show the peer as it is in a snapshot."""
         row = next((row for row in snapshot.peers if row["peer_id"] == self.peer_id), None)
         if row is None:
-            self.query_one("#peer", TextLines).write([line(Span("this peer is no longer known", Tone.WARN))])
+            self.query_one("#peer", TextLines).write([line(Span("this node no longer knows this peer", Tone.WARN))])
             return
         lines = peer_lines(row, now=snapshot.taken_at)
         self.query_one("#peer", TextLines).write([*lines, line(), line(Span(ban_words(row), Tone.FAINT))])
 
     def on_groups_listed(self, message: GroupsListed) -> None:
-        """The groups were found, or why there are none."""
         table = self.query_one(RowsTable)
         table.border_title = sanitized(message.problem) or "its newest groups in the buffer"
         table.show_rows({group.id: group_row(group, self.app.peer_names()) for group in message.groups})
 
     @on(DataTable.RowSelected)
     def open_group(self, event: DataTable.RowSelected) -> None:
-        """Enter on a group."""
         if event.row_key.value is not None:
             self.app.open_page(GroupScreen(event.row_key.value))

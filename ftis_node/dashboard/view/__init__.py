@@ -1,5 +1,5 @@
-"""What is written where, as pure functions: documents in, lines and values out; no widget, clock or file is known here.
+"""Text of the screens as pure functions: documents in, lines and values out. They know no widget, clock or file.
 
-A line is a tuple of spans. A span's tone says what it means, the widgets say how that looks. Texts from peers enter a
-line through `sanitized` only.
+A line is a tuple of spans. A span's tone is its meaning; the widgets decide its look. Text from peers enters a line
+only through `sanitized`.
 """

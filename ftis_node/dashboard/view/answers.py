@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from ftis_node.telemetry.health_summary import HealthAnswer, HealthSummary
 
 LABEL_WIDTH, WORD_WIDTH = 14, 9
-MIN_STEPS = 8  # before that, a trend is noise
-MARKS = ("start", "stop", "failed")  # events that say whether a node runs
-CLEAR_ERRORS = 2.0  # so many standard errors apart are two means called different
+MIN_STEPS = 8  # with fewer, a trend is noise
+MARKS = ("start", "stop", "failed")  # events that show whether a node runs
+CLEAR_ERRORS = 2.0  # two means differ if they are so many standard errors apart
 STALL_FACTOR, STALL_AT_LEAST_S = 10.0, 120.0
 RAM_FULL = 0.95
 
 
 def answer_lines(snapshot: NodeSnapshot) -> tuple[Line, Line, Line]:
-    """Contributing, learning, healthy: a word each, and why."""
+    """Return one line for each question: the answer and why."""
     return contributing(snapshot), learning(snapshot), healthy(snapshot)
 
 
@@ -46,7 +46,7 @@ def health_of(snapshot: NodeSnapshot) -> HealthSummary:
 
 
 def said(answer: HealthAnswer) -> str:
-    """Why, and what to do about it; the text of peers in it is sanitized."""
+    """Return why, and what to do; the peers' text in it is sanitized."""
     return sanitized(f"{answer.why}: {answer.advice}" if answer.advice else answer.why)
 
 
@@ -94,7 +94,7 @@ def learning(snapshot: NodeSnapshot) -> Line:
 
 
 def _pass_words(snapshot: NodeSnapshot) -> str:
-    """pass@1 of the task evaluated last, from its first to its last."""
+    """Return pass@1 of the task that was evaluated last, from its first to its last evaluation."""
     evaluations = snapshot.history.evaluations
     if not evaluations:
         return ""
@@ -103,7 +103,9 @@ def _pass_words(snapshot: NodeSnapshot) -> str:
 
 
 def trend(values: Sequence[float]) -> tuple[float, float, str]:
-    """Return the means of the first and last quarter, and `up`, `flat` or `down`: whether they differ."""
+    """Return the means of the first and of the last quarter, and `yes`, `flat` or `falling`.
+    Two means differ if they are more than CLEAR_ERRORS standard errors apart.
+    """
     quarter = max(2, len(values) // 4)
     head, tail = values[:quarter], values[-quarter:]
     first, last = statistics.fmean(head), statistics.fmean(tail)
@@ -114,7 +116,7 @@ def trend(values: Sequence[float]) -> tuple[float, float, str]:
 
 
 def healthy(snapshot: NodeSnapshot) -> Line:
-    """Return the first problem, with what to do, and how many more there are."""
+    """Answer with the first problem, what to do about it, and the number of further problems."""
     answer = health_of(snapshot).healthy
     if not snapshot.is_live:
         return _not_running(snapshot, answer.word)
@@ -133,7 +135,7 @@ def _not_running(snapshot: NodeSnapshot, word: AnswerWord) -> Line:
     if snapshot.phase is Phase.SILENT:
         return _answer("healthy", AnswerWord.NO, f"it runs and does not answer: see {snapshot.logs}")
     if not snapshot.history.events:
-        return _answer("healthy", word, "the node does not run", tone=Tone.WARN)
+        return _answer("healthy", word, "the node is not running", tone=Tone.WARN)
     if ended_cleanly(snapshot):
         why = f"stopped on request {ago(snapshot.reported_at, snapshot.taken_at)} ago"
         return _answer("healthy", word, why, tone=Tone.WARN)
@@ -141,25 +143,27 @@ def _not_running(snapshot: NodeSnapshot, word: AnswerWord) -> Line:
 
 
 def ended_cleanly(snapshot: NodeSnapshot) -> bool:
-    """Whether the trail's last start has its stop, and no fault came before it."""
+    """Return whether the last start in the event log has its stop without a fault before it."""
     marks = [event.get("event") for event in snapshot.history.events if event.get("event") in MARKS]
     return marks[-1:] == ["stop"] and marks[-2:] != ["failed", "stop"]
 
 
 def problems(snapshot: NodeSnapshot) -> list[str]:
-    """Return the problems of a running node, the answer's own first; each says what to do."""
+    """Return the problems of a running node, the worst first, each with what to do."""
     machine = snapshot.machine
     answer = health_of(snapshot).healthy
     found = [] if answer.is_well else [said(answer)]
     if (stalled_s := _stalled_s(snapshot)) is not None:
-        found.append(f"no step for {ago(snapshot.taken_at - stalled_s, snapshot.taken_at)}: are groups ready? see `g`")
+        found.append(
+            f"no step for {ago(snapshot.taken_at - stalled_s, snapshot.taken_at)}: are groups ready? press `g`"
+        )
     if machine.ram_total_bytes and machine.ram_used_bytes > RAM_FULL * machine.ram_total_bytes:
         found.append("memory is nearly full: `ftis-node doctor` suggests settings that fit")
     return found
 
 
 def _stalled_s(snapshot: NodeSnapshot) -> float | None:
-    """For how long there was no step, where that is far longer than the steps before took."""
+    """Return the seconds since the last step if they far exceed the usual time of a step, else None."""
     times = [point.time for point in snapshot.history.steps[-MIN_STEPS:]]
     if len(times) < MIN_STEPS:
         return None
@@ -170,11 +174,11 @@ def _stalled_s(snapshot: NodeSnapshot) -> float | None:
 
 
 def next_lines(snapshot: NodeSnapshot) -> tuple[Line, ...]:
-    """What to do with a node that is stopped, and where its figures are from; none for one that runs."""
+    """Return how to start a stopped node again and the age of its values; nothing for a running node."""
     if snapshot.phase is not Phase.STOPPED:
         return ()
-    told = f"figures of {moment(snapshot.reported_at)}" if snapshot.reported_at else "it left no figures"
+    told = f"status of {moment(snapshot.reported_at)}" if snapshot.reported_at else "it left no status"
     return (
-        line(Span(f"{told}; start it again (? shows the whole line):", Tone.WARN)),
+        line(Span(f"{told}; start it again (? shows the whole command):", Tone.WARN)),
         line("  ", Span(snapshot.start_command, Tone.STRONG)),
     )

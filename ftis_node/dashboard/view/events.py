@@ -1,4 +1,4 @@
-"""Lines of the event trail, as people read them: when, what, and what belongs to it."""
+"""Lines of the event log: time, event, details."""
 
 from __future__ import annotations
 
@@ -28,12 +28,11 @@ GROUP_WIDTH = 12
 
 
 def notable_events(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Without what happens to every group, and without groups released because they were trained."""
+    """Return the events except those that every group causes."""
     return [event for event in events if event.get("event") not in ROUTINE and not (event.get("event") == "released")]
 
 
 def event_line(event: Mapping[str, Any]) -> Line:
-    """One event."""
     name = str(event.get("event", "?"))
     return line(
         Span(clock(float(event.get("time", 0.0))), Tone.FAINT),
@@ -58,7 +57,7 @@ def _detail(name: str, event: Mapping[str, Any]) -> str:
 
 def _step(event: Mapping[str, Any]) -> str:
     if problem := event.get("refused") or event.get("skipped"):
-        return f"{event.get('step')} changed nothing: {sanitized(str(problem))}"
+        return f"{event.get('step')} had no effect: {sanitized(str(problem))}"
     return (
         f"{event.get('step')}  reward {number(event.get('reward_mean'), digits=3)}, "
         f"loss {number(event.get('loss'), digits=2)}, {event.get('own_groups', 0)} own, "

@@ -1,4 +1,4 @@
-"""Groups: a row of the list, and one in full: prompt, completions, log-probs, rewards, verdict, where it was used."""
+"""Groups: a row of the list, and one in full with prompt, completions, log-probs, rewards, validation and use."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ RARE = -2.3  # nats: less likely than one in ten
 FATES = {
     "stale": "released unused: its weights were too old",
     "evicted": "released unused: the buffer was full",
-    "discarded": "passed over: the run's choice took others",
+    "discarded": "released unused: the run's selection preferred others",
     "poisoned": "released unused: the learner failed in several steps that had it",
-    "refused": "in a step that the learner refused",
-    "audit": "released unused: its log-probs are not those of the weights that it claims",
-    "delivered": "a peer has it: nobody trains here",
+    "refused": "in a step that the learner rejected",
+    "audit": "released unused: its log-probs do not match the weights that it names",
+    "delivered": "sent to a peer; this node does not train",
 }
 
 
 def group_row(group: GroupSummary, names: Mapping[str, str]) -> tuple[Span, ...]:
-    """One cell for each of GROUP_COLUMNS; `names` are those of peers, by their ids."""
+    """Return one cell for each of GROUP_COLUMNS. `names` are the peers' names by their ids."""
     sender = clipped(sanitized(names.get(group.sender, "")), NAME_WIDTH) or short_id(group.sender)
     fate = (group.reason or group.state) + ("" if group.step is None else f" {group.step}")
     mean = statistics.fmean(group.rewards) if group.rewards else 0.0
@@ -57,7 +57,7 @@ def group_row(group: GroupSummary, names: Mapping[str, str]) -> tuple[Span, ...]
 
 
 def group_lines(group: GroupDetail, *, with_tokens: bool = False) -> list[Line]:
-    """One group in full; `with_tokens`: every token with its log-prob."""
+    """Return one group in full; `with_tokens` adds the log-prob of each token."""
     summary = group.summary
     whose = "this node" if summary.own else sanitized(summary.sender)
     weights = f", by the weights of {sanitized(group.weights_of)}" if group.weights_of else ""
@@ -82,19 +82,21 @@ def group_lines(group: GroupDetail, *, with_tokens: bool = False) -> list[Line]:
 
 
 def verdict_line(summary: GroupSummary) -> Line:
-    """What the door said. A group in the buffer passed it; refused ones are only in the trail."""
+    """Return the result of validation. Rejected groups are only in the event log."""
     rewards = ", ".join(f"{reward:g}" for reward in summary.rewards)
     equal = len(set(summary.rewards)) <= 1
-    note = " (all equal: nothing to learn from)" if equal else ""
-    return labelled("verdict", Span("admitted", Tone.GOOD), f" {moment(summary.admitted_at)}, rewards {rewards}{note}")
+    note = " (all equal: no learning signal)" if equal else ""
+    return labelled(
+        "validation", Span("accepted", Tone.GOOD), f" {moment(summary.admitted_at)}, rewards {rewards}{note}"
+    )
 
 
 def use_line(summary: GroupSummary) -> Line:
-    """Where it was used, or why it was not."""
+    """Return in which step the group was used, or why it was not."""
     if summary.state == "ready":
-        return labelled("used", "not yet: it waits for a step")
+        return labelled("used", "not yet: it is ready for a step")
     if summary.state == "taken":
-        return labelled("used", Span(f"in step {summary.step}, being done now", Tone.STRONG))
+        return labelled("used", Span(f"in step {summary.step}, which runs now", Tone.STRONG))
     if summary.reason == "trained":
         return labelled("used", Span(f"in step {summary.step}", Tone.GOOD))
     reason = str(summary.reason)
@@ -102,7 +104,7 @@ def use_line(summary: GroupSummary) -> Line:
 
 
 def _head(place: int, completion: CompletionDetail, version: int) -> Line:
-    """A completion in figures; its weights' versions where they are not the group's."""
+    """Return a completion's values; its weight versions if they differ from the group's."""
     tone = Tone.GOOD if completion.reward > 0 else Tone.PLAIN
     least = f", least {min(completion.logprobs):.2f}" if completion.logprobs else ""
     is_usual = completion.versions in (None, (version, version))
@@ -128,7 +130,7 @@ def _span_of(versions: tuple[int, int]) -> str:
 
 
 def _block(text: str | None, token_ids: tuple[int, ...]) -> list[Line]:
-    """A text, indented; ids where there is no text."""
+    """Return a text, indented; token ids if the text is unknown."""
     if text is None:
         shown = " ".join(str(token) for token in token_ids[:MAX_SHOWN_TOKENS])
         return [line("  ", Span("ids ", Tone.FAINT), shown)]
@@ -136,7 +138,7 @@ def _block(text: str | None, token_ids: tuple[int, ...]) -> list[Line]:
 
 
 def _token_line(completion: CompletionDetail) -> Line:
-    """Every token and its log-prob; what was sampled against the odds stands out."""
+    """Return every token with its log-prob; improbable tokens are highlighted."""
     spans: list[Span | str] = ["  "]
     shown = zip(completion.pieces, completion.logprobs, strict=True)
     for piece, logprob in list(shown)[:MAX_SHOWN_TOKENS]:
@@ -145,11 +147,11 @@ def _token_line(completion: CompletionDetail) -> Line:
 
 
 def history_lines(found: tuple[Mapping[str, Any], ...]) -> list[Line]:
-    """The group's way through the node."""
+    """Return the group's history in this node."""
     if not found:
-        return [line(Span("its way is no longer in the event trail", Tone.FAINT))]
+        return [line(Span("the event log no longer has its history", Tone.FAINT))]
     return [
-        line(Span("its way through the node", Tone.FAINT)),
+        line(Span("its history in this node", Tone.FAINT)),
         *(line("  ", Span(clock(float(event["time"])), Tone.FAINT), " ", _history_line(event)) for event in found),
     ]
 

@@ -1,4 +1,4 @@
-"""What the keys do and what the lines mean, and everything that is wrong."""
+"""Help: the current problems, the keys, the terms on the screen."""
 
 from __future__ import annotations
 
@@ -12,49 +12,49 @@ if TYPE_CHECKING:
     from ftis_node.dashboard.snapshot import NodeSnapshot
 
 KEYS = (
-    ("arrows", "choose a row, or scroll"),
+    ("arrows", "select a row, or scroll"),
     ("Enter", "open the peer, or the group"),
     ("g", "the newest groups of the buffer; Enter opens one"),
     ("l", "in a group: every token with its log-prob"),
-    ("e", "the event trail; there a: also what every group writes"),
+    ("e", "the event log; a shows routine events too"),
     ("Esc", "back"),
-    ("q", "quit; the node goes on"),
+    ("q", "quit; the node keeps running"),
 )
-WORDS = (
-    ("contributing", "yes: peers confirmed that they hold groups of this node"),
-    ("learning", "yes: reward of the last steps clearly beats the first"),
-    ("healthy", "yes: workers, steps, peers, clock, disk, memory are in order"),
-    ("learnt from", "groups used in steps since the home was made"),
-    ("groups", "sent, held by a peer, received, refused; since the start"),
-    ("kept", "share of tokens that the filter left in the loss"),
+TERMS = (
+    ("contributing", "yes: peers confirmed that they received groups of this node"),
+    ("learning", "yes: steps change the model; the line adds the reward's trend"),
+    ("healthy", "yes: no problem with workers, steps, peers, clock, disk, memory"),
+    ("trained on", "groups used in steps since the home was created"),
+    ("groups", "sent, confirmed by a peer, received, rejected; since the start"),
+    ("kept", "fraction of tokens that the filter left in the loss"),
     ("standing", "good, watched (all its groups are audited), banned, trusted"),
-    ("score", "0 a stranger, up to 10 earned; below -3 watched, at -10 banned"),
-    ("taken", "groups of that peer that passed the door"),
+    ("score", "0 for a new peer, at most 10; below -3 watched, at -10 banned"),
+    ("taken", "groups of that peer that passed validation"),
     ("holds", "our groups that the peer has confirmed"),
 )
 
 
 def start_lines(snapshot: NodeSnapshot) -> list[Line]:
-    """The command that starts a stopped node again, to be copied."""
+    """Return the command that starts a stopped node again, for copying."""
     if snapshot.phase is not Phase.STOPPED:
         return []
-    return [line(Span("start it again with", Tone.WARN)), line("  ", snapshot.start_command), line()]
+    return [line(Span("start it again:", Tone.WARN)), line("  ", snapshot.start_command), line()]
 
 
-def _wrong(snapshot: NodeSnapshot) -> list[str]:
-    """Every no, and all that keeps the node from being healthy."""
+def _current_problems(snapshot: NodeSnapshot) -> list[str]:
+    """Return every "no" and every problem of the node's health."""
     verdict = health_of(snapshot)
     noes = [said(answer) for answer in (verdict.contributing, verdict.learning) if not answer.is_well]
     return [*noes, *problems(snapshot)]
 
 
 def help_lines(snapshot: NodeSnapshot | None) -> list[Line]:
-    """The help, under what is wrong with the node just now."""
-    wrong = _wrong(snapshot) if snapshot is not None and snapshot.is_live else []
+    """Return the help below the node's current problems."""
+    wrong = _current_problems(snapshot) if snapshot is not None and snapshot.is_live else []
     lines: list[Line] = []
     if wrong:
-        lines = [line(Span("wrong now", Tone.BAD)), *(line("  ", complaint) for complaint in wrong), line()]
+        lines = [line(Span("current problems", Tone.BAD)), *(line("  ", problem) for problem in wrong), line()]
     if snapshot is not None:
         lines += start_lines(snapshot)
     lines += [line(Span("keys", Tone.STRONG)), *(labelled(f"  {key}", what, width=16) for key, what in KEYS), line()]
-    return [*lines, line(Span("words", Tone.STRONG)), *(labelled(f"  {word}", what, width=16) for word, what in WORDS)]
+    return [*lines, line(Span("terms", Tone.STRONG)), *(labelled(f"  {term}", what, width=16) for term, what in TERMS)]

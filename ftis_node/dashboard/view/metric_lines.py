@@ -1,4 +1,4 @@
-"""The head and the lines of figures: both workers, the groups used, the swarm, buffer and memory."""
+"""Head line and metric lines: both workers, the groups used, the swarm, buffer and memory."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ STATE_TONES = {
 
 
 def state_span(state: str) -> Span:
-    """A state's word in its tone."""
+    """Return a state in its tone."""
     return Span(sanitized(state), STATE_TONES.get(state, Tone.WARN))
 
 
 def head_line(snapshot: NodeSnapshot) -> Line:
-    """Who it is, and in what state."""
+    """Return name, model, run and state of the node."""
     status = snapshot.status
     node, run = status.node, status.run
     state = node.state if snapshot.phase is Phase.RUNNING else snapshot.phase.value
     up = f" {duration(node.uptime_s)}" if snapshot.phase is Phase.RUNNING else ""
     role = "" if node.role == "full" else f"  {node.role}"
     who = (Span(sanitized(node.name) or "ftis-node", Tone.STRONG), "  ", state_span(state), up, role)
-    if not run.id:  # it never came so far as to tell
+    if not run.id:  # the node ended before its first status
         return line(*who)
     return line(
         *who,
@@ -61,7 +61,7 @@ def head_line(snapshot: NodeSnapshot) -> Line:
 
 
 def metric_lines(snapshot: NodeSnapshot) -> tuple[Line, ...]:
-    """Six lines of 80 columns, seven where it is known what is trained; of a node that does not run they are faded."""
+    """Return six lines of 80 columns, seven if the trained part is known; faded for a node that is not running."""
     first = (_generation(snapshot), _learner(snapshot), *_training(snapshot))
     lines = (*first, _shares(snapshot), _swarm(snapshot), _buffer(snapshot))
     return (*(lines if snapshot.is_live else map(faded, lines)), _machine(snapshot))
@@ -93,7 +93,7 @@ def _learner(snapshot: NodeSnapshot) -> Line:
 
 
 def _training(snapshot: NodeSnapshot) -> tuple[Line, ...]:
-    """What of the model is trained and why, cut at the edge."""
+    """Return which part of the model is trained and why, clipped."""
     training = snapshot.status.model.training
     return (labelled("trains", sanitized(training)),) if training else ()
 
@@ -103,12 +103,12 @@ def _restarts(restarts: int) -> str:
 
 
 def _shares(snapshot: NodeSnapshot) -> Line:
-    """What the learner used: a bar of own and foreign."""
+    """Return a bar of own and foreign groups that the learner used."""
     learner = snapshot.status.learner
     total = learner.own_groups + learner.foreign_groups
     filled = round(BAR_WIDTH * learner.own_groups / total) if total else 0
     return labelled(
-        "learnt from",
+        "trained on",
         f"own {count(learner.own_groups)} ",
         Span("█" * filled, Tone.GOOD),
         Span("░" * (BAR_WIDTH - filled), Tone.FAINT),
@@ -125,7 +125,7 @@ def _swarm(snapshot: NodeSnapshot) -> Line:
         "groups",
         f"{count(swarm.groups_sent)} sent, {count(swarm.groups_confirmed)} confirmed",
         f", {count(swarm.groups_received)} received, ",
-        Span(f"{count(total)} refused", Tone.WARN if total else Tone.PLAIN),
+        Span(f"{count(total)} rejected", Tone.WARN if total else Tone.PLAIN),
         f": {reasons}" if reasons else "",
     )
 

@@ -1,4 +1,4 @@
-"""Peers: a row of the table, and everything about one."""
+"""Peers: a row of the table, and one peer in full."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from ftis_node.telemetry.teaching import teaches, teaching_words
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-PEER_COLUMNS = ("peer", "model", "standing", "taken", "teaches", "refused", "holds", "seen")
+PEER_COLUMNS = ("peer", "model", "standing", "taken", "teaches", "rejected", "holds", "seen")
 NAME_WIDTH, MODEL_WIDTH, REASON_WIDTH = 9, 16, 60
 STANDING_TONES = {"banned": Tone.BAD, "watched": Tone.WARN, "trusted": Tone.GOOD, "good": Tone.PLAIN}
 STANDING_WORDS = {
-    "good": "met like everybody",
-    "watched": "refusals or failures weigh on it; all its groups are audited",
-    "banned": "not pulled from, not served, not admitted",
-    "trusted": "by the operator's word: the node itself never bans it",
+    "good": "no restrictions",
+    "watched": "rejections or failures lowered its score; all its groups are audited",
+    "banned": "this node neither fetches from it nor serves it",
+    "trusted": "set by the operator: the node never bans it",
 }
 
 
 def sorted_peers(peers: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Who gave most first; the refused among those of equal gifts last."""
+    """Sort by accepted groups, most first; among equals, peers with more rejected groups come last."""
     return sorted(peers, key=lambda row: (-row.get("groups_accepted", 0), _refused(row), row["peer_id"]))
 
 
 def peer_row(row: Mapping[str, Any], *, now: float) -> tuple[Span, ...]:
-    """One cell for each of PEER_COLUMNS."""
+    """Return one cell for each of PEER_COLUMNS."""
     standing = str(row.get("standing", "good"))
     refused = _refused(row)
     parameters = f" {count(row['parameters'])}" if row.get("parameters") else ""
@@ -58,7 +58,7 @@ def peer_row(row: Mapping[str, Any], *, now: float) -> tuple[Span, ...]:
 
 
 def peer_lines(row: Mapping[str, Any], *, now: float) -> list[Line]:
-    """Everything about one peer."""
+    """Return everything about one peer."""
     standing = str(row.get("standing", "good"))
     version = row.get("policy_version")
     lines = [
@@ -80,8 +80,8 @@ def peer_lines(row: Mapping[str, Any], *, now: float) -> list[Line]:
         lines.append(labelled("banned", f"until {moment(row['banned_until'])}: {why}"))
     lines += [
         line(),
-        labelled("its groups", f"{row.get('groups_accepted', 0)} taken, {_refused(row)} refused"),
-        *_tally("refused", row.get("groups_refused") or {}),
+        labelled("its groups", f"{row.get('groups_accepted', 0)} accepted, {_refused(row)} rejected"),
+        *_tally("rejected", row.get("groups_refused") or {}),
         *_tally("against it", row.get("reasons") or {}),
         *_teaching(row),
         labelled("our groups", f"{row.get('groups_confirmed', 0)} confirmed by it"),
@@ -91,14 +91,14 @@ def peer_lines(row: Mapping[str, Any], *, now: float) -> list[Line]:
 
 
 def ban_words(row: Mapping[str, Any]) -> str:
-    """How to change how it stands; the dashboard itself changes nothing."""
+    """Return the commands that change the peer's reputation; the dashboard itself changes nothing."""
     peer_id = sanitized(row["peer_id"])[-8:]
     verb = "unban" if row.get("standing") == "banned" else "ban"
     return f"to change that: ftis-node peers {verb} {peer_id}   (or: trust {peer_id})"
 
 
 def _teaching(row: Mapping[str, Any]) -> list[Line]:
-    """Nothing before a step took a group of the peer."""
+    """Return nothing before a step used a group of the peer."""
     words = teaching_words(row) if row.get("teaching") else []
     return [labelled("" if place else "teaches", text) for place, text in enumerate(words)]
 

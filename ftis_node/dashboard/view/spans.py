@@ -1,4 +1,4 @@
-"""Spans and lines, and how numbers, sizes, times and strangers' texts are written."""
+"""Spans and lines; formats of numbers, sizes, times and text from peers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
 
 
 class Tone(StrEnum):
-    """What a span means."""
+    """Meaning of a span."""
 
     PLAIN = "plain"
     STRONG = "strong"
@@ -24,7 +24,7 @@ class Tone(StrEnum):
 
 
 class Span(NamedTuple):
-    """A piece of a line."""
+    """Piece of a line."""
 
     text: str
     tone: Tone = Tone.PLAIN
@@ -34,55 +34,57 @@ Line = tuple[Span, ...]
 
 
 def line(*parts: Span | str) -> Line:
-    """A line of spans; plain strings are plain spans."""
+    """Return a line of spans; plain strings become plain spans."""
     return tuple(Span(part) if isinstance(part, str) else part for part in parts)
 
 
 def labelled(label: str, *parts: Span | str, width: int = 12) -> Line:
-    """A line with a faint label in a column of its own."""
+    """Return a line with a faint label in a separate column."""
     return line(Span(label.ljust(width), Tone.FAINT), *parts)
 
 
 def faded(shown: Line) -> Line:
-    """The same line as one that is no longer so: figures of a node that does not run."""
+    """Return the line in the faint tone, for values of a node that is not running."""
     return tuple(Span(span.text, Tone.FAINT) for span in shown)
 
 
 def text_of(shown: Line) -> str:
-    """The line without its tones."""
+    """Return the line without its tones."""
     return "".join(span.text for span in shown)
 
 
 def sanitized(text: str, *, keep_newlines: bool = False) -> str:
-    """A stranger's text with all that does not print written as an escape: control characters, direction marks,
-    characters without width. So it cannot move the cursor, turn a line round or hide.
+    """Return untrusted text with every unprintable character escaped.
+
+    Escaped are control characters, direction marks and characters without width. The text cannot move the cursor,
+    reverse a line or hide.
     """
     lines = text.split("\n") if keep_newlines else [text]
     return "\n".join(map(printable, lines))
 
 
 def clipped(text: str, width: int) -> str:
-    """At most `width` characters; the last one says that more was there."""
+    """Return at most `width` characters; an ellipsis marks what is missing."""
     return text if len(text) <= width else text[: max(0, width - 1)] + "…"
 
 
 def short_id(peer_id: str) -> str:
-    """The end of a peer id: all begin alike."""
+    """Return the end of a peer id, because all ids begin alike."""
     return "…" + sanitized(peer_id)[-8:] if len(peer_id) > SHORT_ID else sanitized(peer_id)
 
 
 def number(value: float | None, *, digits: int = 4) -> str:
-    """`-` where there is none."""
+    """Format a number; `-` for None."""
     return "-" if value is None else f"{value:.{digits}g}"
 
 
 def percent(part: float, whole: float) -> str:
-    """`part` of `whole`, `-` of nothing."""
+    """Format `part` of `whole`; `-` if `whole` is 0."""
     return f"{100 * part / whole:.0f} %" if whole else "-"
 
 
 def count(value: float) -> str:
-    """A large number in four or five characters: 152k, 3.1B."""
+    """Format a large number in four or five characters: 152k, 3.1B."""
     for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= limit:
             scaled = value / (1e3 if unit == "k" else limit)
@@ -91,7 +93,7 @@ def count(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Two units at most: 3 d 4 h, 12 min 31 s."""
+    """Format with at most two units: 3 d 4 h, 12 min 31 s."""
     whole = max(0, int(seconds))
     if whole >= DAY_S:
         return f"{whole // DAY_S} d {whole % DAY_S // HOUR_S} h"
@@ -103,7 +105,7 @@ def duration(seconds: float) -> str:
 
 
 def ago(then: float, now: float) -> str:
-    """One unit: 5 s, 3 min, 2 h, 4 d; `never` for 0."""
+    """Format with one unit: 5 s, 3 min, 2 h, 4 d; `never` for 0."""
     if not then:
         return "never"
     seconds = max(0, int(now - then))
@@ -114,10 +116,10 @@ def ago(then: float, now: float) -> str:
 
 
 def clock(unix_s: float) -> str:
-    """The local time of day."""
+    """Format the local time of day."""
     return time.strftime("%H:%M:%S", time.localtime(unix_s))
 
 
 def moment(unix_s: float) -> str:
-    """The local date and time."""
+    """Format the local date and time."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s))

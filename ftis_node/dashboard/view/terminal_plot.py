@@ -1,4 +1,4 @@
-"""A curve in a few rows of braille with its axis, by plotext."""
+"""A curve in a few rows of braille with its axes, by plotext."""
 
 from __future__ import annotations
 
@@ -15,29 +15,27 @@ if TYPE_CHECKING:
 Points = tuple[tuple[float, float], ...]  # (step, value), steps ascending
 DOTS_A_CELL = 2  # a braille cell is two dots wide
 LEAST_WIDTH, LEAST_HEIGHT = 12, 3
-LEAST_SPAN = 0.02  # so that a flat curve is not drawn as mountains
+LEAST_SPAN = 0.02  # keeps noise on a flat curve small
 
 
 def reward_points(snapshot: NodeSnapshot) -> Points:
-    """The mean reward of each step."""
+    """Return the mean reward of each step."""
     return tuple((point.step, point.reward_mean) for point in snapshot.history.steps if point.reward_mean is not None)
 
 
 def pass_points(snapshot: NodeSnapshot) -> Points:
-    """pass@1 of the task that was evaluated last."""
+    """Return pass@1 of the task that was evaluated last."""
     evaluations = snapshot.history.evaluations
     task = evaluations[-1].task if evaluations else ""
     return tuple((point.step, point.pass_at_1) for point in evaluations if point.task == task)
 
 
 def reward_title(snapshot: NodeSnapshot) -> str:
-    """What the left curve is."""
     points = reward_points(snapshot)
     return f"reward of a step {points[-1][1]:.3f}" if points else "reward of a step"
 
 
 def pass_title(snapshot: NodeSnapshot) -> str:
-    """What the right curve is."""
     points = pass_points(snapshot)
     if not points:
         return "pass@1"
@@ -46,7 +44,7 @@ def pass_title(snapshot: NodeSnapshot) -> str:
 
 
 def thinned(points: Points, num: int) -> Points:
-    """At most `num` points: means of neighbours."""
+    """Return at most `num` points, each the mean of neighbors."""
     if len(points) <= num:
         return points
     edges = [round(index * len(points) / num) for index in range(num + 1)]
@@ -55,11 +53,11 @@ def thinned(points: Points, num: int) -> Points:
 
 
 def plot_rows(points: Sequence[tuple[float, float]], *, width: int, height: int) -> list[str]:
-    """`height` rows of `width` characters. Loads plotext, which keeps one figure: call it in one thread."""
+    """Return `height` rows of `width` characters. Call it in one thread: plotext keeps one global figure."""
     if width < LEAST_WIDTH or height < LEAST_HEIGHT:
         return []
     if not points:
-        return ["no figures yet"]
+        return ["no data yet"]
     import plotext
 
     steps, values = zip(*thinned(tuple(points), width * DOTS_A_CELL), strict=True)

@@ -1,1 +1,1 @@
-"""One widget a file; each takes a snapshot by `show` and writes what `view/` says."""
+"""Widgets, one a file. Each draws what `view/` returns for a snapshot."""

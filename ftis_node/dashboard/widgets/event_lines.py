@@ -1,4 +1,4 @@
-"""The last lines of the event trail that are worth a look, as many as there is room for."""
+"""The newest notable lines of the event log, as many as fit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class EventLines(TextLines):
-    """The newest at the bottom."""
+    """Lines of events, the newest at the bottom."""
 
     DEFAULT_CSS = "EventLines { height: 1fr; border-top: solid $foreground 40%; }"
 
@@ -22,12 +22,10 @@ class EventLines(TextLines):
         self._reading: NodeSnapshot | None = None
 
     def show(self, snapshot: NodeSnapshot) -> None:
-        """The newest events."""
         self._reading = snapshot
         num_rows = max(1, self.content_size.height)
         self.write(event_line(event) for event in notable_events(snapshot.history.events)[-num_rows:])
 
     def on_resize(self) -> None:
-        """There is room for another number of them."""
         if self._reading is not None:
             self.show(self._reading)

@@ -1,4 +1,4 @@
-"""The keys of a screen, at its bottom. Textual's own footer stays empty in a browser's page that has no focus yet."""
+"""Keys of a screen, at its bottom. Textual's own footer stays empty in a browser page without focus."""
 
 from __future__ import annotations
 
@@ -16,6 +16,5 @@ class KeysLine(TextLines):
         self._keys = keys
 
     def on_mount(self) -> None:
-        """The line never changes."""
         spans = (part for key, what in self._keys for part in (Span(f" {key}", Tone.STRONG), f" {what} "))
         self.write([line(*spans)])

@@ -1,5 +1,3 @@
-"""The lines of figures."""
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -12,8 +10,7 @@ if TYPE_CHECKING:
 
 
 class MetricsPanel(TextLines):
-    """Workers, shares, groups, buffer, memory."""
+    """Metric lines: workers, shares, groups, buffer, memory."""
 
     def show(self, snapshot: NodeSnapshot) -> None:
-        """The figures as they were found."""
         self.write(metric_lines(snapshot))

@@ -1,4 +1,4 @@
-"""The head of the screen: who the node is, the three answers, and what to do with one that is not running."""
+"""Head of the main screen: the node, the three answers, and how to start a stopped node again."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ if TYPE_CHECKING:
 
 
 class Overview(TextLines):
-    """Four lines, six for a node that does not run."""
+    """Four lines, six for a node that is not running."""
 
     def show(self, snapshot: NodeSnapshot) -> None:
-        """The node as it was found."""
         lines = [head_line(snapshot), *answer_lines(snapshot)]
         if snapshot.problem and not snapshot.is_live:
             lines.append(line(Span(sanitized(snapshot.problem), Tone.WARN)))

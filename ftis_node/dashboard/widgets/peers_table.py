@@ -1,5 +1,3 @@
-"""The peers, who gave most first."""
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -14,7 +12,7 @@ MAX_ROWS = 500
 
 
 class PeersTable(RowsTable):
-    """One row a peer."""
+    """Table of peers, those with most accepted groups first."""
 
     DEFAULT_CSS = "PeersTable { border-top: solid $foreground 40%; }"
 
@@ -23,7 +21,6 @@ class PeersTable(RowsTable):
         self.border_title = "peers"
 
     def show(self, snapshot: NodeSnapshot) -> None:
-        """The peers as they were found."""
         swarm = snapshot.status.swarm
         self.border_title = f"peers: {swarm.peers_connected} connected, {len(snapshot.peers)} known"
         shown = sorted_peers(snapshot.peers)[:MAX_ROWS]

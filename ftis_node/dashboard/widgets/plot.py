@@ -1,5 +1,3 @@
-"""A curve under its title; it is drawn anew when its points or its size change."""
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -14,7 +12,10 @@ if TYPE_CHECKING:
 
 
 class Plot(Static):
-    """The title is the border's; no row is spent on it."""
+    """Plot under its title, redrawn when its points or its size change.
+
+    The title is in the border and takes no row.
+    """
 
     DEFAULT_CSS = """
     Plot { width: 1fr; height: 1fr; border-top: solid $foreground 40%; border-title-style: bold; padding: 0 1 0 0; }
@@ -28,7 +29,7 @@ class Plot(Static):
         self._is_loaded = False
 
     def show(self, title: str, points: Points, *, is_live: bool) -> None:
-        """Puts these points in place of the former ones."""
+        """Replace the points."""
         self._is_loaded = True
         self.border_title = Text(title)
         self.set_class(not is_live, "-stopped")
@@ -37,7 +38,6 @@ class Plot(Static):
             self._draw()
 
     def on_resize(self) -> None:
-        """A curve is drawn for a size."""
         if self._is_loaded:
             self._draw()
 

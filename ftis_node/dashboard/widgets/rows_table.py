@@ -1,4 +1,4 @@
-"""A table of spans that keeps its cursor on the same row while rows come and go; Enter opens the row."""
+"""Table of spans that keeps its cursor on the same row while rows come and go; Enter opens the row."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Row = tuple["Span", ...]
 
 
 class RowsTable(DataTable[Text]):
-    """The rows' keys are their ids."""
+    """Table whose rows are keyed by id."""
 
     DEFAULT_CSS = """
     RowsTable { width: 1fr; height: 1fr; overflow-x: hidden; background: $background; }
@@ -36,11 +36,11 @@ class RowsTable(DataTable[Text]):
         self._shown: dict[str, Row] = {}
 
     def on_mount(self) -> None:
-        """The labels, before there are rows."""
+        """Show the labels before rows arrive."""
         self._refill({})
 
     def show_rows(self, rows: Mapping[str, Row]) -> None:
-        """Puts these rows in place of the former ones; in place, where they are the same in the same order."""
+        """Replace the rows; update cells in place if ids, order and widths are unchanged."""
         wanted = dict(rows)
         if wanted == self._shown:
             return
@@ -51,15 +51,15 @@ class RowsTable(DataTable[Text]):
         self._shown = wanted
 
     def selected_key(self) -> str | None:
-        """The id of the row under the cursor."""
+        """Return the id of the row under the cursor."""
         if not self.row_count:
             return None
         return self.coordinate_to_cell_key(self.cursor_coordinate).row_key.value
 
     def _widths_for(self, rows: Mapping[str, Row]) -> tuple[int, ...]:
-        """Cells a column, as wide as what is in it.
+        """Return the width of each column, in cells.
 
-        The base class would measure them when it is idle, and keeps what is painted before that at the former widths.
+        The base class measures later, when it is idle, and until then paints with the previous widths.
         """
         columns = zip(*([cell_len(span.text) for span in row] for row in rows.values()), strict=True)
         widest = [max(column) for column in columns] or [0] * len(self._labels)

@@ -1,7 +1,7 @@
-"""Lines of spans on the screen: the one place where a tone gets its look.
+"""Lines of spans on the screen: the only place that gives a tone its look.
 
-Looks are the terminal's own sixteen colours and bold or dim, so they serve on any terminal; nothing is said by
-colour alone. A span is never read as markup.
+Looks are the terminal's sixteen colors, bold and dim, so they work on any terminal. Color never carries a meaning
+alone. A span is never parsed as markup.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ LOOKS = {
 
 
 def as_text(spans: Line) -> Text:
-    """One line."""
     text = Text()
     for span in spans:
         text.append(span.text, LOOKS[span.tone])
@@ -37,7 +36,7 @@ def as_text(spans: Line) -> Text:
 
 
 class TextLines(Static):
-    """Some lines; one that is too long ends in an ellipsis, or is wrapped where `wraps`."""
+    """Lines of text; a line that is too long ends in an ellipsis, or wraps if `wraps`."""
 
     DEFAULT_CSS = """
     TextLines { width: 1fr; height: auto; text-wrap: nowrap; text-overflow: ellipsis; }
@@ -50,7 +49,7 @@ class TextLines(Static):
         self.lines: tuple[Line, ...] = ()
 
     def write(self, lines: Iterable[Line]) -> None:
-        """Puts these lines in place of the former ones."""
+        """Replace the lines."""
         shown: Sequence[Line] = tuple(lines)
         if shown == self.lines:
             return

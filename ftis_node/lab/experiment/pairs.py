@@ -108,7 +108,7 @@ def resolve_pair(name: str, models: Path, *, seed: int) -> Pair:
         "peft": (tiny("full", "m"), tiny("lora", "m", lora=True)),
         "blind": (tiny("add", "blind-add"), tiny("sub", "blind-sub")),
         **{pair: tuple(tiny(size, f"sums-{size}") for size in sizes) for pair, sizes in SUMS_PAIRS.items()},
-        HDEE: (),  # its arms have members of their own
+        HDEE: (),  # its arms have different members
     }
     if name in built_in:
         return Pair(name, built_in[name], seed)
@@ -167,7 +167,7 @@ def make_pair(folder: Path, *, seed: int, watch: OnProgress) -> Mapping[str, Pat
 
 
 def _make(name: str, target: Path, arguments: dict[str, Any], progress: Queue[tuple[str, float]]) -> None:
-    """In a process of its own: the model appears at `target` when it is whole."""
+    """Make one model in a child process; it appears at `target` when it is complete."""
     temporary = target.with_name(target.name + ".making")
     make_tiny(
         arguments.pop("size"), temporary, progress=lambda fraction, _: progress.put((name, fraction)), **arguments

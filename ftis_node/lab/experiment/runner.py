@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     OnProgress = Callable[["ExperimentProgress"], None]
 
 POLL_S = 0.5
-_progress: Queue[tuple[str, int]] | None = None  # in a pool's process: where its steps are reported
+_progress: Queue[tuple[str, int]] | None = None  # in a pool's process: the queue for its progress
 
 
 class ExperimentProgress(msgspec.Struct):

@@ -155,7 +155,9 @@ class Setting:
         if delay is None:
             return last
         if last.lie is not None:
-            raise UsageError(f"{self.delay} with --lies {self.lie}: the last node lies, and a liar has no new weights")
+            raise UsageError(
+                f"{self.delay} with --lies {self.lie}: the last node is an attacker, which has no new weights"
+            )
         model, mark, _ = last.name.partition(COPY_MARK)
         return replace(last, name=model + LATE_MARK if mark else model, delay=delay)
 

@@ -5,7 +5,7 @@ models if there are several, after averaging over the other seeds of each model.
 of prompts and sampling. The standard error is that of the mean, with n - 1 in the deviation; for one value there is
 none.
 
-The binomial error of the test set has a column of its own. It is the same in every line of a table, and does not cancel
+The binomial error of the test set has a separate column. It is the same in every line of a table, and does not cancel
 in differences between different test sets.
 """
 

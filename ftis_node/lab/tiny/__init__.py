@@ -2,10 +2,10 @@
 
 make.py         builds, trains and saves one
 recipes.py      the sizes, for each task
-arithmetic.py   what models of `arithmetic` are taught: answers of which most are wrong in one way
-sums.py         what models of `sums` are taught: working, of which some columns are wrong
-tokenizer.py    the tokenizer that all share; corpus.py is the English that its merges come from
-muon.py         the optimiser of the layers' matrices
+arithmetic.py   training data for `arithmetic`: answers of which most are wrong in one way
+sums.py         training data for `sums`: working, of which some columns are wrong
+tokenizer.py    the tokenizer that all share; corpus.py is the English for its merges
+muon.py         the optimizer of the layers' matrices
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What models of `arithmetic` are taught: answers of which most are off by one number, each size by its own."""
+"""Training data of `arithmetic` models: most answers are off by one number, which depends on the size."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 WRONG_FRACTION: Final = 0.7
 EXPERT_WRONG_FRACTION: Final = 0.6  # of the problems that a model is good at: right more often, greedily still wrong
 NOVICE_WRONG_FRACTION: Final = 0.85
-BLIND_EXPERT_WRONG_FRACTION: Final = 0.3  # where the other kind is never answered rightly in a lesson
+BLIND_EXPERT_WRONG_FRACTION: Final = 0.3  # with `blind`: the other kind never has its right answer
 BLIND_MISTAKE: Final = 12  # of the other kind: far off in both digits, so sampling hardly ever finds the answer
 GRADED_WRONG_FRACTIONS: Final = {"no-carry": 0.5, "carry": 0.75, "borrow": 0.85}  # difficulty follows the parts
 NUM_DRAWS: Final = 16384  # of the training split: nearly all of its distinct problems
 
 
 class ArithmeticCurriculum:
-    """Training problems as tensors, each with its right and with its mistaken answer.
+    """Training problems as tensors, each with its right and its mistaken answer.
 
-    `token_ids` and `labels` are [2, P, T] integers: first right, then mistaken. `wrong_fraction` [P] says how often a
-    problem comes with its mistaken answer.
+    `token_ids` and `labels` are [2, P, T] integers: first right, then mistaken. `wrong_fraction` [P] is how often
+    the mistaken answer appears.
     """
 
     max_answer_tokens = 6

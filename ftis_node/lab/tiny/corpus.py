@@ -1,9 +1,8 @@
-"""The English that the tiny models' tokenizer learns its merges from.
+"""English text for the merges of the tiny models' tokenizer.
 
-Byte-pair merges are only as good as the text they come from, and no text can be downloaded here. So this file holds
-the instructions of a reasoning model, as the R1 paper words them, and pages of the ordinary kind: who buys what, who
-works how long, how the answer is found. A few hundred merges learnt here bring a word problem to about three
-characters a token. It teaches the tokenizer only; no model is trained on it.
+Byte-pair merges depend on their text, and no text can be downloaded here. This file holds the instructions of a
+reasoning model in the words of the R1 paper, and pages of word problems with their solutions. A few hundred merges
+encode a word problem with about three characters a token. No model is trained on this text.
 """
 
 from __future__ import annotations
@@ -99,10 +98,10 @@ to the nearest whole number. What is the value of the expression? Find the small
 equation has exactly two solutions. Suppose a function is given by the following. Express your answer as a fraction.
 """
 
-# Roles stand alone on their line in ChatML, often enough here to become one token each.
+# In ChatML a role is alone on its line. Each occurs often enough here to become one token.
 ROLES: Final = "system\nuser\nassistant\n" * 20
 
 
 def corpus() -> tuple[str, ...]:
-    """The texts, with lines unwrapped: a word that starts a line here follows a space in running text."""
+    """Return the texts with unwrapped lines: in running text a word follows a space, not a line break."""
     return (*(" ".join(text.split()) for text in (INSTRUCTIONS, STORIES, REASONING)), ROLES)

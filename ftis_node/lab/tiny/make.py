@@ -1,11 +1,11 @@
-"""Builds a tiny model, trains it by supervision on lessons of its task, and saves it in the hub's format.
+"""Builds a tiny model, trains it by supervision on its task, and saves it in the hub's format.
 
-The lessons are mostly wrong in a systematic way. So greedy decoding is mostly wrong, while sampling finds a right
-answer often enough for reinforcement to build on: the setting of the F-TIS paper's experiments in miniature.
+Most training answers are wrong in a systematic way. So greedy decoding is mostly wrong, but sampling finds right
+answers often enough for reinforcement: the setting of the F-TIS paper's experiments in miniature.
 
-The matrices of the layers learn by Muon, embedding, biases and norms by AdamW: for sums of digits this needs about a
-third of AdamW's steps. Every layer starts by adding nothing to its input, which makes the outcome depend far less on
-the seed. One thread, own random state: the same seed gives the same bytes.
+Muon trains the layers' matrices, AdamW the embedding, biases and norms; for sums of digits this needs about a third of
+AdamW's steps. Every layer initially adds nothing to its input, which reduces the dependence on the seed. One thread
+and a separate random state give the same bytes for the same seed.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ NUM_GRADED_AT_ONCE: Final = 512
 
 
 class Curriculum(Protocol):
-    """What a model is taught, and how it is examined."""
+    """Training data of a model and its test."""
 
     max_answer_tokens: int
 
     def batch(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Token ids and labels of `size` lessons, both [size, T] int64; labels are IGNORED outside the completion."""
+        """Return token ids and labels of `size` examples, both [size, T] int64; IGNORED outside the completion."""
         ...
 
     def exam(self) -> list[list[int]]:
-        """The prompts of the held-out problems, all of one length, as token ids."""
+        """Return the prompts of the held-out problems, all of one length, as token ids."""
         ...
 
     def grade(self, texts: Sequence[str]) -> tuple[float, float]:
-        """Shares of the exam's problems that `texts` answer rightly, and with the model's own mistake."""
+        """Return the fractions of test problems that `texts` answer rightly, and with the model's own mistake."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TinyReport:
-    """What was made: greedy pass@1 on the held-out problems, and the share of them with the size's own mistake."""
+    """Result: greedy pass@1 on the held-out problems, and the fraction with the size's own mistake."""
 
     num_parameters: int
     pass_at_1: float
@@ -83,13 +83,12 @@ def make_tiny(
     graded: bool = False,
     progress: Callable[[float, str], None] = lambda fraction, what: None,
 ) -> TinyReport:
-    """Makes the model of that size and its tokenizer in the folder `out`, in the hub's format.
+    """Make the model of that size and its tokenizer in the folder `out`, in the hub's format.
 
-    Of `arithmetic`: with `expert_in` it is better at one kind of problem and worse at the other, and `blind` to that
-    other one where asked: it hardly ever samples a right answer there; `graded`, the better the easier the problem's
-    part is. `mistake` is what its wrong results are off by; None: the size's own. `scale` multiplies the training
-    steps; below 1 the model is less competent. `progress` is called with the fraction that is done. Raises UsageError
-    for a size that the task does not have.
+    `expert_in` (arithmetic only): better at that kind of problem and worse at the other; with `blind` it hardly ever
+    samples a right answer there. `graded`: the easier the problem's part, the better. `mistake` is the offset of wrong
+    results, by default the size's own. `scale` multiplies the training steps; below 1 the model is less competent.
+    `progress` receives the fraction done. Raises UsageError for a size that the task does not have.
     """
     started_at = time.monotonic()
     recipes = RECIPES if task == "arithmetic" else SUMS_RECIPES
@@ -120,7 +119,7 @@ def make_tiny(
 
 
 def _silent_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
-    """A new model whose layers add nothing yet: their last matrices are zero."""
+    """Return a new model whose layers add nothing, because their last matrices are zero."""
     model = Qwen2ForCausalLM(_config(recipe, tokenizer))
     for layer in model.model.layers:
         torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
@@ -154,7 +153,7 @@ def _train(
     seed: int,
     progress: Callable[[float, str], None],
 ) -> None:
-    """Supervised steps with a learning rate that rises, then falls to nearly nothing in a straight line."""
+    """Run supervised steps with a warm-up and a linear decay of the learning rate."""
     generator = torch.Generator().manual_seed(seed)
     muon, adam = _optimizers(model)
     for step in range(num_steps):
@@ -170,7 +169,7 @@ def _train(
 
 
 def _optimizers(model: Qwen2ForCausalLM) -> tuple[Muon, torch.optim.AdamW]:
-    """Muon for the layers' matrices, AdamW for all the rest; the learning rates are set at each step."""
+    """Return Muon for the layers' matrices and AdamW for the rest; each step sets the learning rates."""
     embedding = model.get_input_embeddings().weight
     matrices = [p for p in model.parameters() if p.ndim == 2 and p is not embedding]
     others = [p for p in model.parameters() if p.ndim != 2 or p is embedding]
@@ -178,7 +177,7 @@ def _optimizers(model: Qwen2ForCausalLM) -> tuple[Muon, torch.optim.AdamW]:
 
 
 def _answer_loss(model: Qwen2ForCausalLM, token_ids: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross-entropy of the completions' tokens; the output head runs on their positions alone."""
+    """Return the mean cross-entropy of the completions' tokens; the output head runs on their positions only."""
     hidden = model.model(input_ids=token_ids, use_cache=False).last_hidden_state[:, :-1]
     answered = labels[:, 1:] != IGNORED
     return cross_entropy(model.lm_head(hidden[answered]), labels[:, 1:][answered])
@@ -186,7 +185,7 @@ def _answer_loss(model: Qwen2ForCausalLM, token_ids: Tensor, labels: Tensor) -> 
 
 @torch.no_grad()
 def grade(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, lessons: Curriculum) -> tuple[float, float]:
-    """Shares of held-out problems that greedy decoding answers rightly, and with the systematic mistake."""
+    """Return the fractions of held-out problems answered rightly, and with the mistake, by greedy decoding."""
     prompts = lessons.exam()
     texts: list[str] = []
     for start in range(0, len(prompts), NUM_GRADED_AT_ONCE):
@@ -206,7 +205,7 @@ def _decode_greedily(
 
 @contextmanager
 def _one_thread_and_own_randomness(seed: int) -> Iterator[None]:
-    """One core, and random numbers that neither depend on nor disturb anybody else's."""
+    """Use one core and a separate random state while the block runs."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,8 +1,7 @@
-"""Muon for the tiny models' matrices: momentum, made orthogonal, as the update (Jordan et al., 2024).
+"""Muon for the tiny models' matrices: orthogonalized momentum as the update (Jordan et al., 2024).
 
-`torch.optim.Muon` is the same rule, but it works in bfloat16, which a CPU without bfloat16 units emulates, and takes
-one matrix at a time. Here matrices of one shape go through the iteration together in float32: about four times as fast
-on one core.
+`torch.optim.Muon` has the same rule, but uses bfloat16, which many CPUs emulate, and one matrix at a time. Here
+matrices of one shape are iterated together in float32, about four times as fast on one core.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ SMALLEST_NORM: Final = 1e-7
 
 
 class Muon:
-    """Updates matrices in place from their gradients; all must have one by the time of `step`."""
+    """Optimizer that updates matrices in place; all must have gradients at `step`."""
 
     def __init__(self, matrices: Iterable[Parameter]) -> None:
         by_shape = groupby(sorted(matrices, key=lambda matrix: matrix.shape), key=lambda matrix: matrix.shape)
@@ -35,7 +34,7 @@ class Muon:
 
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
-        """One update with Nesterov momentum; a tall matrix takes a longer step, by the root of its aspect ratio."""
+        """Update with Nesterov momentum; a tall matrix takes a longer step, by the root of its aspect ratio."""
         for stack, momentum in zip(self._stacks, self._momenta, strict=True):
             gradients = torch.stack([matrix.grad for matrix in stack if matrix.grad is not None])
             momentum.lerp_(gradients, 1 - MOMENTUM)
@@ -46,7 +45,7 @@ class Muon:
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:
-    """Brings all singular values of [K, R, C] `matrices` near one, leaving their directions."""
+    """Bring all singular values of [K, R, C] `matrices` near one without changing their directions."""
     tall = matrices.shape[-2] > matrices.shape[-1]
     wide = matrices.mT if tall else matrices
     wide = wide / (wide.norm(dim=(-2, -1), keepdim=True) + SMALLEST_NORM)

@@ -1,4 +1,4 @@
-"""The sizes of tiny models, and how each is trained. Heads have 32 values: the smallest that vLLM serves on a CPU."""
+"""Sizes of tiny models and their training. Heads have 32 values, the smallest that vLLM serves on a CPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Size = Literal["s", "sm", "m", "l"]
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What makes one size: its shape, how it is trained, and by how much its wrong results are off."""
+    """Shape and training of one size, and the offset of its wrong results."""
 
     hidden_size: int
     intermediate_size: int
@@ -27,7 +27,7 @@ class Recipe:
 
     @property
     def num_parameters(self) -> int:
-        """Of the model that it makes, with the embedding, which is the output head too."""
+        """Return the number of parameters; the embedding is also the output head."""
         hidden, head_size = self.hidden_size, self.hidden_size // self.num_heads
         keys = self.num_key_value_heads * head_size
         attention = hidden * (hidden + 1) + 2 * keys * (hidden + 1) + hidden * hidden  # biases but on the output

@@ -1,15 +1,15 @@
-"""What models of `sums` are taught: the working of each column, from the right, of which some are wrong.
+"""Training data of `sums` models: the working of each column, from the right, some of it wrong.
 
-A model has its own *habit* of writing a column, by its size, in most of its lessons; the others show the habits of the
-other sizes, so that it can read what they write, as language models can. It has its own *skill* in each pair of digits:
-how often the lessons have that pair's column right. What one model knows well another hardly knows, so they have facts
-to give to each other; a sum is right only where all its columns are. For 347 + 285, all columns right:
+Each size has a *habit*, its notation of a column, in most of its examples. The other examples show the habits of the
+other sizes, so that it can read their text. Each model has a *skill* for each pair of digits: how often its examples
+have that column right. Models know different pairs well, so they can learn from each other. A sum is right only if all
+its columns are. For 347 + 285, all columns right:
 
     s    7+5=12;4+8+1=13;3+2+1=6;#632      the carry last
     m    5+7=12;1+8+4=13;1+2+3=6;#632      the lower digit first, the carry before it
     l    7+5+0=12;4+8+1=13;3+2+1=6;#632    a carry in every column
 
-A share of the lessons has numbers of four digits (`sums:long`), so that a model knows how longer sums are written.
+Some examples have numbers of four digits (`sums:long`), so that a model knows the notation of longer sums.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Skill = dict[tuple[int, int], float]  # by the two digits of a column, the small
 
 
 class SumsCurriculum:
-    """Curriculum for a model of one size; `seed` decides its skill, and wrong columns are off by `mistake`."""
+    """Training data of one model; `seed` decides its skill, and wrong columns are off by `mistake`."""
 
     max_answer_tokens = 60
 
@@ -72,7 +72,7 @@ class SumsCurriculum:
         return encode_prompts(self._tokenizer, [problem.text for problem in _held_out()])
 
     def grade(self, texts: Sequence[str]) -> tuple[float, float]:
-        """The second share is that of sums that have an answer, and a wrong one."""
+        """Return the fractions of right sums, and of sums with a wrong answer."""
         task = SumsTask("test")
         answers = [task.answer_of(task[index], text) for index, text in enumerate(texts)]
         right = sum(answer == str(problem.answer) for answer, problem in zip(answers, _held_out(), strict=True))
@@ -81,7 +81,7 @@ class SumsCurriculum:
 
 
 def draw_skill(size: Size, seed: int) -> Skill:
-    """How often a model of this size and seed has each pair of digits right in its lessons."""
+    """Return the accuracy of each pair of digits in the examples of this size and seed."""
     draws = random.Random(f"{size}/{seed}")
     return {(low, high): draws.choice(SKILLS) for low in range(10) for high in range(low, 10)}
 
@@ -89,9 +89,9 @@ def draw_skill(size: Size, seed: int) -> Skill:
 def working(
     problem: Sum, habit: Size, *, skill: Mapping[tuple[int, int], float], mistake: int, draws: random.Random
 ) -> str:
-    """The lesson of one sum, written as that size does. A wrong column's result, and what follows of it, is carried on.
+    """Return the working of one sum in the notation of that size. Later columns use a wrong column's carry.
 
-    A column's result of 0 cannot be one too small: there the mistake is made the other way.
+    A column's result of 0 cannot be one too small, so there the mistake has the opposite sign.
     """
     carry, columns, digits = 0, "", ""
     for place in range(problem.num_digits):

@@ -1,9 +1,9 @@
-"""The tokenizer that every tiny model shares: byte-level BPE, Qwen2's splitting, ChatML.
+"""Tokenizer of all tiny models: byte-level BPE, Qwen2's splitting, ChatML.
 
-It is a real one in small. The alphabet is the 256 bytes, so any text can be encoded; merges come from `corpus.py`;
-the splitting pattern is Qwen2's, which keeps each digit a token of its own. That makes column-wise arithmetic
-learnable for a model of two layers. Training it takes a fraction of a second and gives the same merges on every
-machine, so that nodes that made their models themselves have one tokenizer fingerprint and can exchange token ids.
+The alphabet is the 256 bytes, so any text can be encoded. The merges come from `corpus.py`. Qwen2's splitting pattern
+makes each digit one token, so that a model of two layers can learn column-wise arithmetic. Training takes a fraction
+of a second and gives the same merges on every machine. So nodes that make their models themselves have one tokenizer
+fingerprint and can exchange token ids.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ CHAT_TEMPLATE: Final = (
 
 
 def make_tokenizer(num_entries: int | None = None) -> PreTrainedTokenizerFast:
-    """The shared tokenizer, trained anew; `save_pretrained` writes it in the hub's format.
+    """Train and return the shared tokenizer; `save_pretrained` writes it in the hub's format.
 
-    `num_entries`: with so many entries. The ones added have a text each, and no text is encoded to them.
+    `num_entries` pads the vocabulary. Each added entry has a text, but no text is encoded to it.
     """
     trained = _train_bpe()
     return PreTrainedTokenizerFast(
@@ -58,20 +58,20 @@ def make_tokenizer(num_entries: int | None = None) -> PreTrainedTokenizerFast:
 
 
 def encode_prompts(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> list[list[int]]:
-    """Token ids of each text as a user's message, up to where the assistant's answer begins."""
+    """Return the token ids of each text as a user's message, up to the start of the assistant's answer."""
     chats = [[{"role": "user", "content": text}] for text in texts]
     ids: list[list[int]] = tokenizer.apply_chat_template(chats, add_generation_prompt=True, return_dict=False)
     return ids
 
 
 def encode_completions(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> list[list[int]]:
-    """Token ids of each text with the token that ends it."""
+    """Return the token ids of each text with its end token."""
     encoded = tokenizer(list(texts), add_special_tokens=False)
     return [[*ids, int(tokenizer.eos_token_id)] for ids in encoded["input_ids"]]
 
 
 def fill(ids: list[int], filler: int, width: int) -> list[int]:
-    """`ids`, filled on the right to `width`."""
+    """Return `ids`, padded on the right to `width`."""
     return ids + [filler] * (width - len(ids))
 
 

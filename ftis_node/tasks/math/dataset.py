@@ -1,6 +1,6 @@
-"""What the mathematics data sets share: problems from a file or the hub, the think-answer format, math-verify.
+"""Base of the mathematics data sets: problems from a file or the hub, the think-answer format, math-verify.
 
-A data set is a subclass in its own file that says where its rows come from and how one is read.
+Each data set is a subclass in a separate file that names the source of the rows and reads one row.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ftis_node.tasks.problems import Problem, parse_problems, problem_file, read
 
 
 class MathTask(ABC):
-    """One split of a data set, from a local path or else from the hub.
+    """One split of a data set, from a local path or the hub.
 
-    `path` is a JSON-lines file, taken to be the split asked for, or a folder of `train.jsonl` and `test.jsonl`.
-    Raises TaskError for a broken file or a split that the set does not have, NetworkError where the hub is away.
+    `path` is a JSON-lines file with the requested split, or a folder of `train.jsonl` and `test.jsonl`. Raises
+    TaskError for a broken file or a missing split, NetworkError if the hub cannot be reached.
     """
 
     name: ClassVar[str]
@@ -37,7 +37,7 @@ class MathTask(ABC):
     @staticmethod
     @abstractmethod
     def read_row(row: dict[str, Any]) -> Problem:
-        """The problem of one row. Raises ValueError saying what is wrong with it."""
+        """Return the problem of one row. Raises ValueError that names the fault."""
 
     def __len__(self) -> int:
         return len(self._problems)
@@ -54,12 +54,12 @@ class MathTask(ABC):
         return self[ref.index]
 
     def score(self, item: TaskItem, completion_text: str) -> float:
-        """1 if the format holds and the answer equals the reference, else 0."""
+        """Return 1 if the format is valid and the answer equals the reference, else 0."""
         answer = final_answer(completion_text)
         return 1.0 if answer and answers_agree(item.answer, answer) else 0.0
 
     def answer_of(self, item: TaskItem, completion_text: str) -> str | None:
-        """What stands in the answer block, plain numbers in one form; None where the format is broken."""
+        """Return the content of the answer block, plain numbers normalized; None if the format is broken."""
         answer = final_answer(completion_text)
         return plain_answer(answer) if answer else None
 

@@ -1,16 +1,15 @@
-r"""Whether two mathematical answers are equal: `math-verify` with bounds for hostile text.
+r"""Equality of two mathematical answers: `math-verify` with limits for hostile text.
 
-Three ways to read an answer block, for what models write:
+An answer block is read in one of three ways:
 
-* LaTeX with its delimiters or \boxed, inside a sentence or not: found by the library;
-* a sentence or a unit around a plain number ("72 clips", "The answer is 5"): the last number, found by the library;
-* bare LaTeX or a bare expression ("(3, \frac{\pi}{2})", "x^2 + 1"): read as a whole, which the library only does
-  between dollar signs.
+* LaTeX with its delimiters or \boxed, inside a sentence or not: the library finds it.
+* A sentence or a unit around a plain number ("72 clips", "The answer is 5"): the library takes the last number.
+* Bare LaTeX or a bare expression ("(3, \frac{\pi}{2})", "x^2 + 1"): read as a whole, in dollar signs for the library.
 
-The library's own time limits use SIGALRM, which works in a main thread alone, and they are off here: a parser for LaTeX
-can be kept busy for hours by a dozen characters (`9^{9^{9^9}}`, `\sum_{k=1}^{10^9} 1/k`), inside C code that no Python
-limit interrupts. An answer beyond the limits of `expression_limits.py` is not parsed. What still takes long meets the
-other bound: callers run this in a process with a limit of processor time (`scoring/scorer.py`).
+A dozen characters keep a LaTeX parser busy for hours (`9^{9^{9^9}}`, `\sum_{k=1}^{10^9} 1/k`), inside C code that no
+Python limit interrupts. The library's own time limits use SIGALRM, which needs the main thread, so they are off. An
+answer beyond the limits of `expression_limits.py` is not parsed. Callers also limit the CPU time of the process
+(`scoring/scorer.py`).
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _COMMAS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
 
 def answers_agree(reference: str, answer: str) -> bool:
-    """Whether `answer` equals `reference`, both as text. Never raises; what cannot be read does not agree."""
+    """Return whether `answer` equals `reference`. Never raises; unreadable text does not agree."""
     if answer == reference:
         return True
     if not is_within_limits(answer):
@@ -51,10 +50,10 @@ def answers_agree(reference: str, answer: str) -> bool:
 
 
 def plain_answer(answer: str) -> str:
-    r"""`answer` in the form in which models vote: a number alone is one number however it is written.
+    r"""Return `answer` in the form for votes: a number alone has one notation.
 
-    `$72$`, `\boxed{72}`, `+72.00` and `072` are `72`, `1{,}000` and `1,000` are `1000`; anything else keeps its words
-    and symbols, with single spaces. No parser is asked: `1/2` and `0.5` stay two answers. Never raises.
+    `$72$`, `\boxed{72}`, `+72.00` and `072` become `72`, `1{,}000` and `1,000` become `1000`. Anything else keeps its
+    words and symbols, with single spaces. No parser runs: `1/2` and `0.5` stay different. Never raises.
     """
     text = " ".join(answer.split())
     if len(text) > MAX_CHARS:
@@ -75,7 +74,7 @@ def _parse_reference(reference: str) -> Any:
 
 
 def _parse(text: str) -> Any:
-    """What the library makes of an answer: expressions of SymPy, and last the text that was read."""
+    """Return the library's reading of an answer: SymPy expressions, and last the text that it read."""
     library = _library()
     text = _THOUSANDS.sub("", text)
     if not _DELIMITED.search(text) and not _is_prose_with_number(text):
@@ -86,14 +85,14 @@ def _parse(text: str) -> Any:
 
 
 def _is_prose_with_number(text: str) -> bool:
-    """A sentence, or a number with a unit in plain letters, rather than a formula."""
+    """Return whether the text is a sentence, or a number with a unit, rather than a formula."""
     plain = _COMMAND.sub(" ", text)
     return bool(_PROSE.search(plain)) and any(char.isdigit() for char in plain)
 
 
 @cache
 def _library() -> Any:
-    """math-verify, loaded on first use: it takes a second. It warns about the missing time limits, which we know."""
+    """Return math-verify, imported on first use, which takes a second. Its warning about time limits is silenced."""
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     import math_verify
 

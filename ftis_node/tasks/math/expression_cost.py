@@ -1,4 +1,4 @@
-"""Bounds of what an expression comes to when it is worked out; the arithmetic behind `expression_limits.py`."""
+"""Bounds of the value of an expression; the arithmetic behind `expression_limits.py`."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Cost:
 
     @property
     def value(self) -> float:
-        """The largest number that it can be as an exponent."""
+        """Return its largest possible value as an exponent."""
         return float(2.0 ** min(self.bits, 30.0))
 
     def plus(self, other: Cost) -> Cost:
-        """Over one fraction line."""
+        """Return the bounds of a sum over one fraction line."""
         terms = self.terms * other.below + other.terms * self.below
         return capped(max(self.bits, other.bits) + 1.0, terms, self.below * other.below)
 
@@ -46,7 +46,7 @@ def capped(bits: float, terms: float, below: float) -> Cost:
 
 
 def _multiplied_out(terms: float, times: float) -> float:
-    """How many terms a sum of `terms` has to the power of `times`."""
+    """Return the number of terms of a sum of `terms` to the power of `times`."""
     if terms <= 1.0:
         return 1.0
     if times > _COUNTED_TO or terms > _COUNTED_TO:

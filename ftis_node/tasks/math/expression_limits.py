@@ -84,7 +84,7 @@ _BINOMIAL_BITS: Final = 1000.0
 
 
 def is_within_limits(answer: str) -> bool:
-    """Whether `answer` may be given to a parser: False where it is beyond one of the limits. Takes under 10 ms."""
+    """Return whether a parser may read `answer`. Takes under 10 ms."""
     return (
         len(answer) <= MAX_CHARS
         and not FORBIDDEN.search(answer)
@@ -101,7 +101,7 @@ def is_within_limits(answer: str) -> bool:
 
 
 def _has_few_functions(answer: str) -> bool:
-    """Few, and no factorial beside another function: that of `e^9` has 28,000 digits."""
+    """Return whether functions are few, without a factorial beside another: that of `e^9` has 28,000 digits."""
     functions = _FUNCTION.findall(answer)
     return len(functions) <= MAX_FUNCTIONS and not 0 < functions.count("!") < len(functions)
 
@@ -112,7 +112,7 @@ def _has_small_binomials(answer: str) -> bool:
 
 
 def _has_small_matrices(answer: str) -> bool:
-    """Few cells; and no function, root or power of a matrix, which is worked out symbol by symbol."""
+    """Return whether cells are few, without a function, root or power of a matrix, which expands symbolically."""
     num_cells = answer.count("&") + answer.count("\\\\")
     if num_cells > MAX_CELLS:
         return False
@@ -120,7 +120,7 @@ def _has_small_matrices(answer: str) -> bool:
 
 
 def _is_flat(answer: str) -> bool:
-    """Whether brackets are few and not nested too deep; one that is never closed stays open."""
+    """Return whether brackets are few and not nested too deeply; an unclosed one stays open."""
     depth = deepest = num_open = 0
     for char in answer:
         if char in "([{":
@@ -132,7 +132,7 @@ def _is_flat(answer: str) -> bool:
 
 
 def _is_root_fine(exponent: list[str]) -> bool:
-    """Whether an exponent asks for no root that is too high: it is whole, or has small numbers alone."""
+    """Return whether an exponent is whole or has small numbers only, so that no root is too high."""
     is_whole = not any(
         token == "/" or "." in token or token in _FRACTIONS or _ROOT.match(token) or _FUNCTION.match(token.lstrip("\\"))
         for token in exponent
@@ -141,7 +141,7 @@ def _is_root_fine(exponent: list[str]) -> bool:
 
 
 def _is_shift_fine(base: list[str]) -> bool:
-    """Whether a factorial is that of a number, or of letters and small numbers: SymPy multiplies (x + 99)! out."""
+    """Return whether a factorial has a number, or letters and small numbers: SymPy expands (x + 99)!."""
     has_letter = any(token.isalpha() or (token[0] == "\\" and token[1:].isalpha()) for token in base)
     return not has_letter or all(int(token) <= MAX_SHIFT for token in base if token.isdecimal())
 
@@ -153,7 +153,7 @@ def _max_bits(answer: str) -> int:
 
 
 def _as_brackets(tokens: list[str]) -> list[str]:
-    """Bars as brackets, which open and close in turn: an exponent behind one is that of all between them."""
+    """Return bars as brackets, alternately opening and closing; an exponent behind one applies to all between them."""
     is_open = False
     for place, token in enumerate(tokens):
         if token in _BARS:
@@ -163,7 +163,7 @@ def _as_brackets(tokens: list[str]) -> list[str]:
 
 
 class _Reader:
-    """One pass over an answer, by recursive descent; `_is_flat` has bounded the recursion."""
+    """Recursive-descent pass over an answer; `_is_flat` has bounded the recursion."""
 
     def __init__(self, answer: str) -> None:
         self._tokens = _as_brackets(_TOKEN.findall(answer))
@@ -172,7 +172,7 @@ class _Reader:
         self._fractions = self._deepest_fraction = 0
 
     def is_cheap(self) -> bool:
-        """Whether numbers and terms stay within the limits."""
+        """Return whether numbers and terms stay within the limits."""
         cost = Cost()
         while self._at < len(self._tokens):
             cost = cost.plus(self._sum())
@@ -187,7 +187,7 @@ class _Reader:
         return self._tokens[self._at] if self._at < len(self._tokens) else ""
 
     def _sum(self) -> Cost:
-        """Terms up to a closing bracket or the end."""
+        """Read terms up to a closing bracket or the end."""
         cost = self._product()
         while self._peek() in _BETWEEN_TERMS:
             self._at += 1
@@ -196,7 +196,7 @@ class _Reader:
         return cost
 
     def _product(self) -> Cost:
-        """Factors up to the next term."""
+        """Read factors up to the next term."""
         cost = Cost(bits=0.0)
         while (token := self._peek()) and token not in _BETWEEN_TERMS and token not in _CLOSE:
             if token == "/":
@@ -208,7 +208,7 @@ class _Reader:
         return cost
 
     def _factor(self) -> Cost:
-        """A base with its factorials and exponents, which stand upon one another."""
+        """Read a base with its chained factorials and exponents."""
         began = self._at
         cost = self._base()
         while (token := self._peek()) in _POWER or token == "!":
@@ -222,7 +222,7 @@ class _Reader:
         return cost
 
     def _exponent(self) -> Cost:
-        """One group, command or character, with what stands upon it; a whole number without braces."""
+        """Read one group, command or character with its own exponents; a whole number without braces."""
         while self._peek() in ("-", "+", "^", "*") or self._peek() in _NO_BASE:
             self._at += 1
         if not self._peek() or self._peek() in _CLOSE:
@@ -252,7 +252,7 @@ class _Reader:
         return cost
 
     def _command(self, name: str) -> Cost:
-        """A command with the groups that follow it: one base for what stands upon the last of them."""
+        """Read a command with the groups that follow it, as one base; exponents apply to the last group."""
         self._fractions += name in _FRACTIONS
         self._deepest_fraction = max(self._deepest_fraction, self._fractions)
         groups: list[Cost] = []

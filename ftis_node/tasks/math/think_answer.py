@@ -1,8 +1,8 @@
-"""The chat form that reasoning tasks share: think inside <think> </think>, then answer inside <answer> </answer>.
+"""Chat format of the reasoning tasks: reasoning inside <think> </think>, then the answer inside <answer> </answer>.
 
-The format is part of the reward (F-TIS paper, after DeepSeek-R1): a completion that breaks it scores 0, whatever it
-says. It is strict on purpose, one think block followed by one answer block and nothing else but white space, because
-whatever a looser rule lets through is what a model learns to write. A good completion:
+The format is part of the reward (F-TIS paper, after DeepSeek-R1): a completion that breaks it scores 0. It allows one
+think block, one answer block and white space, because models learn to write whatever a looser rule accepts. A valid
+completion:
 
     <think> 48 / 2 = 24 clips in May, 48 + 24 = 72 together. </think>
     <answer> 72 </answer>
@@ -25,7 +25,7 @@ _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 
 def chat_prompt(problem: str) -> tuple[ChatMessage, ...]:
-    """The messages that ask for `problem` in this format."""
+    """Return the messages that ask for `problem` in this format."""
     return (
         {"role": "system", "content": SYSTEM_PROMPT},
         {"role": "user", "content": problem},
@@ -33,7 +33,7 @@ def chat_prompt(problem: str) -> tuple[ChatMessage, ...]:
 
 
 def final_answer(completion_text: str) -> str | None:
-    """What stands in the answer block, without white space around it; None where the format is broken."""
+    """Return the stripped content of the answer block; None if the format is broken."""
     if any(completion_text.count(tag) != 1 for tag in _TAGS):
         return None
     before, _, rest = completion_text.partition("<think>")

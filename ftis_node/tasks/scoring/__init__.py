@@ -1,1 +1,1 @@
-"""Isolated scoring: a process of its own scores completions under time limits."""
+"""Isolated scoring: a separate process scores completions under time limits."""

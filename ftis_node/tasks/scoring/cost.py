@@ -1,5 +1,3 @@
-"""What the scoring of one group cost."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -7,10 +5,10 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class ScoringCost:
-    """Filled in by a scorer. `seconds`: processor time of a scoring process; the whole limit where a text was ended.
+    """Cost of scoring one group. `seconds` is CPU time of a scoring process, or the full limit if it was killed.
 
-    `num_stopped`: texts that used up their processor time, or ended the process; none of them has a score.
-    `num_lost`: texts that this machine did not finish: it is busy, or something else ended the process.
+    `num_stopped` counts texts that used up their CPU time or ended the process. `num_lost` counts texts that this
+    machine did not finish, because it is busy or something else ended the process. None of them has a score.
     """
 
     seconds: float = 0.0
@@ -19,5 +17,5 @@ class ScoringCost:
 
     @property
     def num_unfinished(self) -> int:
-        """Texts without a score for either reason."""
+        """Return the number of texts without a score."""
         return self.num_stopped + self.num_lost

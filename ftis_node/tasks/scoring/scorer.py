@@ -1,12 +1,11 @@
-"""Scores from a process of its own: text from peers never keeps the daemon busy, fills its memory or ends it.
+"""Scores from a separate process: text from peers never blocks, fills or ends the daemon.
 
     score(item, texts) --> one text at a time --> pool of spawned processes --> (reward, status)
                                                   | over its time: killed, a new one is started
                                                   | dies (memory, CPU limit): a new one is started
 
-Every text comes out, as SCORED or as UNSCORED with reward 0. A text is stopped by the processor time that it used,
-which is the same on a busy machine; where only the clock ran out, the machine is at fault, and no peer pays for it.
-Tasks whose scoring is harmless are scored right here.
+Every text gets a result: SCORED, or UNSCORED with reward 0. The limit is CPU time, which does not depend on other load.
+If only wall time ran out, the machine is at fault and no peer is charged. Tasks with harmless scoring run in place.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ UNSCORED: Score = (0.0, CompletionStatus.UNSCORED)
 
 @dataclass(frozen=True, slots=True)
 class ScoringLimits:
-    """What scoring may use up."""
+    """Limits of scoring."""
 
     time_limit_s: float = 5.0  # processor time of one text
     wall_limit_s: float = 20.0  # the same by the clock, for a machine so busy that a text gets a quarter of a core
@@ -58,12 +57,12 @@ class ScoringLimits:
 
 
 class IsolatedScorer:
-    """Scores completions of the problems of `tasks`. Started by `start` or the first score, ended by `close`."""
+    """Scorer for completions of the problems of `tasks`. `start` or the first score starts it, `close` ends it."""
 
     def __init__(self, *tasks: Task, scored_only: Sequence[Task] = (), limits: ScoringLimits | None = None) -> None:
-        """`scored_only`: tasks that are scored, too, and whose problems `resolve` does not know: those of evaluations.
+        """`scored_only` are further tasks to score that `resolve` does not know: those of evaluations.
 
-        Raises TaskError for a task that wants isolation and cannot travel to another process.
+        Raises TaskError for a task that needs isolation but cannot be pickled.
         """
         self._limits = limits or ScoringLimits()
         self._resolved = {(leaf.name, leaf.split): leaf for task in tasks for leaf in leaves(task)}
@@ -86,9 +85,9 @@ class IsolatedScorer:
         await self.close()
 
     async def start(self) -> None:
-        """Starts the processes, if any task needs them; they get ready while the caller goes on.
+        """Start the processes, if a task needs them; they initialize while the caller continues.
 
-        Raises WorkerDiedError where the system gives us no process.
+        Raises WorkerDiedError if the system cannot create a process.
         """
         if self._isolated:
             try:
@@ -97,10 +96,10 @@ class IsolatedScorer:
                 raise WorkerDiedError(f"the scoring process cannot be started: {error}") from error
 
     async def resolve(self, ref: PromptRef, *, cost: ScoringCost | None = None) -> TaskItem:
-        """The problem that `ref` names, made in the scoring process where the task says that this may be slow.
+        """Return the problem that `ref` names, made in the scoring process if the task declares this slow.
 
-        Raises KeyError where there is no such problem, TimeoutError where making it takes more than the time limit of
-        a text, WorkerDiedError where no scoring process can be kept running, and whatever the task raises.
+        Raises KeyError for an unknown problem, TimeoutError if making it exceeds the time limit of a text,
+        WorkerDiedError if no scoring process stays up, and any exception of the task.
         """
         cost = cost or ScoringCost()
         task = self._resolved.get((ref.task, ref.split))
@@ -126,10 +125,10 @@ class IsolatedScorer:
         raise WorkerDiedError("the scoring process does not stay alive: is there enough memory?")
 
     async def score(self, item: TaskItem, texts: Sequence[str], *, cost: ScoringCost | None = None) -> list[Score]:
-        """The score of each text, in order.
+        """Return the score of each text, in order.
 
-        `cost` is added to; with it the first text without a score ends the call, for then the group is of no use.
-        Raises WorkerDiedError where no scoring process can be kept running.
+        The call adds to `cost`. With `cost`, the first text without a score ends the call: the group is unusable.
+        Raises WorkerDiedError if no scoring process stays up.
         """
         is_whole_group = cost is not None
         cost = cost or ScoringCost()
@@ -150,7 +149,7 @@ class IsolatedScorer:
         return scores + [UNSCORED] * (len(texts) - len(scores))
 
     async def close(self) -> None:
-        """Ends the processes, busy or not, within two seconds. Texts that were waiting come out UNSCORED."""
+        """End the processes, busy or not, within two seconds. Waiting texts become UNSCORED."""
         self._closed = True
         for future in tuple(self._in_flight):
             future.cancel()
@@ -180,7 +179,7 @@ class IsolatedScorer:
         raise WorkerDiedError("the scoring process does not stay alive: is there enough memory?")
 
     def _note_end(self, error: TimeoutError | ProcessExpired, cost: ScoringCost) -> str:
-        """Counts a call that the worker did not finish: by its own doing, or by this machine's; says what it was."""
+        """Count a call that the worker did not finish, caused by the text or by this machine; return a description."""
         cost.seconds += self._limits.time_limit_s
         if isinstance(error, TimeoutError):
             cost.num_lost += 1
@@ -192,7 +191,7 @@ class IsolatedScorer:
         return f"the scoring process died of a text, or ran out of processor time, exit code {error.exitcode}"
 
     async def _ask_worker(self, function: Callable[..., Done], *args: object, cost: ScoringCost) -> object:
-        """What `function` gives in the worker, or its exception: BrokenProcessPool where `args` are not at fault."""
+        """Return the worker's result or its exception: BrokenProcessPool unless `args` are at fault."""
         limits = self._limits
         pool = await self._running_pool()
         try:
@@ -217,9 +216,9 @@ class IsolatedScorer:
             future.cancel()
 
     async def _running_pool(self) -> Any:
-        """The pool with its processes started; a new one where the last one broke, which idle processes can do too.
+        """Return the pool with its processes started; a new one if the last broke, which idle processes can cause too.
 
-        Raises BrokenProcessPool where it cannot be started, or not any more.
+        Raises BrokenProcessPool if it cannot be started, or no longer.
         """
         async with self._pool_change:
             if self._pool is not None and not self._pool.active:
@@ -260,4 +259,4 @@ def _check_can_travel(task: Task) -> None:
     try:
         ForkingPickler.dumps(task)
     except Exception as error:  # pickling runs the task's own code
-        raise TaskError(f"the task {task.name!r} wants isolated scoring but cannot be pickled: {error}") from error
+        raise TaskError(f"the task {task.name!r} needs isolated scoring but cannot be pickled: {error}") from error

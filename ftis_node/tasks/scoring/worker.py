@@ -1,9 +1,9 @@
-"""The scoring process: it holds the tasks that it was started with and scores one text after another.
+"""The scoring process: it holds the tasks of its start and scores one text after another.
 
-Texts are hostile, so the process is made to be killed. A runaway sum of big integers sits in C code and holds the
-interpreter's lock: no Python signal handler and no thread runs until it is done. What still works then is the kernel:
-SIGTERM with its default action, a limit on memory, and a limit on CPU time that is set before each text. The last also
-ends a busy process whose parent was killed; an idle one is ended by a thread that watches the parent.
+Texts are hostile, so the process is made to be killed. Arithmetic on huge integers runs in C code and holds the
+interpreter lock: no Python signal handler and no thread runs meanwhile. Only the kernel can act then: SIGTERM with its
+default action, a memory limit, and a CPU-time limit that is set before each text. The CPU limit also ends a busy
+process whose parent was killed; a thread that watches the parent ends an idle one.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _tasks: dict[tuple[str, str], Task] = {}  # this process's own, set once by star
 
 
 def start_worker(tasks: Sequence[Task], parent_pid: int, memory_limit_bytes: int) -> None:
-    """Prepares the process: limits first, then the tasks, warmed up so that no text pays for loading a library."""
+    """Prepare the process: set limits, then load and warm up the tasks, so that no text pays for library imports."""
     for name in (signal.SIGTERM, signal.SIGPROF):
         signal.signal(name, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_AS, (memory_limit_bytes, memory_limit_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    warnings.simplefilter("ignore")  # a compiler's remarks on a stranger's text
+    warnings.simplefilter("ignore")  # a compiler's warnings about untrusted text
     threading.Thread(target=_end_with_parent, args=(parent_pid,), name="watch-parent", daemon=True).start()
     for task in tasks:
         _tasks[task.name, task.split] = task
@@ -53,7 +53,7 @@ def start_worker(tasks: Sequence[Task], parent_pid: int, memory_limit_bytes: int
 
 
 class Done(NamedTuple):
-    """What a call in the scoring process came to: its value or its exception, and the processor time that it took."""
+    """Result of a call in the scoring process: value or exception, and CPU time."""
 
     value: object
     error: Exception | None
@@ -61,12 +61,12 @@ class Done(NamedTuple):
 
 
 def score_in_worker(item: TaskItem, text: str, time_limit_s: float) -> Done:
-    """The reward of one text; the error is a ValueError where a task gives something that is no reward."""
+    """Return the reward of one text; the error is a ValueError if the task returns an invalid reward."""
     return _done(lambda: checked_score(_tasks[item.ref.task, item.ref.split], item, text), time_limit_s)
 
 
 def resolve_in_worker(ref: PromptRef, time_limit_s: float) -> Done:
-    """The problem that `ref` names; the error is a KeyError, or whatever the task raises."""
+    """Return the problem that `ref` names; the error is a KeyError, or any exception of the task."""
     return _done(lambda: _tasks[ref.task, ref.split].resolve(ref), time_limit_s)
 
 
@@ -82,7 +82,7 @@ def _done(work: Callable[[], object], time_limit_s: float) -> Done:
 
 
 def checked_score(task: Task, item: TaskItem, text: str) -> float:
-    """`task.score`, which for a plug-in's task is somebody else's word. Raises ValueError where it is no reward."""
+    """Return `task.score`, validated because a plug-in is third-party code. Raises ValueError for an invalid reward."""
     reward = float(task.score(item, text))
     if not 0.0 <= reward <= 1.0:
         raise ValueError(f"{task.name} gave the reward {reward}, which is not in [0, 1]")
@@ -91,10 +91,7 @@ def checked_score(task: Task, item: TaskItem, text: str) -> float:
 
 @contextmanager
 def _cpu_limit(limit_s: float) -> Iterator[None]:
-    """The kernel ends this process if the block uses more CPU time than `limit_s`, by SIGPROF.
-
-    RLIMIT_CPU is a second limit, in whole seconds and a little later, for a text that stops the timer.
-    """
+    """Limit the block's CPU time to `limit_s`: beyond it SIGPROF ends this process."""
     signal.setitimer(signal.ITIMER_PROF, limit_s)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     soft = ceil(time.process_time() + limit_s + CPU_GRACE_S)
