@@ -44,9 +44,6 @@ if TYPE_CHECKING:
     from ftis_node.algorithms.batch import Batch
     from ftis_node.algorithms.settings import Settings
 
-KL_ESTIMATORS = ("author_k3", "k1_fwd", "k3_fwd", "rkl_iw")
-FILTERS = ("kl", "quantile", "ess")
-
 
 def author_k3(log_ratio: Tensor) -> Tensor:
     """1/rho + log rho - 1, which is also k3 with the two policies exchanged."""

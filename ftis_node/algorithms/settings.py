@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from ftis_node.algorithms.aggregate import AGGREGATIONS, DENOMINATORS
 from ftis_node.algorithms.checks import require_choice
-from ftis_node.algorithms.filters import FILTERS, KL_ESTIMATORS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+KL_ESTIMATORS = ("author_k3", "k1_fwd", "k3_fwd", "rkl_iw")  # formulas in filters.py
+FILTERS = ("kl", "quantile", "ess")
 TOPR_LEVELS = ("seq_mean", "seq_sum", "token")
 TENSORS = ("anchor_logprobs", "sender_ids")  # parameters that belong to a batch: None, or as `read_batch` says
 

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from ftis_node.generation.engines.base import GenerationResult
     from ftis_node.generation.messages import GenerationBoot
     from ftis_node.records.group import SamplingSettings
-    from ftis_node.workers.process import WorkerLife
+    from ftis_node.workers.process import WorkerProcess
     from ftis_node.workers.restart_policy import RestartPolicy
     from ftis_node.workers.spec import Timing
     from ftis_node.workers.weights.store import PublishedWeights, WeightProof
@@ -315,7 +315,7 @@ class GenerationClient:
         self._awake.set()
         self._time_limits.go_on()
 
-    async def _bring_up(self, life: WorkerLife) -> None:
+    async def _bring_up(self, life: WorkerProcess) -> None:
         """What every life does before calls reach it."""
         self.engine = (await life.call(Describe(), Description)).engine
         self.policy_version = 0

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ftis_node.learner.messages import LearnerBoot, StepReport, TrainGroup
-    from ftis_node.workers.process import WorkerLife
+    from ftis_node.workers.process import WorkerProcess
     from ftis_node.workers.restart_policy import RestartPolicy
     from ftis_node.workers.spec import Timing
     from ftis_node.workers.supervisor import WorkerState
@@ -212,7 +212,7 @@ class LearnerClient:
         """Write the trained model to `out`; `merge` False: the adapter alone. Raises ConfigError for a used folder."""
         return await self._supervisor.call(ExportRequest(out=str(out), merge=merge), ExportReply)
 
-    async def _ask_state(self, life: WorkerLife) -> None:
+    async def _ask_state(self, life: WorkerProcess) -> None:
         self._state = await life.call(StateRequest(), LearnerState)
 
     def _count(self, report: StepReport) -> None:

@@ -35,18 +35,25 @@ from ftis_node.learner.checkpoint.saving import CheckpointSaver
 from ftis_node.learner.data.batch import batch_of, make_batch, make_micro_batches
 from ftis_node.learner.data.groups import unpack_train_groups
 from ftis_node.learner.data.packing import make_packed_micro_batches
-from ftis_node.learner.distributed.rank_commands import CheckOrder, EndOrder, GatherOrder, Order, ProveOrder
+from ftis_node.learner.distributed.rank_commands import (
+    CheckCommand,
+    EndCommand,
+    GatherCommand,
+    ProveCommand,
+    RankCommand,
+)
 from ftis_node.learner.distributed.ranks import ALONE, Ranks, cut_evenly
 from ftis_node.learner.messages import AuditRequest, LearnerState, StepReport, TrainGroup, TrainReply, TrainRequest
 from ftis_node.learner.model.kernels import check_kernels, choose_kernels
-from ftis_node.learner.model.policy import open_policy, recompute_activations
+from ftis_node.learner.model.policy import recompute_activations
+from ftis_node.learner.model.policy_loading import open_policy
 from ftis_node.learner.model.reference import load_reference
 from ftis_node.learner.report import report_of
 from ftis_node.learner.step.agreement import AgreementMeter
 from ftis_node.learner.step.check_group import CheckGroup
 from ftis_node.learner.step.mismatch import Mismatch, measure_mismatch
 from ftis_node.learner.step.objective import make_objective
-from ftis_node.learner.step.oom_retry import Fitting, grow_segments_after_weights
+from ftis_node.learner.step.oom_retry import OomRetry, grow_segments_after_weights
 from ftis_node.learner.step.optimizer import check_optimizer_states, make_masters, make_optimizer
 from ftis_node.learner.step.train_step import compute_logprobs, take_step
 from ftis_node.workers.weights.store import WeightStore
@@ -56,10 +63,11 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ftis_node.learner.data.batch import Batch, MicroBatch
+    from ftis_node.learner.data.batch import MicroBatch, TrainBatch
     from ftis_node.learner.data.groups import UnpackedGroup
+    from ftis_node.learner.distributed.ranks import StepCallback
     from ftis_node.learner.messages import CheckpointSkipped, LearnerBoot
-    from ftis_node.learner.step.train_step import Between, StepOutcome
+    from ftis_node.learner.step.train_step import StepOutcome
     from ftis_node.workers.weights.store import PublishedWeights, WeightProof
 
 MAKE_ROOM = "make room on that disk and start again, it goes on at the newest checkpoint"
@@ -102,7 +110,7 @@ class Learner:
         self._trainable = self._masters.tensors
         self._optimizer = make_optimizer(self._masters, boot)
         recompute = partial(recompute_activations, self.policy.causal_lm) if boot.may_recompute else lambda: False
-        self._fitting = Fitting(boot.micro_batch_tokens, recompute=recompute)
+        self._oom_retry = OomRetry(boot.micro_batch_tokens, recompute=recompute)
         self._checkpoints_dir = Path(boot.checkpoints_dir)
         store = WeightStore(Path(boot.weights_dir))
         self._publisher = Publisher(store, way=boot.hand_over, form=boot.publish_as)
@@ -119,31 +127,31 @@ class Learner:
             self._publish(anew=True)
             self._prove()
 
-    def take_part(self, order: Order) -> None:
+    def take_part(self, command: RankCommand) -> None:
         """Do this rank's part of what rank 0 has all ranks do."""
-        match order:
+        match command:
             case TrainRequest(step=step, groups=groups):
                 self._take_step(make_batch(groups), step, between=lambda: None)
-            case CheckOrder():
+            case CheckCommand():
                 self._check(between=lambda: None)
             case AuditRequest(group=group):
                 self._audit(group, between=lambda: None)
-            case ProveOrder():
+            case ProveCommand():
                 proof_of(self.policy, version=self._policy_version)
-            case GatherOrder(what="publication"):
+            case GatherCommand(what="publication"):
                 gathering_of(self.policy, form=self._boot.publish_as).rest()
-            case GatherOrder(what="checkpoint"):
+            case GatherCommand(what="checkpoint"):
                 checkpoints.gather(self._trainable, self._optimizer, keep=False)
-            case GatherOrder(what="merged model"):
+            case GatherCommand(what="merged model"):
                 gathering_of(self.policy).rest()
-            case GatherOrder(what="adapter"):
+            case GatherCommand(what="adapter"):
                 adapter_state(self.policy)
 
     def close(self) -> None:
         """End the other ranks, and the thread that writes checkpoints."""
         self.saver.close()
         self._publisher.close()
-        with self._ranks.lead(EndOrder()):
+        with self._ranks.lead(EndCommand()):
             self._ranks.close()
 
     def state(self) -> LearnerState:
@@ -166,7 +174,7 @@ class Learner:
         groups: Sequence[TrainGroup],
         *,
         step: int,
-        between: Between = lambda: None,
+        between: StepCallback = lambda: None,
         on_published: Callable[[PublishedWeights | WeightProof], None] = lambda published: None,
     ) -> TrainReply:
         """Do step `step`, or tell what it did if it is the newest one done.
@@ -205,7 +213,7 @@ class Learner:
             self._publisher.give_up_sharing(refused)
         if self._policy_version == 0:
             return None
-        with self._ranks.lead(GatherOrder("publication")), self._no_room_for_weights():
+        with self._ranks.lead(GatherCommand("publication")), self._no_room_for_weights():
             written = self._publisher.write(self.policy, version=self._policy_version)
         if refused:
             self._weights = written
@@ -215,12 +223,12 @@ class Learner:
         """Have the mismatch measured on `group` by the next `check`, or by the step in progress. From any thread."""
         self._check_group.offer(group)
 
-    def check(self, *, between: Between = lambda: None) -> None:
+    def check(self, *, between: StepCallback = lambda: None) -> None:
         """Measure the group on offer under the present weights, for the next report; drop it where it is of others."""
-        with self._ranks.lead(CheckOrder()):
+        with self._ranks.lead(CheckCommand()):
             self._check(self._ranks.between(between))
 
-    def audit(self, group: TrainGroup, *, version: int, between: Between = lambda: None) -> Mismatch | None:
+    def audit(self, group: TrainGroup, *, version: int, between: StepCallback = lambda: None) -> Mismatch | None:
         """How far a peer's log-probs are from ours; None where the learner's weights are not `version` (any more)."""
         if version != self._policy_version:
             return None
@@ -229,7 +237,7 @@ class Learner:
 
     def export(self, out: Path, *, merge: bool) -> None:
         """Write the policy to the folder `out`, as `export_policy` does."""
-        with self._ranks.lead(GatherOrder("merged model" if merge or not self._boot.lora else "adapter")):
+        with self._ranks.lead(GatherCommand("merged model" if merge or not self._boot.lora else "adapter")):
             export_policy(self.policy, out, merge=merge)
 
     def save_if_behind(self) -> None:
@@ -253,7 +261,7 @@ class Learner:
                     self.saver.wait()
 
     def _begin_checkpoint(self) -> None:
-        with self._ranks.lead(GatherOrder("checkpoint")):
+        with self._ranks.lead(GatherCommand("checkpoint")):
             weights, moments = checkpoints.gather(self._trainable, self._optimizer)
         state = checkpoints.state_of(
             owner=self._owner,
@@ -282,7 +290,7 @@ class Learner:
             raise MachineError(f"weights {self._policy_version} cannot be written: {error}; {MAKE_ROOM}") from error
 
     def _do_step(
-        self, groups: Sequence[TrainGroup], unpacked: Sequence[UnpackedGroup], step: int, between: Between
+        self, groups: Sequence[TrainGroup], unpacked: Sequence[UnpackedGroup], step: int, between: StepCallback
     ) -> StepReport:
         if not groups:
             return StepReport(step=step, policy_version=self._policy_version, skipped="no groups")
@@ -294,12 +302,12 @@ class Learner:
             with self._ranks.lead(TrainRequest(step=step, groups=tuple(groups))):
                 return self._take_step(batch, step, between)
 
-        outcome = self._fitting.run(attempt, step=step, whole=whole, longest=longest)
-        micro_batch_tokens = self._fitting.max_tokens
+        outcome = self._oom_retry.run(attempt, step=step, whole=whole, longest=longest)
+        micro_batch_tokens = self._oom_retry.max_tokens
         if outcome.ran_out:
-            self._fitting.note_out_of_memory(step=step, whole=whole, longest=longest)
+            self._oom_retry.note_out_of_memory(step=step, whole=whole, longest=longest)
         else:
-            self._fitting.note_good_step(whole=whole)
+            self._oom_retry.note_good_step(whole=whole)
         return report_of(
             outcome,
             batch,
@@ -313,10 +321,10 @@ class Learner:
             agreement=self._agreement.take() if self._agreement else ({}, None),
             duration_s=time.monotonic() - started,
             micro_batch_tokens=micro_batch_tokens,
-            out_of_memory=self._fitting.num_out_of_memory,
+            out_of_memory=self._oom_retry.num_out_of_memory,
         )
 
-    def _understated(self, outcome: StepOutcome, batch: Batch, groups: Sequence[TrainGroup]) -> tuple[str, ...]:
+    def _understated(self, outcome: StepOutcome, batch: TrainBatch, groups: Sequence[TrainGroup]) -> tuple[str, ...]:
         """Groups with completions whose log-probs cannot be honest; none where the first pass was not finished."""
         if outcome.first.refused is not None:
             return ()
@@ -324,7 +332,7 @@ class Learner:
         numbers = dict.fromkeys(batch.group_ids[rows].tolist())
         return tuple(groups[number].group_id for number in numbers)
 
-    def _take_step(self, batch: Batch, step: int, between: Between) -> StepOutcome:
+    def _take_step(self, batch: TrainBatch, step: int, between: StepCallback) -> StepOutcome:
         between, micro_batches = self._ranks.between(between), self._micro_batches(batch)
         for group in self._optimizer.param_groups:
             group["lr"] = self._boot.learning_rate_at(step)
@@ -346,11 +354,11 @@ class Learner:
             self.policy.entropies.share(self._ranks)
         return outcome
 
-    def _before_update(self, between: Between) -> None:
+    def _before_update(self, between: StepCallback) -> None:
         self.saver.pause(between)  # it writes from the tensors that the update changes
         self._check(between)
 
-    def _check(self, between: Between) -> None:
+    def _check(self, between: StepCallback) -> None:
         group = self._check_group.take(version=self._policy_version)  # other ranks have none
         message = self._ranks.broadcast(b"" if group is None else msgspec.msgpack.encode(group))
         if not message:
@@ -361,23 +369,25 @@ class Learner:
         )
         self._check_group.note(batch, logprobs, version=self._policy_version)
 
-    def _audit(self, group: TrainGroup, between: Between) -> Mismatch | None:
+    def _audit(self, group: TrainGroup, between: StepCallback) -> Mismatch | None:
         batch = make_batch([group])
         logprobs = compute_logprobs(
             self.policy.logprobs, batch, self._micro_batches(batch), between=between, ranks=self._ranks
         )
         return measure_mismatch(logprobs[batch.mask], batch.behaviour_logprobs[batch.mask])
 
-    def _reference_logprobs(self, batch: Batch, micro_batches: Sequence[MicroBatch], between: Between) -> Tensor | None:
+    def _reference_logprobs(
+        self, batch: TrainBatch, micro_batches: Sequence[MicroBatch], between: StepCallback
+    ) -> Tensor | None:
         """The starting model's `[N, T]`, once for all updates of a step; None in a run without that KL."""
         if self._reference is None:
             return None
         return compute_logprobs(self._reference, batch, micro_batches, between=between, ranks=self._ranks)
 
-    def _micro_batches(self, batch: Batch) -> list[MicroBatch]:
+    def _micro_batches(self, batch: TrainBatch) -> list[MicroBatch]:
         """All in packed rows where the model can do that, else a row per completion."""
         make = make_packed_micro_batches if self.policy.packs else make_micro_batches
-        max_tokens, size = self._fitting.max_tokens, self._ranks.size
+        max_tokens, size = self._oom_retry.max_tokens, self._ranks.size
         return cut_evenly(lambda budget: make(batch, max_tokens=budget), max_tokens=max_tokens, size=size)
 
     def _settle(self, on_published: Callable[[PublishedWeights | WeightProof], None]) -> None:
@@ -399,11 +409,11 @@ class Learner:
             discard_published(Path(self._boot.weights_dir))
         if anew and version == 0:  # the generator has the model as it came
             return
-        with self._ranks.lead(GatherOrder("publication")):
+        with self._ranks.lead(GatherCommand("publication")):
             self._weights = self._publisher.publish(self.policy, version=version)
 
     def _prove(self) -> None:
-        with self._ranks.lead(ProveOrder()):
+        with self._ranks.lead(ProveCommand()):
             self._proof = proof_of(self.policy, version=self._policy_version)
 
     def _resume(self, on_skipped: Callable[[CheckpointSkipped], None]) -> None:

@@ -28,7 +28,7 @@ from typing import Literal
 
 import msgspec
 
-from ftis_node.learner.senders import SenderFigures
+from ftis_node.learner.senders import SenderStats
 from ftis_node.learner.step.schedule import Schedule, learning_rate
 from ftis_node.workers.weights.shared_weights import Way  # noqa: TC001  msgspec reads the annotations
 from ftis_node.workers.weights.store import PublishedWeights, WeightProof  # noqa: TC001  msgspec reads the annotations
@@ -191,7 +191,7 @@ class StepReport(msgspec.Struct, frozen=True):
     foreign_groups: int = 0
     understated: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
-    by_sender: tuple[SenderFigures, ...] = ()
+    by_sender: tuple[SenderStats, ...] = ()
     agreement: dict[str, float] = {}
     own_agreement: float | None = None
     skipped: str | None = None

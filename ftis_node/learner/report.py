@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ftis_node.learner.messages import StepReport
-from ftis_node.learner.senders import largest_senders, sender_figures
+from ftis_node.learner.senders import largest_senders, sender_stats
 from ftis_node.learner.step.mismatch import measure_mismatch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ftis_node.learner.data.batch import Batch
-    from ftis_node.learner.senders import SenderFigures
+    from ftis_node.learner.data.batch import TrainBatch
+    from ftis_node.learner.senders import SenderStats
     from ftis_node.learner.step.mismatch import Mismatch
     from ftis_node.learner.step.objective import Objective
     from ftis_node.learner.step.train_step import Gradients, StepOutcome
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def report_of(
     outcome: StepOutcome,
-    batch: Batch,
+    batch: TrainBatch,
     objective: Objective,
     *,
     understated: tuple[str, ...],
@@ -78,14 +78,14 @@ def report_of(
     )
 
 
-def _by_sender(first: Gradients, batch: Batch, objective: Objective) -> tuple[SenderFigures, ...]:
+def _by_sender(first: Gradients, batch: TrainBatch, objective: Objective) -> tuple[SenderStats, ...]:
     """Empty where the first pass was refused: its log-probs are not all there."""
     if first.refused is not None:
         return ()
     columns = {name: sums.tolist() for name, sums in objective.sender_sums(first.learner_logprobs, batch).items()}
     rows = (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
     numbered = enumerate(zip(batch.senders, rows, strict=True))
-    figures = [sender_figures(name, number == 0, row) for number, (name, row) in numbered]
+    figures = [sender_stats(name, number == 0, row) for number, (name, row) in numbered]
     return largest_senders([each for each in figures if each.groups])
 
 

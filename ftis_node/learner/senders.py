@@ -14,7 +14,7 @@ OTHERS = ""
 ABSOLUTE = frozenset({"weight_sum", "weight_square_sum", "log_ratio_sum", "kl_sum"})  # sums of floats, not counts
 
 
-class SenderFigures(msgspec.Struct, frozen=True):
+class SenderStats(msgspec.Struct, frozen=True):
     """Sums over one sender's completions; `algorithms/diagnostics.py` says of what. They may be added up.
 
     `sender` is a peer id, `own`: it is this node. `positive_log_ratios` and `negative_log_ratios` count tokens by log
@@ -84,23 +84,23 @@ class SenderFigures(msgspec.Struct, frozen=True):
         }
 
 
-SUMS = tuple(name for name in SenderFigures.__struct_fields__ if name not in ("sender", "own"))
+SUMS = tuple(name for name in SenderStats.__struct_fields__ if name not in ("sender", "own"))
 
 
-def sender_figures(sender: str, own: bool, sums: Mapping[str, float | Sequence[float]]) -> SenderFigures:
+def sender_stats(sender: str, own: bool, sums: Mapping[str, float | Sequence[float]]) -> SenderStats:
     """From the sums as tensors hold them; counts become integers."""
-    return SenderFigures(sender, own, **{name: _as_kept(name, value) for name, value in sums.items()})
+    return SenderStats(sender, own, **{name: _as_kept(name, value) for name, value in sums.items()})
 
 
-def add_up(figures: Iterable[SenderFigures], *, sender: str = OTHERS, own: bool = False) -> SenderFigures:
+def add_up(figures: Iterable[SenderStats], *, sender: str = OTHERS, own: bool = False) -> SenderStats:
     """Several entries as one, under this name."""
-    total = SenderFigures(sender, own)
+    total = SenderStats(sender, own)
     for each in figures:
-        total = SenderFigures(sender, own, **{name: _add(getattr(total, name), getattr(each, name)) for name in SUMS})
+        total = SenderStats(sender, own, **{name: _add(getattr(total, name), getattr(each, name)) for name in SUMS})
     return total
 
 
-def largest_senders(figures: Sequence[SenderFigures]) -> tuple[SenderFigures, ...]:
+def largest_senders(figures: Sequence[SenderStats]) -> tuple[SenderStats, ...]:
     """This node and the peers of most groups, at most MAX_SENDERS entries; the other peers as one without a name."""
     if len(figures) <= MAX_SENDERS:
         return tuple(figures)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ftis_node.errors import MachineError, WorkerTaskError
 from ftis_node.learner.data.groups import unpack_train_group
-from ftis_node.learner.distributed.launch import take_seats
+from ftis_node.learner.distributed.launch import start_ranks
 from ftis_node.learner.messages import (
     AuditReply,
     AuditRequest,
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from ftis_node.learner.core import Learner
-    from ftis_node.learner.distributed.launch import Seat
-    from ftis_node.learner.step.train_step import Between
+    from ftis_node.learner.distributed.launch import RankAddress
+    from ftis_node.learner.distributed.ranks import StepCallback
     from ftis_node.workers.worker import Emitter, Handlers
 
 logger = logging.getLogger(__name__)
@@ -57,13 +57,13 @@ IDLE_LOOK_S = 1.0
 RETRY_S = 60.0  # after a disk refused a checkpoint
 
 
-class Bench:
+class ModelThread:
     """The one thread in which the learner works, one piece after the other."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner")
 
-    async def work(self, piece: Callable[[Between], Result], emit: Emitter) -> Result:
+    async def work(self, piece: Callable[[StepCallback], Result], emit: Emitter) -> Result:
         """Run `piece(between)` in the thread. Cancelled, it makes `between` raise, and waits for the piece's end."""
         stop = threading.Event()
 
@@ -88,42 +88,42 @@ class Bench:
 @asynccontextmanager
 async def build(boot: LearnerBoot, emit: Emitter) -> AsyncIterator[Handlers]:
     """A learner made from `boot`, with its handlers; saved at the end where its newest step is not on disk."""
-    with take_seats(boot.num_processes) as seat, closing(Bench()) as bench:
-        learner = await bench.work(lambda between: _open(boot, seat, emit), emit)
-        saving = asyncio.create_task(_save_while_idle(boot, bench, learner, emit))
+    with start_ranks(boot.num_processes) as address, closing(ModelThread()) as thread:
+        learner = await thread.work(lambda between: _open(boot, address, emit), emit)
+        saving = asyncio.create_task(_save_while_idle(boot, thread, learner, emit))
         try:
             yield {
-                StateRequest: partial(_state, bench, learner),
-                TrainRequest: partial(_train, bench, learner),
-                CheckRequest: partial(_check, boot, bench, learner),
-                AuditRequest: partial(_audit, bench, learner),
-                ExportRequest: partial(_export, bench, learner),
-                SaveRequest: partial(_save, bench, learner),
-                GiveMemoryBack: partial(_give_memory_back, bench, learner),
-                WriteWeights: partial(_write_weights, bench, learner),
+                StateRequest: partial(_state, thread, learner),
+                TrainRequest: partial(_train, thread, learner),
+                CheckRequest: partial(_check, boot, thread, learner),
+                AuditRequest: partial(_audit, thread, learner),
+                ExportRequest: partial(_export, thread, learner),
+                SaveRequest: partial(_save, thread, learner),
+                GiveMemoryBack: partial(_give_memory_back, thread, learner),
+                WriteWeights: partial(_write_weights, thread, learner),
             }
         finally:
             saving.cancel()
             await asyncio.wait([saving])
         try:
-            await bench.work(lambda between: learner.save_if_behind(), emit)
+            await thread.work(lambda between: learner.save_if_behind(), emit)
         except MachineError as error:  # nobody listens any more: the daemon looks at what is on the disk
             logger.error("%s", error)
-        await bench.work(lambda between: learner.close(), emit)
+        await thread.work(lambda between: learner.close(), emit)
 
 
-async def _save_while_idle(boot: LearnerBoot, bench: Bench, learner: Learner, emit: Emitter) -> None:
+async def _save_while_idle(boot: LearnerBoot, thread: ModelThread, learner: Learner, emit: Emitter) -> None:
     """Begins the checkpoint of the newest step when it is due, though no next step comes."""
     while boot.checkpoint_every_steps is None:
         await asyncio.sleep(IDLE_LOOK_S)
         try:
-            await bench.work(lambda between: learner.save_if_due(), emit)
+            await thread.work(lambda between: learner.save_if_due(), emit)
         except MachineError as error:  # the next step says so to the daemon, if it is still so
             logger.error("%s", error)
             await asyncio.sleep(RETRY_S)
 
 
-def _open(boot: LearnerBoot, seat: Seat | None, emit: Emitter) -> Learner:
+def _open(boot: LearnerBoot, address: RankAddress | None, emit: Emitter) -> Learner:
     # In the thread, so that heartbeats go on: torch and transformers take seconds to import.
     skip_unused_packages()
     from ftis_node.learner.core import Learner
@@ -131,63 +131,65 @@ def _open(boot: LearnerBoot, seat: Seat | None, emit: Emitter) -> Learner:
     from ftis_node.learner.step.oom_retry import keep_to_share
 
     keep_to_share(boot.memory_share)
-    ranks = ALONE if seat is None else join(seat, boot)[0]
+    ranks = ALONE if address is None else join(address, boot)[0]
     learner = Learner(boot, ranks=ranks, on_skipped=emit)
     learner.give_memory_back()
     return learner
 
 
-async def _state(bench: Bench, learner: Learner, _: StateRequest, emit: Emitter) -> LearnerState:
-    return await bench.work(lambda between: learner.state(), emit)
+async def _state(thread: ModelThread, learner: Learner, _: StateRequest, emit: Emitter) -> LearnerState:
+    return await thread.work(lambda between: learner.state(), emit)
 
 
-async def _train(bench: Bench, learner: Learner, request: TrainRequest, emit: Emitter) -> TrainReply:
-    def train(between: Between) -> TrainReply:
+async def _train(thread: ModelThread, learner: Learner, request: TrainRequest, emit: Emitter) -> TrainReply:
+    def train(between: StepCallback) -> TrainReply:
         try:
             return learner.train(request.groups, step=request.step, between=between, on_published=emit)
         finally:
             learner.give_memory_back()
 
-    return await bench.work(train, emit)
+    return await thread.work(train, emit)
 
 
-async def _check(boot: LearnerBoot, bench: Bench, learner: Learner, request: CheckRequest, emit: Emitter) -> CheckReply:
-    # On offer first: a step that is in progress measures it before its update, and nothing is left for the bench.
+async def _check(
+    boot: LearnerBoot, thread: ModelThread, learner: Learner, request: CheckRequest, emit: Emitter
+) -> CheckReply:
+    # On offer first: a step that is in progress measures it before its update, and nothing is left for the thread.
     learner.offer_check(request.group)
     if not boot.takes_turns:  # else the next step measures it: between steps the generator has the memory
-        await bench.work(lambda between: learner.check(between=between), emit)
+        await thread.work(lambda between: learner.check(between=between), emit)
     return CheckReply()
 
 
-async def _audit(bench: Bench, learner: Learner, request: AuditRequest, emit: Emitter) -> AuditReply:
+async def _audit(thread: ModelThread, learner: Learner, request: AuditRequest, emit: Emitter) -> AuditReply:
     version = unpack_train_group(request.group).policy_version
-    found = await bench.work(lambda between: learner.audit(request.group, version=version, between=between), emit)
+    found = await thread.work(lambda between: learner.audit(request.group, version=version, between=between), emit)
     return AuditReply() if found is None else AuditReply(kl=found.kl, num_tokens=found.num_tokens)
 
 
-async def _export(bench: Bench, learner: Learner, request: ExportRequest, emit: Emitter) -> ExportReply:
-    def export(between: Between) -> ExportReply:
+async def _export(thread: ModelThread, learner: Learner, request: ExportRequest, emit: Emitter) -> ExportReply:
+    def export(between: StepCallback) -> ExportReply:
         learner.export(Path(request.out), merge=request.merge)
         return ExportReply(out=request.out, step=learner.state().step)
 
-    return await bench.work(export, emit)
+    return await thread.work(export, emit)
 
 
-async def _save(bench: Bench, learner: Learner, _: SaveRequest, emit: Emitter) -> Saved:
-    def save(between: Between) -> Saved:
+async def _save(thread: ModelThread, learner: Learner, _: SaveRequest, emit: Emitter) -> Saved:
+    def save(between: StepCallback) -> Saved:
         learner.save_if_behind()
         return Saved(step=learner.state().step)
 
-    return await bench.work(save, emit)
+    return await thread.work(save, emit)
 
 
-async def _give_memory_back(bench: Bench, learner: Learner, _: GiveMemoryBack, emit: Emitter) -> MemoryGivenBack:
-    await bench.work(lambda between: learner.give_memory_back(asked=True), emit)  # behind a step in progress
+async def _give_memory_back(thread: ModelThread, learner: Learner, _: GiveMemoryBack, emit: Emitter) -> MemoryGivenBack:
+    await thread.work(lambda between: learner.give_memory_back(asked=True), emit)  # behind a step in progress
     return MemoryGivenBack()
 
 
-async def _write_weights(bench: Bench, learner: Learner, request: WriteWeights, emit: Emitter) -> WeightsWritten:
-    written = await bench.work(lambda between: learner.write_weights(refused=request.refused), emit)
+async def _write_weights(thread: ModelThread, learner: Learner, request: WriteWeights, emit: Emitter) -> WeightsWritten:
+    written = await thread.work(lambda between: learner.write_weights(refused=request.refused), emit)
     return WeightsWritten(weights=written)
 
 

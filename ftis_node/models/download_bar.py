@@ -19,7 +19,7 @@ def telling_bar(repo: str, on_progress: OnProgress) -> type[Any]:
 
     largest = [0.0]
 
-    class TellingBar(tqdm):  # type: ignore[misc]  # untyped
+    class CallbackBar(tqdm):  # type: ignore[misc]  # untyped
         """Counts as its base does."""
 
         monitor_interval = 0  # no thread that looks after the drawing
@@ -35,7 +35,7 @@ def telling_bar(repo: str, on_progress: OnProgress) -> type[Any]:
                 on_progress(min(1.0, self.n / total), f"downloading {repo}, {_of(self.n, total)}")
             return True
 
-    return TellingBar
+    return CallbackBar
 
 
 def _of(done: float, total: float) -> str:

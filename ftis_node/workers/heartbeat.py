@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 
-class Pulse:
+class ActivityCounter:
     """Counters that any thread may raise. Progress is monotone."""
 
     def __init__(self) -> None:
@@ -50,10 +50,10 @@ class Pulse:
 
 
 class HeartbeatThread:
-    """Beats while it is open: `with HeartbeatThread(pulse, endpoint=..., every_s=...):`."""
+    """Beats while it is open: `with HeartbeatThread(activity, endpoint=..., every_s=...):`."""
 
-    def __init__(self, pulse: Pulse, *, endpoint: str, every_s: float) -> None:
-        self._pulse = pulse
+    def __init__(self, activity: ActivityCounter, *, endpoint: str, every_s: float) -> None:
+        self._activity = activity
         self._endpoint = endpoint
         self._every_s = every_s
         self._stopped = threading.Event()
@@ -76,7 +76,7 @@ class HeartbeatThread:
             socket.connect(self._endpoint)
             while not self._stopped.is_set():
                 try:
-                    socket.send_multipart(pack(self._pulse.read()), flags=zmq.NOBLOCK)
+                    socket.send_multipart(pack(self._activity.read()), flags=zmq.NOBLOCK)
                 except zmq.Again:  # the daemon does not read: one beat less in a full queue is no loss
                     self._stopped.wait(self._every_s)
                 self._stopped.wait(self._every_s)

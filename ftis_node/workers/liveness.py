@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ftis_node.workers.wire import Heartbeat
 
 
-class Verdict(StrEnum):
+class LivenessVerdict(StrEnum):
     """What a tick may find."""
 
     ALIVE = "alive"
@@ -41,12 +41,12 @@ class Liveness:
             self.num_stalled_ticks = 0
         self.last_progress = heartbeat.progress
 
-    def tick(self) -> Verdict:
+    def tick(self) -> LivenessVerdict:
         """One interval went by."""
         self.num_silent_ticks += 1
         self.num_stalled_ticks += 1
         if self.num_silent_ticks > self.max_silent_ticks:
-            return Verdict.SILENT
+            return LivenessVerdict.SILENT
         if self.max_stalled_ticks is not None and self.is_busy and self.num_stalled_ticks > self.max_stalled_ticks:
-            return Verdict.STALLED
-        return Verdict.ALIVE
+            return LivenessVerdict.STALLED
+        return LivenessVerdict.ALIVE

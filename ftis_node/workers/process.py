@@ -25,7 +25,7 @@ from ftis_node.config.no_network_env import NO_TELEMETRY, WORKERS_STAY_OFFLINE
 from ftis_node.errors import FtisError, WorkerDiedError
 from ftis_node.files import open_to_write
 from ftis_node.workers.endpoint import endpoint_in, remove_socket
-from ftis_node.workers.liveness import Verdict
+from ftis_node.workers.liveness import LivenessVerdict
 from ftis_node.workers.wire import (
     WORKER_IDENTITY,
     Body,
@@ -69,8 +69,8 @@ class _PendingCall:
             self.outcome.set_result(outcome)
 
 
-class WorkerLife:
-    """`async with WorkerLife(spec, ...) as life: await life.until_ready()`; leaving it ends the process."""
+class WorkerProcess:
+    """`async with WorkerProcess(spec, ...) as life: await life.until_ready()`; leaving it ends the process."""
 
     def __init__(self, spec: WorkerSpec, *, timing: Timing, number: int, on_event: OnEvent | None = None) -> None:
         self._spec = spec
@@ -97,7 +97,7 @@ class WorkerLife:
         """Whether nothing has ended this life yet."""
         return not self._death.done()
 
-    async def __aenter__(self) -> WorkerLife:
+    async def __aenter__(self) -> WorkerProcess:
         async with AsyncExitStack() as stack:
             context = stack.enter_context(zmq.asyncio.Context())
             self._socket = stack.enter_context(context.socket(zmq.ROUTER))
@@ -231,11 +231,11 @@ class WorkerLife:
     async def _watch_heartbeats(self) -> None:
         timing = self._timing
         await asyncio.wait({self._ready}, timeout=timing.start_grace_s)
-        verdict = Verdict.ALIVE
-        while verdict is Verdict.ALIVE:
+        verdict = LivenessVerdict.ALIVE
+        while verdict is LivenessVerdict.ALIVE:
             await asyncio.sleep(timing.heartbeat_every_s)
             verdict = self._liveness.tick()
-        silent = verdict is Verdict.SILENT
+        silent = verdict is LivenessVerdict.SILENT
         after_s = timing.heartbeat_timeout_s if silent else timing.stall_timeout_s
         self.kill(f"{'sent no heartbeat' if silent else 'made no progress'} for {after_s:.0f} s")
 

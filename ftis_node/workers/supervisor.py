@@ -37,7 +37,7 @@ from ftis_node.errors import (
     says_out_of_memory,
 )
 from ftis_node.telemetry.faults import watched_task
-from ftis_node.workers.process import OnEvent, WorkerLife
+from ftis_node.workers.process import OnEvent, WorkerProcess
 from ftis_node.workers.restart_policy import GiveUp, Restart, RestartPolicy
 from ftis_node.workers.spec import Timing
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-OnStarted: TypeAlias = Callable[[WorkerLife], Awaitable[None]]
+OnStarted: TypeAlias = Callable[[WorkerProcess], Awaitable[None]]
 UntilWanted: TypeAlias = Callable[[], Awaitable[object]]
 MakeRoom: TypeAlias = Callable[[], Awaitable[object]]
 
@@ -92,8 +92,8 @@ class Supervisor:
         self._make_room = make_room
         self._state = WorkerState.STOPPED
         self._keeper: asyncio.Task[None] | None = None
-        self._gate: asyncio.Future[WorkerLife | FtisError] | None = None
-        self._life: WorkerLife | None = None
+        self._gate: asyncio.Future[WorkerProcess | FtisError] | None = None
+        self._life: WorkerProcess | None = None
         self._num_lives = 0
         self._has_served = False
         self._last_error: FtisError | None = None
@@ -166,7 +166,7 @@ class Supervisor:
         self._gate = None
 
     def restart(self, how: str) -> None:
-        """Kill the present life, if there is one; the keeper starts the next. `how` as in `WorkerLife.kill`."""
+        """Kill the present life, if there is one; the keeper starts the next. `how` as in `WorkerProcess.kill`."""
         if self._life is not None:
             self._life.kill(how)
 
@@ -191,7 +191,7 @@ class Supervisor:
             message = f"the {self.name} worker did not answer {type(request).__name__} in {timeout_s} s"
             raise WorkerTaskError(message) from None
 
-    async def _pass_gate(self) -> WorkerLife:
+    async def _pass_gate(self) -> WorkerProcess:
         """The life that takes calls now, waiting for one to come. Raises where none will."""
         while self._gate is not None:
             passed = await asyncio.shield(self._gate)
@@ -206,7 +206,7 @@ class Supervisor:
         if self._gate is None or self._gate.done():
             self._gate = asyncio.get_running_loop().create_future()
 
-    def _open_gate(self, passage: WorkerLife | FtisError) -> None:
+    def _open_gate(self, passage: WorkerProcess | FtisError) -> None:
         if self._gate is not None and not self._gate.done():
             self._gate.set_result(passage)
 
@@ -254,7 +254,7 @@ class Supervisor:
         ready_at = None
         try:
             number, self._num_lives = self._num_lives, self._num_lives + 1
-            async with WorkerLife(self._spec, timing=self._timing, number=number, on_event=self._on_event) as life:
+            async with WorkerProcess(self._spec, timing=self._timing, number=number, on_event=self._on_event) as life:
                 self._life = life
                 await life.until_ready()
                 if self._on_started is not None:
@@ -274,7 +274,7 @@ class Supervisor:
             self._life = None
         return 0.0 if ready_at is None else time.monotonic() - ready_at
 
-    async def _bring_up(self, life: WorkerLife, on_started: OnStarted) -> None:
+    async def _bring_up(self, life: WorkerProcess, on_started: OnStarted) -> None:
         limit_s = self._timing.start_grace_s
         try:
             async with asyncio.timeout(limit_s):

@@ -37,7 +37,7 @@ import zmq.asyncio
 from ftis_node.telemetry.faults import unhandled_errors
 from ftis_node.telemetry.log import set_up_logging
 from ftis_node.telemetry.standard_files import drop_what_cannot_be_written
-from ftis_node.workers.heartbeat import HeartbeatThread, Pulse
+from ftis_node.workers.heartbeat import ActivityCounter, HeartbeatThread
 from ftis_node.workers.owner import die_with_owner
 from ftis_node.workers.wire import (
     WORKER_IDENTITY,
@@ -73,18 +73,18 @@ STOP_AFTER_FAILURE_S = 10.0
 class Emitter:
     """`emit(event)` sends a typed event to the daemon; `emit.progress()` says that work goes on. From any thread."""
 
-    def __init__(self, channel: Channel, pulse: Pulse, call_id: int) -> None:
+    def __init__(self, channel: Channel, activity: ActivityCounter, call_id: int) -> None:
         self._channel = channel
-        self._pulse = pulse
+        self._activity = activity
         self._call_id = call_id
 
     def __call__(self, event: Message) -> None:
-        self._pulse.progress()
+        self._activity.progress()
         self._channel.post(Event(call_id=self._call_id), event)
 
     def progress(self) -> None:
         """Raise the counter that tells a long computation from a hang."""
-        self._pulse.progress()
+        self._activity.progress()
 
 
 class Channel:
@@ -126,9 +126,9 @@ class Channel:
 class Server:
     """Answers calls side by side until told to stop."""
 
-    def __init__(self, channel: Channel, pulse: Pulse, handlers: Handlers) -> None:
+    def __init__(self, channel: Channel, activity: ActivityCounter, handlers: Handlers) -> None:
         self._channel = channel
-        self._pulse = pulse
+        self._activity = activity
         self._handlers = handlers
         self._request_types = union_of(list(handlers))
         self._calls: dict[int, asyncio.Task[None]] = {}
@@ -162,8 +162,8 @@ class Server:
         del self._calls[call_id]
 
     async def _answer(self, call_id: int, body: bytes) -> None:
-        emit = Emitter(self._channel, self._pulse, call_id)
-        self._pulse.begin()
+        emit = Emitter(self._channel, self._activity, call_id)
+        self._activity.begin()
         try:
             request: Message = unpack_body(body, self._request_types)
             reply = await self._handlers[type(request)](request, emit)
@@ -175,10 +175,12 @@ class Server:
             logger.exception("call %d failed", call_id)
             self._channel.post(failure_of(error, call_id=call_id))
         finally:
-            self._pulse.end()
+            self._activity.end()
 
 
-async def serve(build: Build[Boot], *, boot_type: type[Boot], socket: zmq.asyncio.Socket, pulse: Pulse) -> int:
+async def serve(
+    build: Build[Boot], *, boot_type: type[Boot], socket: zmq.asyncio.Socket, activity: ActivityCounter
+) -> int:
     """Take the boot, build, answer calls. Returns the process's exit code."""
     channel = Channel(socket)
     channel.post(Hello(pid=os.getpid()))
@@ -187,7 +189,7 @@ async def serve(build: Build[Boot], *, boot_type: type[Boot], socket: zmq.asynci
     async with AsyncExitStack() as stack:
         try:
             boot = unpack_body(body, boot_type)
-            handlers = await stack.enter_async_context(build(boot, Emitter(channel, pulse, call_id=0)))
+            handlers = await stack.enter_async_context(build(boot, Emitter(channel, activity, call_id=0)))
         except Exception as error:
             logger.exception("the worker could not be built")
             channel.post(failure_of(error, call_id=0))
@@ -195,7 +197,7 @@ async def serve(build: Build[Boot], *, boot_type: type[Boot], socket: zmq.asynci
             await _wait_for_stop(channel)
             return BUILD_FAILED_EXIT_CODE
         channel.post(Ready())
-        await Server(channel, pulse, handlers).run()
+        await Server(channel, activity, handlers).run()
     return 0
 
 
@@ -224,17 +226,17 @@ def run_worker(build: Build[Boot], *, boot_type: type[Boot]) -> None:
 
 
 async def _connect_and_serve(build: Build[Boot], boot_type: type[Boot], endpoint: str, heartbeat_every_s: float) -> int:
-    pulse = Pulse()
+    activity = ActivityCounter()
     with (
         zmq.asyncio.Context() as context,
         context.socket(zmq.DEALER) as socket,
-        HeartbeatThread(pulse, endpoint=endpoint, every_s=heartbeat_every_s),
+        HeartbeatThread(activity, endpoint=endpoint, every_s=heartbeat_every_s),
     ):
         socket.setsockopt(zmq.IDENTITY, WORKER_IDENTITY)
         socket.setsockopt(zmq.LINGER, 0)
         socket.connect(endpoint)
         with unhandled_errors(_end_at_once):
-            return await serve(build, boot_type=boot_type, socket=socket, pulse=pulse)
+            return await serve(build, boot_type=boot_type, socket=socket, activity=activity)
 
 
 def _end_at_once(where: str, error: BaseException) -> None:

@@ -29,7 +29,7 @@ from ftis_node.generation.engines.vllm_adapters import Adapters
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.learner.checkpoint.publish import Publisher, proof_of
 from ftis_node.learner.messages import LearnerBoot, LoraSettings
-from ftis_node.learner.model.policy import load_policy
+from ftis_node.learner.model.policy_loading import load_policy
 from ftis_node.models import resolve_model
 from ftis_node.records.group import FinishReason, SamplingSettings
 from ftis_node.workers.restart_policy import RestartPolicy

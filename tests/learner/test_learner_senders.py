@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from ftis_node.learner.core import Learner
 from ftis_node.learner.messages import StepReport
-from ftis_node.learner.senders import MAX_SENDERS, SenderFigures, add_up, largest_senders
+from ftis_node.learner.senders import MAX_SENDERS, SenderStats, add_up, largest_senders
 
 COMPLETIONS = [[1, 2, 3], [4, 5]]
 
@@ -93,7 +93,7 @@ def test_a_refused_pass_has_no_figures(learner):
 
 def test_shares_by_hand():
     weights = (2.0, 1.0, 0.0)
-    figures = SenderFigures(
+    figures = SenderStats(
         "ann", False, groups=4, groups_with_signal=3, completions=8, negatives=4, kept=6, kept_negatives=1, taught=3,
         clipped=1, weight_sum=sum(weights), weight_square_sum=5.0, tokens=20, measured=8, measured_tokens=10,
         truncated_tokens=5, low_ratio_tokens=1, log_ratio_sum=-2.0, kl_sum=4.0,
@@ -105,17 +105,17 @@ def test_shares_by_hand():
     expected = {"kept": 0.75, "kept_negatives": 0.25, "signal": 0.75, "clipped": 1 / 3, "truncated": 0.5}
     expected |= {"low_ratio": 0.1, "mean_log_ratio": -0.2, "mean_kl": 0.5, "weight_mean": 1.0}
     assert {name: shares[name] for name in expected} == pytest.approx(expected)
-    assert set(SenderFigures("bob", False).shares().values()) == {None}
-    assert SenderFigures("bob", False, completions=2, taught=2).ess == 0
+    assert set(SenderStats("bob", False).shares().values()) == {None}
+    assert SenderStats("bob", False, completions=2, taught=2).ess == 0
 
 
 def test_entries_add_up_and_are_bounded():
-    one = SenderFigures("ann", False, kept=2, kl_sum=0.5, positive_log_ratios=(1, 2))
-    other = SenderFigures("bob", False, kept=1, kl_sum=0.25, positive_log_ratios=(3, 4))
-    assert add_up([one, other]) == SenderFigures("", False, kept=3, kl_sum=0.75, positive_log_ratios=(4, 6))
-    assert add_up([]) == SenderFigures("", False)
-    many = [SenderFigures(f"peer-{number}", False, groups=number) for number in range(2000)]
-    most = largest_senders([*many, SenderFigures("me", True, groups=1)])
+    one = SenderStats("ann", False, kept=2, kl_sum=0.5, positive_log_ratios=(1, 2))
+    other = SenderStats("bob", False, kept=1, kl_sum=0.25, positive_log_ratios=(3, 4))
+    assert add_up([one, other]) == SenderStats("", False, kept=3, kl_sum=0.75, positive_log_ratios=(4, 6))
+    assert add_up([]) == SenderStats("", False)
+    many = [SenderStats(f"peer-{number}", False, groups=number) for number in range(2000)]
+    most = largest_senders([*many, SenderStats("me", True, groups=1)])
     assert len(most) == MAX_SENDERS
     assert (most[0].sender, most[1].sender, most[-1].sender) == ("me", "peer-1999", "")
     assert sum(each.groups for each in most) == sum(range(2000)) + 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ftis_node.backoff import ExponentialBackoff
-from ftis_node.workers.liveness import Liveness, Verdict
+from ftis_node.workers.liveness import Liveness, LivenessVerdict
 from ftis_node.workers.restart_policy import GiveUp, Restart, RestartPolicy
 from ftis_node.workers.wire import Heartbeat
 
@@ -33,30 +33,30 @@ def test_a_long_service_forgives() -> None:
     assert POLICY.after_death(served_s=29.9, num_quick_deaths=4) == GiveUp(num_quick_deaths=5)
 
 
-def ticks(liveness: Liveness, count: int) -> list[Verdict]:
+def ticks(liveness: Liveness, count: int) -> list[LivenessVerdict]:
     return [liveness.tick() for _ in range(count)]
 
 
 def test_silence_is_counted_in_ticks_and_a_beat_ends_it() -> None:
     liveness = Liveness(max_silent_ticks=3)
-    assert ticks(liveness, 3) == [Verdict.ALIVE] * 3
+    assert ticks(liveness, 3) == [LivenessVerdict.ALIVE] * 3
     liveness.beat(Heartbeat(num_in_flight=0, progress=0))
-    assert ticks(liveness, 4) == [Verdict.ALIVE] * 3 + [Verdict.SILENT]
+    assert ticks(liveness, 4) == [LivenessVerdict.ALIVE] * 3 + [LivenessVerdict.SILENT]
 
 
-def beat_and_tick(liveness: Liveness, *, num_in_flight: int, progress: int) -> Verdict:
+def beat_and_tick(liveness: Liveness, *, num_in_flight: int, progress: int) -> LivenessVerdict:
     liveness.beat(Heartbeat(num_in_flight=num_in_flight, progress=progress))
     return liveness.tick()
 
 
 def test_busy_without_progress_is_a_stall_and_idle_is_not() -> None:
     liveness = Liveness(max_silent_ticks=3, max_stalled_ticks=2)
-    assert [beat_and_tick(liveness, num_in_flight=0, progress=5) for _ in range(9)] == [Verdict.ALIVE] * 9
-    assert [beat_and_tick(liveness, num_in_flight=1, progress=n) for n in range(6, 15)] == [Verdict.ALIVE] * 9
+    assert [beat_and_tick(liveness, num_in_flight=0, progress=5) for _ in range(9)] == [LivenessVerdict.ALIVE] * 9
+    assert [beat_and_tick(liveness, num_in_flight=1, progress=n) for n in range(6, 15)] == [LivenessVerdict.ALIVE] * 9
     stalled = [beat_and_tick(liveness, num_in_flight=1, progress=14) for _ in range(3)]
-    assert stalled == [Verdict.ALIVE, Verdict.STALLED, Verdict.STALLED]
+    assert stalled == [LivenessVerdict.ALIVE, LivenessVerdict.STALLED, LivenessVerdict.STALLED]
 
 
 def test_without_a_stall_limit_a_request_may_take_for_ever() -> None:
     liveness = Liveness(max_silent_ticks=3)
-    assert {beat_and_tick(liveness, num_in_flight=1, progress=1) for _ in range(1000)} == {Verdict.ALIVE}
+    assert {beat_and_tick(liveness, num_in_flight=1, progress=1) for _ in range(1000)} == {LivenessVerdict.ALIVE}

@@ -32,7 +32,7 @@ from ftis_node.workers.supervisor import WorkerState
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ftis_node.workers.process import WorkerLife
+    from ftis_node.workers.process import WorkerProcess
     from ftis_node.workers.supervisor import Supervisor
 
 ECHO = Echo(payload=bytes(range(256)))
@@ -128,7 +128,7 @@ async def test_an_unknown_request_fails_alone(make_supervisor: MakeSupervisor) -
 async def test_sigkill_ends_every_call_and_the_next_call_meets_a_new_worker(make_supervisor: MakeSupervisor) -> None:
     started: list[int] = []
 
-    async def on_started(life: WorkerLife) -> None:
+    async def on_started(life: WorkerProcess) -> None:
         started.append((await life.call(ECHO, EchoReply)).pid)
 
     supervisor = make_supervisor(on_started=on_started)
@@ -193,7 +193,7 @@ async def test_a_call_right_after_a_death_waits_for_the_next_life(make_superviso
 async def test_calls_wait_until_on_started_is_done(make_supervisor: MakeSupervisor) -> None:
     order: list[str] = []
 
-    async def on_started(life: WorkerLife) -> None:
+    async def on_started(life: WorkerProcess) -> None:
         await life.call(Sleep(seconds=0.5), EchoReply)
         order.append("on_started")
 

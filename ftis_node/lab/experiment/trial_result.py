@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ftis_node.learner.senders import SenderFigures, add_up
+from ftis_node.learner.senders import SenderStats, add_up
 from ftis_node.telemetry.events import read_events
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ STEP_FIGURES = (
     *("reward_mean", "own_reward_mean", "kept_fraction", "truncated_fraction", "mean_kl", "grad_norm", "entropy"),
 )
 SIDES = ("own", "foreign")
-SHARES = tuple(SenderFigures("", False).shares())
+SHARES = tuple(SenderStats("", False).shares())
 SENDER_FIGURES = tuple(f"{side}_{name}" for side in SIDES for name in SHARES)
 TRAINED_COST, GENERATED_COST = 6, 2  # operations a parameter and token: forward and backward, and forward alone
 
@@ -171,9 +171,9 @@ def read_member(
     )
 
 
-def _sides(event: dict[str, Any]) -> dict[str, SenderFigures]:
+def _sides(event: dict[str, Any]) -> dict[str, SenderStats]:
     """Return the metrics of a step's own completions, and of all remote ones together."""
-    senders = msgspec.convert(event["by_sender"], list[SenderFigures])
+    senders = msgspec.convert(event["by_sender"], list[SenderStats])
     return {side: add_up(each for each in senders if each.own == (side == "own")) for side in SIDES}
 
 

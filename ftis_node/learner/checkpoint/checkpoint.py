@@ -25,7 +25,7 @@ from ftis_node import __version__
 from ftis_node.errors import ConfigError, FileError, ModelError
 from ftis_node.files import read_file
 from ftis_node.learner.checkpoint.checksum import check_file, read_checksums, write_checksums
-from ftis_node.learner.distributed.shards import is_spread, part_like, whole
+from ftis_node.learner.distributed.shards import is_sharded, part_like, whole
 from ftis_node.learner.messages import CheckpointSkipped, StepReport
 from ftis_node.learner.step.optimizer import moment_shapes, moments_of, restore_moments
 from ftis_node.models import model_fingerprint, other_model
@@ -53,7 +53,7 @@ CUDA_RANDOM_STATE = "cuda_random_state"  # where the learner is on a GPU
 FORMAT = 2
 
 
-class Owner(msgspec.Struct, frozen=True):
+class CheckpointOwner(msgspec.Struct, frozen=True):
     """Whose checkpoint it is. One of another owner is refused, never resumed. `model` is a name for people alone.
 
     `trains` says what its tensors are: "full", or the adapter's shape.
@@ -69,7 +69,7 @@ class CheckpointState(msgspec.Struct, frozen=True):
     """`state.json`. `last_groups` is the position in the buffer: the ids of the groups that `step` took."""
 
     format: int
-    owner: Owner
+    owner: CheckpointOwner
     step: int
     policy_version: int
     last_report: StepReport | None
@@ -88,10 +88,10 @@ class Checkpoint:
     cuda_random_state: Tensor | None
 
 
-def owner_of(policy: Policy, boot: LearnerBoot) -> Owner:
+def owner_of(policy: Policy, boot: LearnerBoot) -> CheckpointOwner:
     """What a checkpoint must have in common with this learner to be resumed."""
     lora = boot.lora
-    return Owner(
+    return CheckpointOwner(
         run_id=boot.run_id,
         model=policy.source.name,
         model_fingerprint=model_fingerprint(policy.source),
@@ -100,7 +100,12 @@ def owner_of(policy: Policy, boot: LearnerBoot) -> Owner:
 
 
 def state_of(
-    *, owner: Owner, step: int, policy_version: int, last_report: StepReport | None, last_groups: tuple[str, ...]
+    *,
+    owner: CheckpointOwner,
+    step: int,
+    policy_version: int,
+    last_report: StepReport | None,
+    last_groups: tuple[str, ...],
 ) -> CheckpointState:
     """What `state.json` says of a learner that was just there."""
     versions = {"ftis-node": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
@@ -142,11 +147,11 @@ def gather(
         for key, part in found.items():
             value = whole(part)
             if keep:
-                into[key] = value.cpu() if is_spread(part) else value
+                into[key] = value.cpu() if is_sharded(part) else value
     return weights, moments | _random_states() if keep else moments
 
 
-def read_checkpoint(path: Path, *, owner: Owner, shapes: Mapping[str, torch.Size]) -> Checkpoint:
+def read_checkpoint(path: Path, *, owner: CheckpointOwner, shapes: Mapping[str, torch.Size]) -> Checkpoint:
     """The checkpoint in `path`. `shapes` are those of the parameters to be trained.
 
     Raises ModelError where it is damaged, ConfigError where it is sound but somebody else's.
@@ -170,7 +175,7 @@ def read_checkpoint(path: Path, *, owner: Owner, shapes: Mapping[str, torch.Size
 
 
 def newest_usable(
-    folder: Path, *, owner: Owner, shapes: Mapping[str, torch.Size]
+    folder: Path, *, owner: CheckpointOwner, shapes: Mapping[str, torch.Size]
 ) -> tuple[Checkpoint | None, list[CheckpointSkipped]]:
     """The newest checkpoint that can be read (None in a home without any), and the newer ones that cannot.
 
@@ -231,7 +236,7 @@ def _uses_gpu() -> bool:
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
-def _check_owner(path: Path, theirs: Owner, ours: Owner) -> None:
+def _check_owner(path: Path, theirs: CheckpointOwner, ours: CheckpointOwner) -> None:
     if theirs.run_id != ours.run_id:
         raise ConfigError(f"this home belongs to run {theirs.run_id}, not {ours.run_id}: choose another --home")
     if theirs.model_fingerprint != ours.model_fingerprint:  # a name says nothing: folders are renamed and copied

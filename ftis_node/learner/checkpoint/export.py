@@ -21,7 +21,7 @@ from ftis_node.workers.weights.tensor_file import write_tensors
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ftis_node.learner.distributed.shards import Gathering
+    from ftis_node.learner.distributed.shards import TensorGatherer
     from ftis_node.learner.messages import LearnerBoot
     from ftis_node.learner.model.policy import Policy
     from ftis_node.telemetry.progress import OnProgress
@@ -48,7 +48,7 @@ def export_policy(policy: Policy, out: Path, *, merge: bool) -> None:
 
 @torch.no_grad()
 def write_weights(
-    gathering: Gathering, folder: Path, *, dtype: torch.dtype, max_file_bytes: int = MAX_FILE_BYTES
+    gathering: TensorGatherer, folder: Path, *, dtype: torch.dtype, max_file_bytes: int = MAX_FILE_BYTES
 ) -> None:
     """Write a model's tensors into `folder` under the hub's names: one safetensors file, or several and their index.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from msgspec.structs import replace
 
 from ftis_node.errors import SharingError
-from ftis_node.learner.distributed.shards import Gathering, is_spread
+from ftis_node.learner.distributed.shards import TensorGatherer, is_sharded
 from ftis_node.learner.model.policy import adapter_alone, adapter_merger, own_tensors
 from ftis_node.workers.durable import remove_leftovers
 from ftis_node.workers.weights.page_locked import LockedFiles
@@ -88,7 +88,7 @@ class Publisher:
 
     def _share(self, policy: Policy, version: int) -> PublishedWeights:
         tensors = own_tensors(policy)
-        if self._form != "model" or policy.adapted is not None or any(map(is_spread, tensors.values())):
+        if self._form != "model" or policy.adapted is not None or any(map(is_sharded, tensors.values())):
             raise SharingError("an adapter that is merged, or weights on several GPUs, lie nowhere as they are served")
         if any(tensor.dtype != policy.compute_dtype for tensor in tensors.values()):
             raise SharingError(f"not all tensors of the model are {policy.compute_dtype}")
@@ -99,12 +99,12 @@ class Publisher:
         )
 
 
-def gathering_of(policy: Policy, *, form: Form = "model") -> Gathering:
+def gathering_of(policy: Policy, *, form: Form = "model") -> TensorGatherer:
     """The tensors of a publication, in the compute dtype; whole only as they are taken."""
     if form == "adapter":
         tensors, _ = adapter_alone(policy)
-        return Gathering(tensors, dtype=policy.compute_dtype)
-    return Gathering(own_tensors(policy), dtype=policy.compute_dtype, change=adapter_merger(policy))
+        return TensorGatherer(tensors, dtype=policy.compute_dtype)
+    return TensorGatherer(own_tensors(policy), dtype=policy.compute_dtype, change=adapter_merger(policy))
 
 
 def proof_of(policy: Policy, *, version: int) -> WeightProof:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ftis_node.learner.checkpoint.checkpoint import Checkpoint, Owner
+    from ftis_node.learner.checkpoint.checkpoint import Checkpoint, CheckpointOwner
     from ftis_node.learner.distributed.ranks import Ranks
     from ftis_node.learner.messages import CheckpointSkipped
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def find_checkpoint(
     folder: Path,
     *,
-    owner: Owner,
+    owner: CheckpointOwner,
     shapes: Mapping[str, torch.Size],
     ranks: Ranks,
     on_skipped: Callable[[CheckpointSkipped], None],

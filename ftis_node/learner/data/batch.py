@@ -31,7 +31,7 @@ PADDING_ID = 0  # any id will do: its outputs are never read
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class TrainBatch:
     """The N completions of a step, at most T tokens each; all on the CPU.
 
     prompts, completions    N arrays of token ids (int32)
@@ -119,12 +119,12 @@ class MicroBatch:
     texts: tuple[tuple[SequenceSpan, ...], ...] = ()
 
 
-def make_batch(groups: Sequence[TrainGroup]) -> Batch:
+def make_batch(groups: Sequence[TrainGroup]) -> TrainBatch:
     """Return the batch of these groups. Raises as `unpack_train_group`."""
     return batch_of([unpack_train_group(group) for group in groups])
 
 
-def batch_of(groups: Sequence[UnpackedGroup]) -> Batch:
+def batch_of(groups: Sequence[UnpackedGroup]) -> TrainBatch:
     """Return the batch of a step."""
     rows = [(number, group) for number, group in enumerate(groups) for _ in range(len(group.tokens))]
     completions = [ids for group in groups for ids in group.tokens.ids_of_each()]
@@ -134,7 +134,7 @@ def batch_of(groups: Sequence[UnpackedGroup]) -> Batch:
     senders = {name: number for number, name in enumerate(peers, start=1)}
     num_own_groups = sum(group.own for group in groups)
     logprobs = [values for group in groups for values in group.tokens.logprobs_of_each()]
-    return Batch(
+    return TrainBatch(
         prompts=tuple(group.prompt_ids for _, group in rows),
         completions=tuple(completions),
         behaviour_logprobs=_padded(logprobs, num_columns=max(map(len, completions), default=0)),
@@ -160,7 +160,7 @@ def _sender(group: UnpackedGroup) -> str:
     return group.sender or group.group_id
 
 
-def make_micro_batches(batch: Batch, *, max_tokens: int) -> list[MicroBatch]:
+def make_micro_batches(batch: TrainBatch, *, max_tokens: int) -> list[MicroBatch]:
     """Cut a batch so that rows times longest row, in tokens, stays within `max_tokens`.
 
     Rows are sorted by length, so that little is padded, longest first, so that what does not fit in memory shows at
@@ -176,7 +176,7 @@ def make_micro_batches(batch: Batch, *, max_tokens: int) -> list[MicroBatch]:
     return [_lay_out(batch, rows, num_columns=lengths[rows[0]]) for rows in cuts]
 
 
-def _lay_out(batch: Batch, rows: Sequence[int], *, num_columns: int) -> MicroBatch:
+def _lay_out(batch: TrainBatch, rows: Sequence[int], *, num_columns: int) -> MicroBatch:
     token_ids = np.full((len(rows), num_columns), PADDING_ID, dtype=np.int64)
     predictors, targets, cells = [], [], []
     for line, row in enumerate(rows):

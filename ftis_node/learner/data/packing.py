@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ftis_node.learner.data.batch import Batch
+    from ftis_node.learner.data.batch import TrainBatch
 
 
-def make_packed_micro_batches(batch: Batch, *, max_tokens: int, shares_prompts: bool = True) -> list[MicroBatch]:
+def make_packed_micro_batches(batch: TrainBatch, *, max_tokens: int, shares_prompts: bool = True) -> list[MicroBatch]:
     """Rows of at most `max_tokens` positions; a completion that is longer with its prompt gets a row of its own.
 
     Without `shares_prompts` each completion has its prompt before it.
@@ -44,7 +44,7 @@ def make_packed_micro_batches(batch: Batch, *, max_tokens: int, shares_prompts: 
     return [_lay_out(batch, families) for families in rows]
 
 
-def _groups(batch: Batch, shares_prompts: bool) -> list[list[int]]:
+def _groups(batch: TrainBatch, shares_prompts: bool) -> list[list[int]]:
     """Rows of the batch, not those without tokens, by the prompt that they share."""
     numbers = batch.group_ids.tolist() if shares_prompts else range(len(batch.completions))
     groups: dict[int, list[int]] = {}
@@ -54,7 +54,7 @@ def _groups(batch: Batch, shares_prompts: bool) -> list[list[int]]:
     return list(groups.values())
 
 
-def _cut(batch: Batch, rows: Sequence[int], max_tokens: int) -> list[list[int]]:
+def _cut(batch: TrainBatch, rows: Sequence[int], max_tokens: int) -> list[list[int]]:
     """The rows of one prompt in parts that fit, the parts of about one length."""
     longest_first = sorted(rows, key=lambda row: (-len(batch.completions[row]), row))
     parts: list[list[int]] = []
@@ -67,7 +67,7 @@ def _cut(batch: Batch, rows: Sequence[int], max_tokens: int) -> list[list[int]]:
     return [sorted(part) for part in parts]
 
 
-def _length(batch: Batch, rows: Sequence[int]) -> int:
+def _length(batch: TrainBatch, rows: Sequence[int]) -> int:
     """Positions of one prompt and these completions."""
     return len(batch.prompts[rows[0]]) + sum(len(batch.completions[row]) - 1 for row in rows)
 
@@ -89,7 +89,7 @@ class _Row:
         return span
 
 
-def _lay_out(batch: Batch, families: Sequence[Sequence[int]]) -> MicroBatch:
+def _lay_out(batch: TrainBatch, families: Sequence[Sequence[int]]) -> MicroBatch:
     row = _Row()
     texts: list[tuple[SequenceSpan, ...]] = []
     predictors, targets, cells = [], [], []

@@ -1,6 +1,6 @@
-"""What rank 0 has the other ranks do, beside a step and an audit (as they came from the daemon).
+"""Commands that rank 0 broadcasts to the other ranks, besides the daemon's own step and audit requests.
 
-An order names a piece of work that all ranks do together, each its part; it is broadcast before the piece begins.
+All ranks execute a command together, each for its part. Rank 0 broadcasts it before the work begins.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from ftis_node.learner.messages import AuditRequest, TrainRequest
 from ftis_node.workers.wire import Message
 
 
-class CheckOrder(Message, frozen=True):
-    """Compute log-probs of the check group, if there is one: rank 0 then tells which."""
+class CheckCommand(Message, frozen=True):
+    """Compute log-probs of the check group, if any. Rank 0 broadcasts the group."""
 
 
-class ProveOrder(Message, frozen=True):
-    """Compute the log-probs of the proof."""
+class ProveCommand(Message, frozen=True):
+    """Compute the log-probs that check published weights."""
 
 
-class GatherOrder(Message, frozen=True):
-    """Give rank 0 the whole of every tensor: what is published, what is saved, or one of the two exports."""
+class GatherCommand(Message, frozen=True):
+    """Send rank 0 the full tensors of a publication, a checkpoint or an export."""
 
     what: Literal["publication", "checkpoint", "merged model", "adapter"]
 
 
-class EndOrder(Message, frozen=True):
-    """There will be no other order."""
+class EndCommand(Message, frozen=True):
+    """The last command: the rank ends."""
 
 
-Order: TypeAlias = TrainRequest | AuditRequest | CheckOrder | ProveOrder | GatherOrder | EndOrder
+RankCommand: TypeAlias = TrainRequest | AuditRequest | CheckCommand | ProveCommand | GatherCommand | EndCommand

@@ -1,17 +1,17 @@
-"""The ranks that train one policy together, and what they say to each other.
+"""The ranks that train one policy together, and their messages.
 
-Rank 0 leads: it has the daemon's requests and sends the others an order for each piece (`rank_worker.py`), and all
-do that piece in step. What they decide, they decide alike, because they decide on the same numbers:
+Rank 0 receives the daemon's requests and broadcasts a command for each piece of work (`rank_worker.py`). All ranks do
+that work in step. They decide alike because they decide on the same numbers:
 
     micro-batches  --deal-->  forward on each rank  --sum-->  log-probs [N, T] on every rank  -->  loss, its gradient
     gradients      <--sum--   backward on each rank  <--------------------------------------------------'
 
-A forward or backward pass gathers each layer's weights from all ranks, so all must make equally many: a rank that has
-less to do runs an empty micro-batch. Whether to stop between two micro-batches is asked of all.
+A forward or backward pass gathers each layer's weights from all ranks, so all make equally many passes. A rank with
+less work runs an empty micro-batch. All ranks agree on whether to stop between two micro-batches.
 
-What one rank alone meets (a lost connection, memory that does not suffice) leaves the others waiting in the middle of a
-pass, and no message can reach them there. So it ends the process, and with it the group, which begins again at its
-checkpoint. Messages are msgspec's bytes, never pickles.
+An error on one rank (a lost connection, out of memory) leaves the others waiting in the middle of a pass. No message
+reaches them there. The rank therefore ends its process, all others end with it, and the group restarts at its
+checkpoint. Messages are msgspec bytes, never pickles.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import logging
 import os
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 import torch
@@ -28,7 +28,7 @@ from torch import distributed
 
 from ftis_node.errors import FtisError, WorkerTaskError
 from ftis_node.learner.data.batch import MicroBatch
-from ftis_node.learner.distributed.rank_commands import Order
+from ftis_node.learner.distributed.rank_commands import RankCommand
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.models import pick_device
 
@@ -38,12 +38,14 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
 
-    from ftis_node.learner.distributed.launch import Seat
-    from ftis_node.learner.step.train_step import Between
+    from ftis_node.learner.distributed.launch import RankAddress
 
 log = logging.getLogger(__name__)
 
-# A rank may wait for the next order for days. Dead ranks are noticed by `launch.py`, and a hang by the daemon.
+# Called between micro-batches. It raises WorkerTaskError to stop the step.
+StepCallback: TypeAlias = "Callable[[], None]"
+
+# A rank may wait days for the next command. `launch.py` detects dead ranks, and the daemon a hang.
 PATIENCE = timedelta(days=1000)
 BROKEN_EXIT_CODE = 1
 BOOT_KEY = "boot"
@@ -51,69 +53,69 @@ BUDGET_STEPS = (1.0, 1.1, 1.25, 1.5, 2.0)
 
 
 class Ranks:
-    """This process and those that train with it. As made here: this process alone, where every call does nothing."""
+    """The null object: this process trains alone, and every call does nothing."""
 
     rank = 0
     size = 1
 
     def deal(self, micro_batches: Sequence[MicroBatch]) -> Sequence[MicroBatch]:
-        """Those of this rank, equally many on every rank. The largest come first, and side by side on all ranks."""
+        """Return the micro-batches of this rank, equally many on every rank, the largest first on all of them."""
         return micro_batches
 
     def add_up(self, values: Tensor) -> None:
-        """Add the other ranks' values, in place. On the CPU."""
+        """Add the other ranks' values to this CPU tensor, in place."""
 
     def fill_in(self, logprobs: Tensor, micro_batches: Sequence[MicroBatch]) -> None:
-        """Put what other ranks computed of these micro-batches, before they were dealt, into `logprobs` `[N, T]`."""
+        """Copy the other ranks' results into `logprobs` `[N, T]`. `micro_batches` are those before `deal`."""
 
     def broadcast(self, message: bytes) -> bytes:
-        """Rank 0's message, on every rank."""
+        """Return rank 0's message, on every rank."""
         return message
 
     def is_any(self, value: bool) -> bool:
-        """Whether `value` is true on one rank at least."""
+        """Return whether `value` is true on at least one rank."""
         return value
 
     @contextmanager
     def agreed(self, kind: type[Exception] = FtisError) -> Iterator[None]:
-        """An error of this kind inside of it, on any rank, is one on every rank."""
+        """Raise an error of this kind on every rank if it occurs inside on any rank."""
         yield
 
-    def between(self, own: Between) -> Between:
-        """`own`, made to raise on every rank as soon as it raises WorkerTaskError on one."""
+    def between(self, own: StepCallback) -> StepCallback:
+        """Return `own`, changed so that it raises WorkerTaskError on every rank if it does on one."""
         return own
 
     @contextmanager
-    def lead(self, order: Order) -> Iterator[None]:
-        """Have all ranks do what `order` says; inside, this rank does its part of it."""
+    def lead(self, command: RankCommand) -> Iterator[None]:
+        """Broadcast `command`; the body is this rank's part of it."""
         yield
 
     def close(self) -> None:
-        """End the talk, on every rank."""
+        """Close the connection, on every rank."""
 
 
 ALONE = Ranks()
 
 
 class RankGroup(Ranks):
-    """Several processes, each at its seat. Made by `join`."""
+    """Several processes, connected by torch.distributed. `join` creates it."""
 
-    def __init__(self, seat: Seat, store: Any, *, on_gpu: bool) -> None:
-        """Returns when all ranks are there."""
-        self.rank, self.size = seat.rank, seat.size
+    def __init__(self, address: RankAddress, store: Any, *, on_gpu: bool) -> None:
+        """Wait until all ranks are connected."""
+        self.rank, self.size = address.rank, address.size
         if on_gpu:
-            torch.cuda.set_device(seat.local_rank)
+            torch.cuda.set_device(address.local_rank)
         distributed.init_process_group(
             "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
             store=store,
-            rank=seat.rank,
-            world_size=seat.size,
+            rank=address.rank,
+            world_size=address.size,
             timeout=PATIENCE,
         )
         self._device_type = "cuda" if on_gpu else "cpu"
 
     def mesh(self) -> DeviceMesh:
-        """All ranks in a row, for sharding."""
+        """Return the one-dimensional device mesh of all ranks."""
         from torch.distributed.device_mesh import init_device_mesh
 
         return init_device_mesh(self._device_type, (self.size,))
@@ -148,7 +150,7 @@ class RankGroup(Ranks):
         self.add_up(num_true)
         return bool(num_true)
 
-    def between(self, own: Between) -> Between:
+    def between(self, own: StepCallback) -> StepCallback:
         def together() -> None:
             with self.agreed(WorkerTaskError):
                 own()
@@ -156,16 +158,16 @@ class RankGroup(Ranks):
         return together
 
     @contextmanager
-    def lead(self, order: Order) -> Iterator[None]:
+    def lead(self, command: RankCommand) -> Iterator[None]:
         with self.in_step():
             if self.rank == 0:
-                self.broadcast(msgspec.msgpack.encode(order))
+                self.broadcast(msgspec.msgpack.encode(command))
             yield
 
-    def next_order(self) -> Order:
-        """Rank 0's, on another rank."""
-        order: Order = msgspec.msgpack.decode(self.broadcast(b""), type=Order)
-        return order
+    def next_command(self) -> RankCommand:
+        """Wait for rank 0's next command, on another rank."""
+        command: RankCommand = msgspec.msgpack.decode(self.broadcast(b""), type=RankCommand)
+        return command
 
     @contextmanager
     def agreed(self, kind: type[Exception] = FtisError) -> Iterator[None]:
@@ -175,17 +177,17 @@ class RankGroup(Ranks):
         except kind as error:
             failure = error
         if self.is_any(failure is not None):
-            raise failure or kind("so says another rank of the learner, see its log")
+            raise failure or kind("another rank of the learner failed: see its log")
 
     @contextmanager
     def in_step(self) -> Iterator[None]:
-        """What goes wrong inside ends this process, but for what all ranks agreed on, and the leader's disk."""
+        """End this process at an error inside, except errors that all ranks agreed on and rank 0's disk errors."""
         try:
             yield
         except (FtisError, OSError):
             raise
         except Exception:
-            log.critical("rank %d of the learner cannot go on, and all others end with it", self.rank, exc_info=True)
+            log.critical("rank %d of the learner failed; all other ranks end", self.rank, exc_info=True)
             logging.shutdown()
             os._exit(BROKEN_EXIT_CODE)
 
@@ -193,18 +195,18 @@ class RankGroup(Ranks):
         distributed.destroy_process_group()
 
 
-def join(seat: Seat, boot: LearnerBoot | None = None) -> tuple[RankGroup, LearnerBoot]:
-    """Take a seat among the ranks. Rank 0 brings the boot, the others are told it."""
-    store = _open_store(seat)
+def join(address: RankAddress, boot: LearnerBoot | None = None) -> tuple[RankGroup, LearnerBoot]:
+    """Connect to the other ranks. Rank 0 passes `boot`; the others receive it."""
+    store = _open_store(address)
     if boot is None:
         boot = msgspec.msgpack.decode(store.get(BOOT_KEY), type=LearnerBoot)
     else:
         store.set(BOOT_KEY, msgspec.msgpack.encode(boot))
-    return RankGroup(seat, store, on_gpu=pick_device(boot.device) != "cpu"), boot
+    return RankGroup(address, store, on_gpu=pick_device(boot.device) != "cpu"), boot
 
 
 def empty_micro_batch() -> MicroBatch:
-    """One token that predicts nothing: a pass over it has no log-probs, and a gradient of zero."""
+    """Return one token that predicts nothing: its pass has no log-probs and a gradient of zero."""
     nothing = torch.empty(0, dtype=torch.int64)
     return MicroBatch(
         token_ids=torch.zeros((1, 1), dtype=torch.int64),
@@ -215,7 +217,7 @@ def empty_micro_batch() -> MicroBatch:
 
 
 def cut_evenly(cut: Callable[[int], list[MicroBatch]], *, max_tokens: int, size: int) -> list[MicroBatch]:
-    """`cut(budget)` with the smallest budget, up to `max_tokens`, that takes no more rounds of `size` ranks."""
+    """Return `cut(budget)` for the smallest budget up to `max_tokens` that needs no more rounds of `size` ranks."""
     largest = cut(max_tokens)
     if size == 1:
         return largest
@@ -230,15 +232,15 @@ def cut_evenly(cut: Callable[[int], list[MicroBatch]], *, max_tokens: int, size:
     return largest
 
 
-def _open_store(seat: Seat) -> Any:
-    """Where ranks find each other; rank 0 keeps it. Of ranks that torchrun started, its agent does."""
+def _open_store(address: RankAddress) -> Any:
+    """Open the rendezvous store. Rank 0 hosts it, or torchrun's agent for ranks that torchrun started."""
     is_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return distributed.TCPStore(  # type: ignore[attr-defined]
-        seat.address,
-        seat.port,
-        seat.size,
-        is_master=seat.rank == 0 and not is_agents,
+        address.address,
+        address.port,
+        address.size,
+        is_master=address.rank == 0 and not is_agents,
         timeout=PATIENCE,
         wait_for_workers=False,
-        master_listen_fd=None if seat.listener is None else seat.listener.detach(),
+        master_listen_fd=None if address.listener is None else address.listener.detach(),
     )

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from ftis_node.learner.data.batch import Batch, MicroBatch
+    from ftis_node.learner.data.batch import MicroBatch, TrainBatch
     from ftis_node.learner.distributed.ranks import Ranks
     from ftis_node.learner.model.policy import Policy
 
@@ -84,7 +84,7 @@ def probe_values(policy: Policy) -> tuple[Tensor, Tensor]:
     return _values_and_gradient(policy, make(_probe_batch(policy), max_tokens=MAX_PROBE_TOKENS))
 
 
-def _probe_batch(policy: Policy) -> Batch:
+def _probe_batch(policy: Policy) -> TrainBatch:
     """Fixed tokens whose lengths fill several buckets: short and long texts, shared prompts."""
     ids = np.asarray(probe_token_ids(policy.tokenizer.vocab_size), dtype="<i4")
     return batch_of([probe_group("long", ids, 40, (72, 31)), probe_group("short", ids, 6, (6, 12))])

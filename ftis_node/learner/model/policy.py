@@ -11,24 +11,19 @@ recomputed in the backward pass are the exception, since transformers does that 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from ftis_node.errors import ConfigError, ModelError
 from ftis_node.learner.data.batch import MicroBatch
-from ftis_node.learner.distributed.ranks import RankGroup
-from ftis_node.learner.distributed.shards import back_to_meta, fill, hollow, is_spread, plain_name, shard
+from ftis_node.learner.distributed.shards import back_to_meta, hollow, is_sharded, plain_name
 from ftis_node.learner.model.gated import save_memory
-from ftis_node.learner.model.layout_choice import choose_layout
 from ftis_node.learner.model.logprobs import HEAD_CHUNK_TOKENS, EntropyMeter, completion_logprobs
 from ftis_node.models import (
     ModelSource,
     PromptTokenizer,
-    WeightRows,
-    empty_causal_lm,
     load_causal_lm,
     load_tokenizer,
     resolve_model,
@@ -43,7 +38,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Parameter
 
-    from ftis_node.learner.distributed.ranks import Ranks
     from ftis_node.learner.messages import LearnerBoot, LoraSettings
 
 Result = TypeVar("Result")
@@ -115,69 +109,22 @@ class Policy:
         )
 
 
-def load_policy(boot: LearnerBoot) -> Policy:
-    """The policy that `boot` describes, untrained, with its log-probs checked and its layout chosen.
-
-    Raises ModelError, ConfigError, MachineError or NetworkError.
-    """
-    policy = load_unchecked(boot)
-    check_logits(policy)
-    return _metered(choose_layout(policy), boot)
-
-
 def load_unchecked(boot: LearnerBoot) -> Policy:
     """The policy that `boot` describes, without any computation: its weights are enough for an export.
 
     Raises as `load_policy` does.
     """
-    source, tokenizer = _find(boot)
-    return _policy_of(boot, source, tokenizer, load_causal_lm(source, dtype=boot.dtype, device=boot.device))
+    source, tokenizer = find_source(boot)
+    return build_policy(boot, source, tokenizer, load_causal_lm(source, dtype=boot.dtype, device=boot.device))
 
 
-def open_policy(boot: LearnerBoot, ranks: Ranks) -> Policy:
-    """As `load_policy`, spread over `ranks` where they are several; all of them raise what one does."""
-    if not isinstance(ranks, RankGroup):
-        return load_policy(boot)
-    with ranks.agreed():
-        source, tokenizer = _find(boot)
-    spread = partial(spread_policy, boot, source, tokenizer, ranks)
-    policy = spread()
-    with ranks.agreed():
-        check_logits(policy)
-    return _metered(choose_layout(policy, ranks=ranks, open_again=spread), boot)
-
-
-def spread_policy(
-    boot: LearnerBoot, source: ModelSource, tokenizer: PromptTokenizer, ranks: RankGroup, *, trains: bool = True
-) -> Policy:
-    """The policy over `ranks`, each of which reads the rows that it holds; not `trains`: as a frozen copy.
-
-    Where the files do not name tensors as the model does, each reads the whole model first. Raises what `load_policy`
-    does.
-    """
-    with ranks.agreed():
-        rows = WeightRows(source)
-        causal_lm = empty_causal_lm(source, dtype=getattr(torch, boot.dtype))
-        if is_whole := rows.why_not(causal_lm):
-            log.warning("each process reads the whole of %s first: %s", source.name, is_whole)
-            causal_lm = load_causal_lm(source, dtype=boot.dtype, device="cpu")
-        policy = _policy_of(boot, source, tokenizer, causal_lm)
-        if not trains:
-            causal_lm.requires_grad_(False)
-    spread = shard(policy, ranks)
-    if not is_whole:
-        with ranks.agreed():
-            fill(spread, rows, ranks)
-    return spread
-
-
-def _find(boot: LearnerBoot) -> tuple[ModelSource, PromptTokenizer]:
+def find_source(boot: LearnerBoot) -> tuple[ModelSource, PromptTokenizer]:
     resolved = resolve_model(boot.model)
     source = ModelSource(name=boot.model_name, folder=resolved.folder)
     return source, load_tokenizer(source)
 
 
-def _policy_of(boot: LearnerBoot, source: ModelSource, tokenizer: PromptTokenizer, causal_lm: Any) -> Policy:
+def build_policy(boot: LearnerBoot, source: ModelSource, tokenizer: PromptTokenizer, causal_lm: Any) -> Policy:
     """The policy with this model, which gets its adapter; nothing is computed."""
     causal_lm.requires_grad_(boot.lora is None)
     torch.manual_seed(boot.seed)
@@ -196,10 +143,6 @@ def _policy_of(boot: LearnerBoot, source: ModelSource, tokenizer: PromptTokenize
         temperature=boot.temperature,
         head_chunk_tokens=boot.head_chunk_tokens,
     )
-
-
-def _metered(policy: Policy, boot: LearnerBoot) -> Policy:
-    return replace(policy, entropies=EntropyMeter()) if boot.report_entropy else policy
 
 
 def add_adapter(causal_lm: Any, lora: LoraSettings) -> Any:
@@ -274,7 +217,7 @@ def check_logits(policy: Policy) -> None:
 def _merged(layer: Any, value: Tensor) -> Tensor:
     """`value` with what the adapter of `layer` adds to it, in float32. One buffer where the layer is plain: peft's own
     sum makes five, which on a CPU takes three times as long."""
-    if is_spread(value) or getattr(layer, "fan_in_fan_out", True):
+    if is_sharded(value) or getattr(layer, "fan_in_fan_out", True):
         added: Tensor = layer.get_delta_weight(ADAPTER)
         return value.float() + added.float()
     down, up = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight

@@ -14,7 +14,7 @@ import msgspec
 import torch
 
 from ftis_node.learner.distributed.ranks import ALONE, RankGroup
-from ftis_node.learner.model.policy import spread_policy
+from ftis_node.learner.model.policy_loading import load_sharded_policy
 from ftis_node.models import load_causal_lm
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def load_reference(policy: Policy, boot: LearnerBoot, ranks: Ranks = ALONE) -> F
         return _without_adapter(policy)
     if isinstance(ranks, RankGroup):
         untrained = msgspec.structs.replace(boot, recompute_activations=False)
-        frozen = spread_policy(untrained, policy.source, policy.tokenizer, ranks, trains=False)
+        frozen = load_sharded_policy(untrained, policy.source, policy.tokenizer, ranks, trains=False)
     else:
         causal_lm = load_causal_lm(policy.source, dtype=boot.dtype, device=boot.device)
         frozen = replace(policy, causal_lm=causal_lm)

@@ -26,7 +26,7 @@ from ftis_node.errors import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ftis_node.learner.data.batch import Batch, MicroBatch
+    from ftis_node.learner.data.batch import MicroBatch, TrainBatch
     from ftis_node.learner.step.train_step import Forward
 
 PROJECTION = "o_proj"
@@ -44,13 +44,13 @@ class AgreementMeter:
                 f'method.peer_weights = "agreement" needs a model whose layers have a module {PROJECTION}: leave it out'
             )
         modules[-1].register_forward_hook(self._on_forward)
-        self._batch: Batch | None = None
+        self._batch: TrainBatch | None = None
         self._micro_batch: MicroBatch | None = None
         self._slots = torch.zeros(0, dtype=torch.int64)
         self._sums: dict[int, Tensor] = {}
         self._seen: list[MicroBatch] = []
 
-    def watching(self, forward: Forward, batch: Batch) -> Forward:
+    def watching(self, forward: Forward, batch: TrainBatch) -> Forward:
         """`forward`, measured until the next `take`."""
         self._batch, self._slots = batch, _slots(batch)
         self._sums, self._seen = {}, []
@@ -103,7 +103,7 @@ class AgreementMeter:
             self._sums[slot] = self._sums[slot] + total if slot in self._sums else total
 
 
-def _slots(batch: Batch) -> Tensor:
+def _slots(batch: TrainBatch) -> Tensor:
     """`[N]`: 0 or 1 for the own halves, then one for each sender, -1 for senders beyond the limit."""
     own_groups = torch.tensor(sorted(set(batch.group_ids[batch.is_own].tolist())), dtype=torch.int64)
     halves = torch.searchsorted(own_groups, batch.group_ids) % OWN_HALVES

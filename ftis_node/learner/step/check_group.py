@@ -17,7 +17,7 @@ from ftis_node.learner.step.mismatch import measure_mismatch
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ftis_node.learner.data.batch import Batch
+    from ftis_node.learner.data.batch import TrainBatch
     from ftis_node.learner.messages import TrainGroup
     from ftis_node.learner.step.mismatch import Mismatch
 
@@ -43,7 +43,7 @@ class CheckGroup:
             return None
         return group if make_batch([group]).sampled_by(version).any() else None
 
-    def note(self, batch: Batch, learner_logprobs: Tensor, *, version: int) -> None:
+    def note(self, batch: TrainBatch, learner_logprobs: Tensor, *, version: int) -> None:
         """Measure the group that was taken: `batch` holds it alone, `learner_logprobs` `[N, T]` are under `version`."""
         tokens = batch.sampled_by(version)
         self._found = measure_mismatch(learner_logprobs[tokens], batch.behaviour_logprobs[tokens])

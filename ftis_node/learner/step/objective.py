@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ftis_node.learner.data.batch import Batch
+    from ftis_node.learner.data.batch import TrainBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,23 +58,23 @@ class Objective:
     kl_to_start: float = 0.0
     max_logprob_gap_nats: float = math.inf
 
-    def separates(self, batch: Batch) -> bool:
+    def separates(self, batch: TrainBatch) -> bool:
         """Whether dL/dlp of a completion's tokens depends on no other completion's learner log-probs.
 
         Rows that were told as text lend theirs to their group (`_loss_with_texts`).
         """
         return self.separable and not bool(batch.is_text.any())
 
-    def advantages(self, batch: Batch) -> Tensor:
+    def advantages(self, batch: TrainBatch) -> Tensor:
         """`[N]` float64."""
         return batch.weights * group_advantages(batch.rewards, batch.advantage_ids, scale=self.advantage_scale)
 
-    def understated(self, learner_logprobs: Tensor, batch: Batch) -> Tensor:
+    def understated(self, learner_logprobs: Tensor, batch: TrainBatch) -> Tensor:
         """`[N]` bool: peers' completions whose log-probs are further below the learner's than honest ones get."""
         gain = likelihood_gain(learner_logprobs, batch.behaviour_logprobs, batch.mask)
         return ~batch.is_own & ~batch.is_text & (gain > self.max_logprob_gap_nats)
 
-    def distrusted(self, learner_logprobs: Tensor, batch: Batch) -> Tensor:
+    def excluded(self, learner_logprobs: Tensor, batch: TrainBatch) -> Tensor:
         """`[N]` bool: all completions of groups in which one is understated, for who lied there may have in others."""
         liars = batch.group_ids[self.understated(learner_logprobs, batch)]
         return torch.isin(batch.group_ids, liars)
@@ -82,24 +82,24 @@ class Objective:
     def loss(
         self,
         learner_logprobs: Tensor,
-        batch: Batch,
+        batch: TrainBatch,
         advantages: Tensor,
         *,
         anchor: Tensor | None,
         reference: Tensor | None = None,
-        distrusted: Tensor | None = None,
+        excluded: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, float]]:
         """Scalar loss and metrics of `learner_logprobs` `[N, T]`.
 
-        `distrusted` `[N]` are the completions that teach nothing; where it is not known yet, those are left out that
+        `excluded` `[N]` are the completions that teach nothing; where it is not known yet, those are left out that
         `learner_logprobs` convict by themselves. `anchor` `[N, T]` is the learner's log-probs at the first of several
         updates on this batch; methods that do not know it measure against the behaviour log-probs and need none.
         `reference` `[N, T]` is the starting model's log-probs: with it the KL to that model is part of the loss, and of
         the metrics as `kl_to_start`.
         """
-        if distrusted is None:
-            distrusted = self.understated(learner_logprobs, batch)
-        believed = torch.where(distrusted, 0.0, advantages)
+        if excluded is None:
+            excluded = self.understated(learner_logprobs, batch)
+        believed = torch.where(excluded, 0.0, advantages)
         loss, metrics = self._method_loss(learner_logprobs, batch, believed, anchor)
         if reference is None:
             return loss, metrics
@@ -114,7 +114,7 @@ class Objective:
         return loss + self.kl_to_start * kl.to(loss.dtype), metrics | {"kl_to_start": kl.item()}
 
     def _method_loss(
-        self, learner_logprobs: Tensor, batch: Batch, advantages: Tensor, anchor: Tensor | None
+        self, learner_logprobs: Tensor, batch: TrainBatch, advantages: Tensor, anchor: Tensor | None
     ) -> tuple[Tensor, dict[str, float]]:
         params = dict(self.params)
         if anchor is not None and self.takes_anchor:
@@ -128,7 +128,7 @@ class Objective:
         )
 
     def _loss_with_texts(
-        self, learner_logprobs: Tensor, batch: Batch, advantages: Tensor, params: dict[str, Any]
+        self, learner_logprobs: Tensor, batch: TrainBatch, advantages: Tensor, params: dict[str, Any]
     ) -> tuple[Tensor, dict[str, float]]:
         """The same for a batch with rows that were told as text: those with A <= 0 are filtered, the others weighted.
 
@@ -159,12 +159,12 @@ class Objective:
         metrics["mean_kl"] *= num_counted / max(num_with_kl, 1)
         return loss, metrics
 
-    def sender_sums(self, learner_logprobs: Tensor, batch: Batch) -> dict[str, Tensor]:
+    def sender_sums(self, learner_logprobs: Tensor, batch: TrainBatch) -> dict[str, Tensor]:
         """What the completions of each of `batch.senders` were worth, as `algorithms/diagnostics.py` says.
 
-        `learner_logprobs` `[N, T]` are those of the first pass. Completions of distrusted groups have no advantage.
+        `learner_logprobs` `[N, T]` are those of the first pass. Completions of excluded groups have no advantage.
         """
-        advantages = torch.where(self.distrusted(learner_logprobs, batch), 0.0, self.advantages(batch))
+        advantages = torch.where(self.excluded(learner_logprobs, batch), 0.0, self.advantages(batch))
         behaviour_logprobs, texts = batch.behaviour_logprobs, {}
         if batch.is_text.any():
             behaviour_logprobs = torch.where(batch.is_text[:, None], learner_logprobs, behaviour_logprobs)

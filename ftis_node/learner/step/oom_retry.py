@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from ftis_node.errors import MachineError, says_out_of_memory
-from ftis_node.learner.step.token_budget import Budget
+from ftis_node.learner.step.token_budget import MicroBatchBudget
 from ftis_node.workers.weights.cuda_ipc import grow_segments
 
 if TYPE_CHECKING:
@@ -60,14 +60,14 @@ def grow_segments_after_weights(boot: LearnerBoot) -> None:
         log.info("torch's allocator keeps its settings: segments do not grow")
 
 
-class Fitting:
+class OomRetry:
     """The budget of a learner's micro-batches, and how often the newest step ran out of memory.
 
     `recompute` has activations recomputed from here on, and returns whether they were kept until now.
     """
 
     def __init__(self, max_tokens: int, *, recompute: Callable[[], bool] = lambda: False) -> None:
-        self._budget = Budget.of(max_tokens)
+        self._budget = MicroBatchBudget.of(max_tokens)
         self._recompute = recompute
         self.num_out_of_memory = 0
 

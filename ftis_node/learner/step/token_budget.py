@@ -17,7 +17,7 @@ GROWTH = 1.25
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class MicroBatchBudget:
     """`max_tokens` is what to use now, at most `setting`. `good_tokens`: what a trial of more goes back to."""
 
     setting: int
@@ -27,11 +27,11 @@ class Budget:
     patience: int = FIRST_PATIENCE
 
     @classmethod
-    def of(cls, setting: int) -> Budget:
+    def of(cls, setting: int) -> MicroBatchBudget:
         """The budget of a learner that starts."""
         return cls(setting=setting, max_tokens=setting)
 
-    def after_out_of_memory(self, *, whole: int, longest: int) -> Budget | None:
+    def after_out_of_memory(self, *, whole: int, longest: int) -> MicroBatchBudget | None:
         """What to try next on a batch of `whole` tokens whose longest sequence has `longest`; None: nothing is left.
 
         A sequence is never cut, so a micro-batch cannot be made smaller than the longest one.
@@ -44,7 +44,7 @@ class Budget:
             return replace(self, max_tokens=self.good_tokens, good_tokens=None, num_good_steps=0, patience=patience)
         return replace(self, max_tokens=max(in_use // 2, longest), good_tokens=None, num_good_steps=0)
 
-    def after_good_step(self, *, whole: int) -> Budget:
+    def after_good_step(self, *, whole: int) -> MicroBatchBudget:
         """What the next step may use. A batch of `whole` tokens that fits in one micro-batch has tried nothing."""
         if self.max_tokens >= self.setting or self.max_tokens > whole:
             return self

@@ -20,7 +20,6 @@ are as they were.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
@@ -34,17 +33,16 @@ from ftis_node.learner.step.finite import stays_finite
 from ftis_node.learner.step.oom_retry import one_out_of_memory_error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
 
-    from ftis_node.learner.data.batch import Batch, MicroBatch
-    from ftis_node.learner.distributed.ranks import Ranks
+    from ftis_node.learner.data.batch import MicroBatch, TrainBatch
+    from ftis_node.learner.distributed.ranks import Ranks, StepCallback
     from ftis_node.learner.step.objective import Objective
 
 Forward: TypeAlias = "Callable[[MicroBatch], Tensor]"  # log-probs [M] of a micro-batch's completion tokens
 LossOf: TypeAlias = "Callable[[Tensor], tuple[Tensor, dict[str, float]]]"  # of all log-probs [N, T]
-Between: TypeAlias = Callable[[], None]  # called between micro-batches; raises WorkerTaskError to stop the step
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,19 +86,19 @@ class _NotFinite(Exception):
 
 def compute_gradients(
     forward: Forward,
-    batch: Batch,
+    batch: TrainBatch,
     micro_batches: Sequence[MicroBatch],
     objective: Objective,
     *,
     anchor: Tensor | None = None,
     reference: Tensor | None = None,
-    distrusted: Tensor | None = None,
-    between: Between = lambda: None,
+    excluded: Tensor | None = None,
+    between: StepCallback = lambda: None,
     ranks: Ranks = ALONE,
 ) -> Gradients:
     """Add dL/dweights of the whole batch to the `.grad` of whatever `forward` depends on.
 
-    `anchor`, `reference` and `distrusted` are as in `Objective.loss`.
+    `anchor`, `reference` and `excluded` are as in `Objective.loss`.
     """
     logprobs = batch.behaviour_logprobs.clone()
     try:
@@ -112,7 +110,7 @@ def compute_gradients(
             advantages=advantages,
             anchor=anchor,
             reference=reference,
-            distrusted=distrusted,
+            excluded=excluded,
         )
         if objective.separates(batch) or len(micro_batches) == 1:
             shares = _one_pass(forward, logprobs, micro_batches, loss_of, between, ranks)
@@ -137,7 +135,7 @@ def _one_pass(
     logprobs: Tensor,
     micro_batches: Sequence[MicroBatch],
     loss_of: LossOf,
-    between: Between,
+    between: StepCallback,
     ranks: Ranks,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Each micro-batch's log-probs with their graph, and dL/dlp `[M]` of them; fills `logprobs` `[N, T]` on the way.
@@ -160,7 +158,7 @@ def _two_passes(
     logprobs: Tensor,
     micro_batches: Sequence[MicroBatch],
     loss_of: LossOf,
-    between: Between,
+    between: StepCallback,
     ranks: Ranks,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """As `_one_pass`, for a loss that ties completions together."""
@@ -187,7 +185,7 @@ def _check(values: Tensor, name: str) -> Tensor:
     return values
 
 
-def _check_batch(batch: Batch) -> None:
+def _check_batch(batch: TrainBatch) -> None:
     _check(batch.rewards, "a reward")
     _check(batch.behaviour_logprobs, "a behaviour log-prob")
     _check(batch.behaviour_means, "a behaviour log-prob")
@@ -195,7 +193,7 @@ def _check_batch(batch: Batch) -> None:
 
 @torch.no_grad()
 def _fill(
-    logprobs: Tensor, forward: Forward, micro_batches: Sequence[MicroBatch], between: Between, ranks: Ranks
+    logprobs: Tensor, forward: Forward, micro_batches: Sequence[MicroBatch], between: StepCallback, ranks: Ranks
 ) -> None:
     for micro_batch in ranks.deal(micro_batches):
         between()
@@ -205,10 +203,10 @@ def _fill(
 
 def compute_logprobs(
     forward: Forward,
-    batch: Batch,
+    batch: TrainBatch,
     micro_batches: Sequence[MicroBatch],
     *,
-    between: Between = lambda: None,
+    between: StepCallback = lambda: None,
     ranks: Ranks = ALONE,
 ) -> Tensor:
     """The learner's log-probs `[N, T]`, float32 on the CPU, 0 outside the mask; no gradient."""
@@ -219,7 +217,7 @@ def compute_logprobs(
 
 def take_step(
     forward: Forward,
-    batch: Batch,
+    batch: TrainBatch,
     micro_batches: Sequence[MicroBatch],
     objective: Objective,
     optimizer: torch.optim.Optimizer,
@@ -227,7 +225,7 @@ def take_step(
     max_grad_norm: float,
     updates: int = 1,
     reference: Tensor | None = None,
-    between: Between = lambda: None,
+    between: StepCallback = lambda: None,
     before_update: Callable[[], None] = lambda: None,
     ranks: Ranks = ALONE,
 ) -> StepOutcome:
@@ -238,7 +236,7 @@ def take_step(
     Later it cannot: then the step is done, with fewer updates.
     """
 
-    def passes(anchor: Tensor | None, distrusted: Tensor | None) -> Gradients:
+    def passes(anchor: Tensor | None, excluded: Tensor | None) -> Gradients:
         return compute_gradients(
             forward,
             batch,
@@ -246,20 +244,20 @@ def take_step(
             objective,
             anchor=anchor,
             reference=reference,
-            distrusted=distrusted,
+            excluded=excluded,
             between=between,
             ranks=ranks,
         )
 
     def update(anchor: Tensor | None) -> Gradients:
         with one_out_of_memory_error():
-            distrusted = None if anchor is None else objective.distrusted(anchor, batch)
-            gradients = passes(anchor, distrusted)
-            if distrusted is None and gradients.is_usable:
-                distrusted = objective.distrusted(gradients.learner_logprobs, batch)
-                if distrusted.any():
+            excluded = None if anchor is None else objective.excluded(anchor, batch)
+            gradients = passes(anchor, excluded)
+            if excluded is None and gradients.is_usable:
+                excluded = objective.excluded(gradients.learner_logprobs, batch)
+                if excluded.any():
                     optimizer.zero_grad(set_to_none=True)
-                    gradients = passes(anchor, distrusted)
+                    gradients = passes(anchor, excluded)
             between()
             if anchor is None:
                 before_update()

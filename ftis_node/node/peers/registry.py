@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ftis_node.errors import RecordError
-    from ftis_node.learner.senders import SenderFigures
+    from ftis_node.learner.senders import SenderStats
     from ftis_node.records.envelope import PeerRecord
     from ftis_node.swarm.wire_versions import OtherVersions
 
@@ -37,10 +37,10 @@ class PeerActivity:
     confirmed: int = 0
     last_seen: float = 0.0
     wire_schema: int | None = None  # of its last message; None before the first
-    taught: deque[SenderFigures] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    taught: deque[SenderStats] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     teaching: dict[str, float | None] | None = None  # over `taught`; None before a step took a group of it
 
-    def note_taught(self, figures: SenderFigures) -> None:
+    def note_taught(self, figures: SenderStats) -> None:
         """Add what its completions contributed to one more step."""
         self.taught.append(msgspec.structs.replace(figures, positive_log_ratios=(), negative_log_ratios=()))
         recent = add_up(self.taught)

@@ -33,7 +33,7 @@ import numpy as np
 from ftis_node.errors import ModelError
 from ftis_node.models.safetensors_file import read_header
 from ftis_node.workers.durable import complete_folder, is_complete, keep_newest, newest_complete, take_oldest
-from ftis_node.workers.weights.shared_weights import WAYS, SharedWeights, Way
+from ftis_node.workers.weights.shared_weights import WAYS, WORD_BYTES, SharedWeights, Way
 from ftis_node.workers.wire import Message
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ PREFIX = "weights-"
 WEIGHTS_FILE = "model.safetensors"
 ADAPTER_FILE = "adapter_model.safetensors"  # this and the next are peft's names
 ADAPTER_CONFIG_FILE = "adapter_config.json"
-WORD_BYTES = 8  # of a checksum
 PROBE_LENGTH = 32
 PROBE_MULTIPLIER = 2_654_435_761  # Knuth's, near 2^32 divided by the golden ratio: spreads indices over a vocabulary
 

@@ -18,7 +18,7 @@ import torch
 
 from ftis_node.errors import ModelError
 from ftis_node.models.safetensors_file import read_header
-from ftis_node.workers.weights.store import WORD_BYTES
+from ftis_node.workers.weights.shared_weights import WORD_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -14,9 +14,9 @@ import msgspec
 from learner_rig import random_groups
 
 from ftis_node.learner.core import Learner
-from ftis_node.learner.distributed.launch import take_seats
-from ftis_node.learner.distributed.rank_commands import EndOrder
-from ftis_node.learner.distributed.rank_worker import obey
+from ftis_node.learner.distributed.launch import start_ranks
+from ftis_node.learner.distributed.rank_commands import EndCommand
+from ftis_node.learner.distributed.rank_worker import run_commands
 from ftis_node.learner.distributed.ranks import join
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.workers.owner import die_with_owner
@@ -41,15 +41,15 @@ def main():
     die_with_owner(os.getppid())
     tasks = [(msgspec.convert(boot, LearnerBoot), first, last) for boot, first, last in json.loads(sys.argv[1])]
     done = []
-    with take_seats(2) as seat:
+    with start_ranks(2) as seat:
         ranks, _ = join(seat, tasks[0][0])
         for boot, first, last in tasks:
             learner = Learner(boot, ranks=ranks)
             if ranks.rank:
-                obey(learner, ranks)
+                run_commands(learner, ranks)
                 continue
             done.append(train(learner, first, last))
-            with ranks.lead(EndOrder()):
+            with ranks.lead(EndCommand()):
                 pass
         ranks.close()
     if seat.rank == 0:

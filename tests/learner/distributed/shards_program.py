@@ -22,13 +22,13 @@ from transformers import AttentionInterface
 
 from ftis_node.learner.data.batch import make_batch
 from ftis_node.learner.data.packing import make_packed_micro_batches
-from ftis_node.learner.distributed.launch import take_seats
+from ftis_node.learner.distributed.launch import start_ranks
 from ftis_node.learner.distributed.ranks import join
 from ftis_node.learner.distributed.shards import whole
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.learner.model import attention
-from ftis_node.learner.model import policy as policies
-from ftis_node.learner.model.policy import load_policy, open_policy
+from ftis_node.learner.model import policy_loading as policies
+from ftis_node.learner.model.policy_loading import load_policy, open_policy
 from ftis_node.workers.owner import die_with_owner
 
 assert transformers.models.qwen2.modeling_qwen2.Qwen2ForCausalLM
@@ -39,7 +39,7 @@ def status_bytes(field):
     return 1024 * int(found[1])
 
 
-real_spread_policy = policies.spread_policy
+real_spread_policy = policies.load_sharded_policy
 
 
 def differing(boot, policy):
@@ -58,14 +58,14 @@ def differing(boot, policy):
 def measured(boot, ranks):
     peaks = []
 
-    def spread_policy(*arguments):
+    def load_sharded_policy(*arguments):
         Path("/proc/self/clear_refs").write_text("5")
         before = status_bytes("VmRSS")
         policy = real_spread_policy(*arguments)
         peaks.append(status_bytes("VmHWM") - before)
         return policy
 
-    policies.spread_policy = spread_policy
+    policies.load_sharded_policy = load_sharded_policy
     policy = open_policy(boot, ranks)
     peak = torch.tensor([peaks[0] if rank == ranks.rank else 0 for rank in range(2)])
     ranks.add_up(peak)
@@ -100,7 +100,7 @@ def main():
     die_with_owner(os.getppid())
     boots = [msgspec.convert(boot, LearnerBoot) for boot in json.loads(sys.argv[1])]
     torch.set_num_threads(1)
-    with take_seats(2) as seat:
+    with start_ranks(2) as seat:
         ranks, _ = join(seat, boots[0])
         done = [measured(boot, ranks) for boot in boots]
         ranks.close()

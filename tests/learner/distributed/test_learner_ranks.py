@@ -29,7 +29,7 @@ from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.core import Learner
 from ftis_node.learner.data.batch import make_batch, make_micro_batches
 from ftis_node.learner.distributed import ranks
-from ftis_node.learner.distributed.launch import COMMUNICATION, Seat
+from ftis_node.learner.distributed.launch import COMMUNICATION, RankAddress
 from ftis_node.learner.distributed.ranks import RankGroup, cut_evenly, empty_micro_batch
 from ftis_node.learner.messages import LoraSettings
 from ftis_node.workers.restart_policy import RestartPolicy
@@ -168,14 +168,14 @@ def test_what_one_rank_alone_meets_ends_its_process_and_what_all_agree_on_does_n
     with group.in_step():
         raise torch.OutOfMemoryError("no room")
     assert ended == [ranks.BROKEN_EXIT_CODE]
-    assert "rank 1 of the learner cannot go on" in caplog.text
+    assert "rank 1 of the learner failed" in caplog.text
     assert "no room" in caplog.text
 
 
 def test_a_seat_is_told_as_torchrun_tells_it():
-    seat = Seat(0, 3, 0, "127.0.0.1", 4711)
-    assert Seat.from_environment(seat.environment_of(2)) == Seat(2, 3, 2, "127.0.0.1", 4711)
-    assert Seat.from_environment({}) is None
+    seat = RankAddress(0, 3, 0, "127.0.0.1", 4711)
+    assert RankAddress.from_environment(seat.environment_of(2)) == RankAddress(2, 3, 2, "127.0.0.1", 4711)
+    assert RankAddress.from_environment({}) is None
 
 
 def group_of(rank, size):

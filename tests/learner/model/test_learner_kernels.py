@@ -14,7 +14,7 @@ from ftis_node.errors import ConfigError
 from ftis_node.learner.core import Learner
 from ftis_node.learner.model import kernels
 from ftis_node.learner.model.kernels import Measured, choose_kernels, measure
-from ftis_node.learner.model.policy import load_policy
+from ftis_node.learner.model.policy_loading import load_policy
 
 
 @pytest.mark.timeout(300)

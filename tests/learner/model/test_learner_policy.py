@@ -17,7 +17,8 @@ from ftis_node.learner.messages import LoraSettings
 from ftis_node.learner.model import policy as policies
 from ftis_node.learner.model.attention import ATTENTION
 from ftis_node.learner.model.layout_choice import difference_from
-from ftis_node.learner.model.policy import check_logits, load_policy, recompute_activations
+from ftis_node.learner.model.policy import check_logits, recompute_activations
+from ftis_node.learner.model.policy_loading import load_policy
 
 LORA = LoraSettings(rank=4, alpha=8)
 

@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from ftis_node.errors import MachineError
 from ftis_node.learner.core import Learner
 from ftis_node.learner.messages import StepReport
-from ftis_node.learner.step.oom_retry import Fitting, one_out_of_memory_error
+from ftis_node.learner.step.oom_retry import OomRetry, one_out_of_memory_error
 from ftis_node.learner.worker import _open
 
 BUDGET = 16_000
@@ -118,7 +118,7 @@ def test_a_learner_with_a_share_of_a_gpu_keeps_to_it(monkeypatch, model_folder, 
 
 
 def test_what_failed_has_let_go_of_its_memory_before_the_next_attempt():
-    fitting, held = Fitting(1000), []
+    fitting, held = OomRetry(1000), []
 
     class Big:
         pass

@@ -10,7 +10,7 @@ import msgspec
 
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.learner.messages import LearnerState, StepReport, TrainReply
-from ftis_node.learner.senders import SenderFigures
+from ftis_node.learner.senders import SenderStats
 from ftis_node.node.loops.train import TrainLoop, train_group
 from ftis_node.node.peers.registry import RECENT_STEPS
 from ftis_node.node.startup.null_workers import NullLearner
@@ -118,12 +118,12 @@ async def test_a_learner_that_fell_back_is_followed(tmp_path: Path) -> None:
 async def test_a_step_says_what_each_sender_was_worth(tmp_path: Path) -> None:
     """The event has all senders, the peers' rows those that are peers, over their last steps."""
     bins = (1, *[0] * 10)
-    ours = SenderFigures("me", True, groups=4, completions=16, kept=16)
-    theirs = SenderFigures(
+    ours = SenderStats("me", True, groups=4, completions=16, kept=16)
+    theirs = SenderStats(
         HONEST.peer_id, False, groups=2, groups_with_signal=1, completions=8, negatives=4, kept=6, kept_negatives=2,
         taught=4, weight_sum=4.0, weight_square_sum=8.0, positive_log_ratios=bins, negative_log_ratios=bins,
     )  # fmt: skip
-    rest = SenderFigures("", False, groups=9)
+    rest = SenderStats("", False, groups=9)
     report = StepReport(step=1, policy_version=1, num_updates=1, by_sender=(ours, theirs, rest))
     with loop_with(tmp_path, report) as (loop, node):
         node.registry.seen(LIAR.peer_id)

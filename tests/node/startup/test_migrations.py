@@ -26,7 +26,7 @@ from ftis_node.config.home_schema import HOME_SCHEMA, mark_schema
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings, load_node_settings
 from ftis_node.errors import ConfigError, MachineError
-from ftis_node.learner.checkpoint.checkpoint import Owner, gather, newest_usable, state_of, write_checkpoint
+from ftis_node.learner.checkpoint.checkpoint import CheckpointOwner, gather, newest_usable, state_of, write_checkpoint
 from ftis_node.node.startup import migrations as upgrade
 from ftis_node.node.startup.run_plan import own_manifest
 from ftis_node.replay import database
@@ -53,7 +53,7 @@ class OldHome(NamedTuple):
 
     home: Home
     schema: int
-    owner: Owner
+    owner: CheckpointOwner
 
     def checkpoint(self) -> Path:
         return self.home.checkpoints / f"step-{STEP:08d}"
@@ -77,7 +77,7 @@ def make_old_home(root: Path, schema: int) -> OldHome:
         shutil.copy(OLD_HOMES / "node-4.toml", home.node_toml)
         mark_schema(home, schema)
     state = json.loads((OLD_HOMES / f"state-{schema}.json").read_text())
-    owner = Owner(**{**state["owner"], "run_id": RUN_IDS[schema]})
+    owner = CheckpointOwner(**{**state["owner"], "run_id": RUN_IDS[schema]})
     weight, optimizer = _trained()
     before = state_of(owner=owner, step=STEP, policy_version=STEP, last_report=None, last_groups=())
     folder = write_checkpoint(home.checkpoints, before, *gather(weight, optimizer), keep=2)

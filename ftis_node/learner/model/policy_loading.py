@@ -1,0 +1,161 @@
+"""Loads a policy, checks its log-probs, and chooses its layout; on several ranks, shards it with FSDP2.
+
+Every decoder layer is one FSDP unit: its weights are gathered for its pass and freed after it. Embedding, last norm and
+output head belong to the root unit. The head runs outside the model's own forward (`logprobs.py`), so the root unit
+wraps the whole model. All work that needs weights runs inside `Policy.compute`.
+
+Each rank starts with a model without memory (`models/empty.py`) and reads only the rows that it holds. No process holds
+the whole model.
+
+Trained weights are sharded in float32. With bfloat16 they are cast before they are gathered, and gradients are summed
+in float32. They are summed, not averaged, because each rank's loss is its part of one loss.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from ftis_node.learner.distributed.ranks import RankGroup
+from ftis_node.learner.distributed.shards import plain_name
+from ftis_node.learner.model.layout_choice import choose_layout
+from ftis_node.learner.model.logprobs import EntropyMeter
+from ftis_node.learner.model.policy import build_policy, check_logits, find_source, load_unchecked
+from ftis_node.models import WeightRows, empty_causal_lm, load_causal_lm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ftis_node.learner.distributed.ranks import Ranks
+    from ftis_node.learner.messages import LearnerBoot
+    from ftis_node.learner.model.policy import Policy
+    from ftis_node.models import ModelSource, PromptTokenizer
+
+log = logging.getLogger(__name__)
+
+
+def load_policy(boot: LearnerBoot) -> Policy:
+    """The policy that `boot` describes, untrained, with its log-probs checked and its layout chosen.
+
+    Raises ModelError, ConfigError, MachineError or NetworkError.
+    """
+    policy = load_unchecked(boot)
+    check_logits(policy)
+    return _metered(choose_layout(policy), boot)
+
+
+def open_policy(boot: LearnerBoot, ranks: Ranks) -> Policy:
+    """As `load_policy`, spread over `ranks` where they are several; all of them raise what one does."""
+    if not isinstance(ranks, RankGroup):
+        return load_policy(boot)
+    with ranks.agreed():
+        source, tokenizer = find_source(boot)
+    spread = partial(load_sharded_policy, boot, source, tokenizer, ranks)
+    policy = spread()
+    with ranks.agreed():
+        check_logits(policy)
+    return _metered(choose_layout(policy, ranks=ranks, open_again=spread), boot)
+
+
+def load_sharded_policy(
+    boot: LearnerBoot, source: ModelSource, tokenizer: PromptTokenizer, ranks: RankGroup, *, trains: bool = True
+) -> Policy:
+    """The policy over `ranks`, each of which reads the rows that it holds; not `trains`: as a frozen copy.
+
+    Where the files do not name tensors as the model does, each reads the whole model first. Raises what `load_policy`
+    does.
+    """
+    with ranks.agreed():
+        rows = WeightRows(source)
+        causal_lm = empty_causal_lm(source, dtype=getattr(torch, boot.dtype))
+        if is_whole := rows.why_not(causal_lm):
+            log.warning("each process reads the whole of %s first: %s", source.name, is_whole)
+            causal_lm = load_causal_lm(source, dtype=boot.dtype, device="cpu")
+        policy = build_policy(boot, source, tokenizer, causal_lm)
+        if not trains:
+            causal_lm.requires_grad_(False)
+    spread = shard(policy, ranks)
+    if not is_whole:
+        with ranks.agreed():
+            fill(spread, rows, ranks)
+    return spread
+
+
+def _metered(policy: Policy, boot: LearnerBoot) -> Policy:
+    return replace(policy, entropies=EntropyMeter()) if boot.report_entropy else policy
+
+
+class _Root(nn.Module):
+    """The unit that holds what no layer does. Its forward is any work with the model."""
+
+    def __init__(self, causal_lm: Any) -> None:
+        super().__init__()
+        self.causal_lm = causal_lm
+
+    def forward(self, work: Callable[[Any], Any]) -> Any:
+        return work(self.causal_lm)
+
+
+def shard(policy: Policy, ranks: RankGroup) -> Policy:
+    """`policy`, whole on the CPU of every rank or without memory (meta), spread over the ranks' devices.
+
+    Its parameters become others; those that had no memory have some then, to be filled.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    for parameter in policy.trainable().values():  # in whatever format it was loaded
+        parameter.data = parameter.data.float()
+    root, mesh = _Root(policy.causal_lm), ranks.mesh()
+    precision = MixedPrecisionPolicy()
+    if policy.compute_dtype != torch.float32:
+        precision = MixedPrecisionPolicy(param_dtype=policy.compute_dtype, reduce_dtype=torch.float32)
+    layers = [module for module in policy.causal_lm.modules() if isinstance(module, GradientCheckpointingLayer)]
+    for unit in (*layers, root):
+        sharded = fully_shard(unit, mesh=mesh, mp_policy=precision, reshard_after_forward=True)
+        sharded.set_gradient_divide_factor(1.0)
+        sharded.set_force_sum_reduction_for_comms(True)  # gloo has no other
+    names = [list(same) for same in _same_parameters(policy.causal_lm)]
+    device = torch.device(mesh.device_type)
+    root._apply(  # type: ignore[no-untyped-call]
+        lambda value: torch.empty_like(value, device=device) if value.device.type == "meta" else value
+    )
+    for first, *others in names:  # `_apply` makes tied ones apart
+        for other in others:
+            _put(policy.causal_lm, other, policy.causal_lm.get_parameter(first))
+    return replace(policy, root=root)
+
+
+@torch.no_grad()
+def fill(policy: Policy, rows: WeightRows, ranks: RankGroup) -> None:
+    """Fill the parts that this rank holds with the rows that they are of, rounded to the compute dtype first."""
+    for name, value in policy.causal_lm.named_parameters():
+        if ".lora_" in name:  # made here, and in no file
+            continue
+        part = value.to_local()
+        per_rank = -(-value.shape[0] // ranks.size)
+        start, end = (min(number * per_rank, value.shape[0]) for number in (ranks.rank, ranks.rank + 1))
+        assert part.shape[0] == end - start, f"{name}: {tuple(part.shape)} are not rows {start} to {end}"
+        if start < end:
+            part.copy_(rows.read(plain_name(name), start, end).to(policy.compute_dtype))
+    for name, value in policy.causal_lm.named_buffers():
+        if plain_name(name) in rows:
+            value.copy_(rows.read(plain_name(name)))
+
+
+def _same_parameters(causal_lm: Any) -> Iterable[list[str]]:
+    """The names of each parameter that has several."""
+    by_parameter: dict[int, list[str]] = {}
+    for name, value in causal_lm.named_parameters(remove_duplicate=False):
+        by_parameter.setdefault(id(value), []).append(name)
+    return [names for names in by_parameter.values() if len(names) > 1]
+
+
+def _put(causal_lm: Any, name: str, value: nn.Parameter) -> None:
+    module, _, own_name = name.rpartition(".")
+    causal_lm.get_submodule(module)._parameters[own_name] = value
