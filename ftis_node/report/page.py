@@ -8,9 +8,9 @@ from importlib import metadata, resources
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.report import formatting, run_summary
-from ftis_node.report.reasons import sentence_for
 from ftis_node.report.run_charts import learning_charts, traffic_chart
 from ftis_node.report.timeline import sentence
+from ftis_node.swarm.reputation.reasons import full_sentence
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,7 +64,7 @@ def _values(facts: RunFacts) -> dict[str, Any]:
         "charts": learning_charts(history),
         "traffic": traffic_chart(event_totals),
         "totals": {kind: event_totals.traffic.total(kind) for kind in ("made", "announced", "confirmed", "received")},
-        "refused": [(reason, count, sentence_for(reason)) for reason, count in event_totals.refused.most_common()],
+        "refused": [(reason, count, full_sentence(reason)) for reason, count in event_totals.refused.most_common()],
         "peers": peers[:MAX_PEERS],
         "peers_left_out": max(0, len(peers) - MAX_PEERS),
         "evaluations": _spread(evaluations, MAX_EVALUATIONS),

@@ -11,10 +11,10 @@ import pytest
 
 from ftis_node.cli.app import run
 from ftis_node.config.home import Home
-from ftis_node.report.reasons import REASONS
 from ftis_node.report.run_summary import mean
 from ftis_node.report.series import ticks
 from ftis_node.report.timeline import MAX_FIRST, MAX_LAST, TimelineBuilder
+from ftis_node.swarm.reputation.reasons import REFUSALS, full_sentence
 from tests.report.support import ATTACK, NUM_STEPS, PEER_ID, step_events, write_home
 from tests.validation.test_reasons import ROWS
 
@@ -96,7 +96,7 @@ def test_the_figures_are_those_of_the_trail(page: Page) -> None:
     assert "62.5\N{NO-BREAK SPACE}%" in strong, "300 of 480 groups were of peers"
     assert strong[5] == "38", "refused"
     rows = page.rows()
-    assert [f"reward {REASONS['reward']}", "37"] in rows
+    assert [f"reward {full_sentence('reward')}", "37"] in rows
     assert [row[:4] for row in rows if row[1:2] == ["arithmetic"]] == [
         [str(step), "arithmetic", f"{step / 80:.3f}", "64"] for step in (0, 20, 40, 60)
     ]
@@ -204,8 +204,8 @@ def test_few_refusals_are_no_moment_and_a_changing_step_ends_a_row() -> None:
     assert left_out == 0
 
 
-def test_every_reason_of_the_door_has_its_sentence() -> None:
-    assert set(REASONS) == set(ROWS)
+def test_every_reason_of_validation_has_its_sentence() -> None:
+    assert set(REFUSALS) == set(ROWS)
 
 
 @pytest.mark.parametrize(
