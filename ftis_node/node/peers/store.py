@@ -1,6 +1,6 @@
 """`peers.sqlite` in the home: how peers stand, so that bans and trust outlive a restart, also one by a kill.
 
-One row a peer, as many as are remembered. WAL with full synchronisation: a ban that was told outlives a power cut, too.
+One row a peer, as many as are remembered. WAL with full synchronization: a ban that was told outlives a power cut, too.
 There is a commit when a standing changes, and one every ten seconds.
 """
 
