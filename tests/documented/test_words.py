@@ -32,7 +32,7 @@ ALLOWED = {
     "ftis_node/learner": (69, 50),
     "ftis_node/memory": (16, 24),
     "ftis_node/models": (16, 9),
-    "ftis_node/node": (179, 44),
+    "ftis_node/node": (98, 24),
     "ftis_node/records": (22, 17),
     "ftis_node/replay": (33, 15),
     "ftis_node/report": (18, 2),
