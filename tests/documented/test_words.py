@@ -26,7 +26,7 @@ ALLOWED = {
     "ftis_node/dashboard": (27, 2),
     "ftis_node/doctor": (30, 2),
     "ftis_node/evaluation": (4, 2),
-    "ftis_node/generation": (70, 41),
+    "ftis_node/generation": (50, 20),
     "ftis_node/gossip": (2, 7),
     "ftis_node/lab": (16, 14),
     "ftis_node/learner": (69, 50),
@@ -40,7 +40,6 @@ ALLOWED = {
     "ftis_node/tasks": (37, 23),
     "ftis_node/telemetry": (51, 13),
     "ftis_node/validation": (12, 2),
-    "ftis_node/workers": (30, 26),
     "proto": (5, 4),
 }
 
