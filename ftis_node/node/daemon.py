@@ -3,7 +3,7 @@
                      +------------------------------ slots freed ------------------------------+
                      v                                                                         |
     task --> [generate] --scored groups--> [publish] --envelope--> [intake] --READY--> [train] +--> weights n+1
-                ^                              |                      ^  |  (the door)    |            |
+                ^                              |                      ^  | (validation)   |            |
                 |                              | announcement         |  v                |            |
                 |                              v                      |  replay.sqlite    v            |
                 |                           gossip --announcement--> [pull]          checkpoints       |
@@ -12,43 +12,45 @@
                 |                         [directory] <--> records of peers          [status] --> HTTP |
                 +--------------------------------- served and proved <---------------------------------+
 
-| loop      | consumes               | produces                              | waits for            | unblocked by |
-|-----------|------------------------|---------------------------------------|----------------------|--------------|
-| generate  | prompts                | scored groups                         | a free slot          | train        |
-| publish   | scored groups          | envelopes to intake, announcements    | a scored group       | generate     |
-| pull      | announcements          | envelopes to intake, confirmations    | an announcement      | gossip       |
-| intake    | envelopes              | READY groups, refusals                | an envelope          | publish, pull|
-| train     | groups of one step     | weights n+1, evaluations              | groups, or patience  | intake       |
-| check     | an own new group       | nothing: the next report has the mismatch | a new version's group | intake  |
-| audit     | a peer's new group     | its standing lowered, where it lies   | one we can compare   | intake       |
-| peers     | connected peers        | peers.sqlite, room in a full buffer   | clock                | time         |
-| reannounce| what nobody confirmed  | announcements                         | clock                | time         |
-| shards    | announcements counted  | subscriptions, catch-up               | clock                | time         |
-| directory | own and peers' records | peer table, catch-up                  | clock                | time         |
-| room      | the home's files       | room in a full home, else a pause     | clock                | time         |
-| status    | gauges                 | snapshot, metrics                     | clock                | time         |
+    | loop      | consumes               | produces                           | waits for           | unblocked by  |
+    |-----------|------------------------|------------------------------------|---------------------|---------------|
+    | generate  | prompts                | scored groups                      | a free slot         | train         |
+    | publish   | scored groups          | envelopes to intake, announcements | a scored group      | generate      |
+    | pull      | announcements          | envelopes to intake, confirmations | an announcement     | gossip        |
+    | intake    | envelopes              | READY groups, refusals             | an envelope         | publish, pull |
+    | train     | groups of one step     | weights n+1, evaluations           | groups, or patience | intake        |
+    | check     | an own new group       | the mismatch in the next report    | a new version       | intake        |
+    | audit     | a peer's new group     | a lower standing for false claims  | a comparable group  | intake        |
+    | peers     | connected peers        | peers.sqlite, a buffer in bounds   | clock               | time          |
+    | reannounce| unconfirmed groups     | announcements                      | clock               | time          |
+    | shards    | announcements counted  | subscriptions, catch-up            | clock               | time          |
+    | directory | own and peers' records | peer table, catch-up               | clock               | time          |
+    | disk_space| the home's files       | free disk space, else a pause      | clock               | time          |
+    | status    | gauges                 | snapshot, metrics                  | clock               | time          |
 
-That is a node that generates and learns. Two roles do one of the two, and weights cross the network between them
-(docs/train/roles.md); the part that a role lacks is a null object (`null_workers.py`), so that the loops need not know:
+That is a node that generates and learns. The other two roles do one of the two, and weights cross the network between
+them (docs/train/roles.md). A null object (`null_workers.py`) replaces the part that a role lacks, so that the loops
+need not know the role:
 
     learner     peers --bodies--> [pull] --> [intake] --READY--> [train] --weights n+1--> [offer] --chunks--> generators
     generator   learner --offer, chunks--> [follow] --> engine; task --> [generate] --> [publish] --> [intake], gossip
                                                         slots freed <-- [deliver] <-- confirmations of peers
 
-| loop                          | full | learner | generator | consumes                 | produces                  |
-|-------------------------------|------|---------|-----------|--------------------------|---------------------------|
-| generate, publish, reannounce | x    | -       | x         | as above                 |                           |
-| pull, shards, train, check    | x    | x       | -         | as above                 |                           |
-| audit                         | x    | x       | -         | as above                 |                           |
-| intake, directory, peers      | x    | x       | x         | as above                 |                           |
-| room, status                  | x    | x       | x         | as above                 |                           |
-| offer                         | -    | x       | -         | weights n+1, their proof | signed offer, chunks      |
-| follow                        | -    | -       | x         | the learner's offers     | weights n+1 in the engine |
-| deliver                       | -    | -       | x         | confirmations            | freed slots               |
+    | loop                          | full | learner | generator | consumes                 | produces              |
+    |-------------------------------|------|---------|-----------|--------------------------|-----------------------|
+    | generate, publish, reannounce | x    | -       | x         | as above                 |                       |
+    | pull, shards, train, check    | x    | x       | -         | as above                 |                       |
+    | audit                         | x    | x       | -         | as above                 |                       |
+    | intake, directory, peers      | x    | x       | x         | as above                 |                       |
+    | disk_space, status            | x    | x       | x         | as above                 |                       |
+    | offer                         | -    | x       | -         | weights n+1, their proof | signed offer, chunks  |
+    | follow                        | -    | -       | x         | the learner's offers     | weights n+1 in engine |
+    | deliver                       | -    | -       | x         | confirmations            | freed slots           |
 
-One TaskGroup owns them all: the first that fails, or ends, ends the node with its error; a budget that is used up (the
-train loop's last step, a generator's last group), or a signal, ends it in order: loops, workers, network and scorer all
-at once. What each waits for stands on the board (task_monitor.py), and the watchdog tells of one that gets nowhere.
+One TaskGroup owns all loops. The first loop that fails, or returns, ends the node with its error. A signal ends the
+node in order: loops, workers, network and scorer all at once. So does a budget that is used up, which is the train
+loop's last step or a generator's last group. `task_monitor.py` records what each loop waits for, and the watchdog
+reports a loop that makes no progress.
 """
 
 from __future__ import annotations

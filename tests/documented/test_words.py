@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ALLOWED = {
-    "deploy": (11, 10),
-    "docs": (139, 138),
+    "deploy": (0, 2),
+    "docs": (132, 89),
     "ftis_node": (1, 1),
     "ftis_node/algorithms": (15, 39),
     "ftis_node/cli": (29, 2),
@@ -32,7 +32,7 @@ ALLOWED = {
     "ftis_node/learner": (69, 50),
     "ftis_node/memory": (16, 24),
     "ftis_node/models": (16, 9),
-    "ftis_node/node": (179, 44),
+    "ftis_node/node": (98, 24),
     "ftis_node/records": (22, 17),
     "ftis_node/replay": (33, 15),
     "ftis_node/report": (18, 2),
@@ -40,7 +40,6 @@ ALLOWED = {
     "ftis_node/tasks": (37, 23),
     "ftis_node/telemetry": (51, 13),
     "ftis_node/validation": (12, 2),
-    "proto": (5, 4),
 }
 
 

@@ -1,11 +1,11 @@
-"""Who may read a node's HTTP ports: by the name that a request calls the machine by, and by a token.
+"""Access to a node's HTTP ports: by the host name that a request uses, and by a token.
 
-    on this machine alone      any request that calls it by a name of its own (127.0.0.1, localhost, ::1). A web page
-                               whose name somebody points at 127.0.0.1 calls it by that name, and is refused
+    on this machine alone      any request whose host is this machine (127.0.0.1, localhost, ::1). A web page whose
+                               name resolves to 127.0.0.1 sends that name as the host, and is refused
     reached by other machines  `Authorization: Bearer TOKEN`; probes need none
 
-The token is that of `observe.token_file`, or lies in the home (0600, made once), so that whoever scrapes the node can
-keep it over the node's starts.
+The token is that of `observe.token_file`, or a file in the home (0600, created once). It stays the same over restarts,
+so that a scraper can keep it.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ class HttpGuard:
 
 
 class _Connection(asyncio.Protocol):
-    """Stands before aiohttp's own protocol: admits the connection, and ends it when it waits too long."""
+    """Protocol wrapper around aiohttp's own: admits the connection, and closes it when it waits too long."""
 
     def __init__(self, guard: HttpGuard, make_inner: web.Server) -> None:
         self._guard = guard

@@ -1,9 +1,9 @@
 """The local HTTP port: `/status`, `/peers`, `/events`.
 
-`monitoring_api.py` adds metrics and health, `operator_api.py` changes.
+`monitoring_api.py` adds metrics and health, `operator_api.py` adds changes.
 
-It listens on 127.0.0.1, and answers those alone who call it so. Whoever may use this machine may read; changes ask for
-the token in the home.
+It listens on 127.0.0.1, and answers only requests that name this machine as their host. Any user of this machine may
+read. Changes require the token in the home.
 """
 
 from __future__ import annotations

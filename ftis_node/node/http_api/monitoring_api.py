@@ -1,11 +1,11 @@
-"""What machines ask: `/metrics` for Prometheus, `/healthz` and `/readyz` for whatever started the node.
+"""Routes for monitoring: `/metrics` for Prometheus, `/healthz` and `/readyz` for the supervisor of the node.
 
     /healthz  200 while the daemon's loops turn, also while models load; 503 with a line for each thing that is wrong
     /readyz   200 once the role's workers and the network are up; 503 with what is missing
 
-The local port has them, and where `observe.listen` is set one that other machines reach, which has nothing else. That
-one is open from the first moment, so that a node that loads a large model for half an hour is not taken for dead; there
-`/metrics` asks for a token (auth.py).
+The local port has them. If `observe.listen` is set, a second port that other machines reach has them too, and nothing
+else. The second port opens first, so that no probe restarts a node that loads a large model for half an hour. Its
+`/metrics` requires a token (auth.py).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Observed:
         return web.Response(body=render_metrics(latest), headers={"Content-Type": CONTENT_TYPE})
 
     async def show_health(self, request: web.Request) -> web.Response:
-        """200, or 503 with what only a new start mends."""
+        """Return 200, or 503 with the problems that only a restart fixes."""
         problems = self.status.problems if self.status else []
         return _answer("\n".join(problems), well="ok" if self.status else "starting")
 
@@ -67,12 +67,11 @@ def add_probes(app: web.Application, observed: Observed) -> None:
 async def serve_observed(
     observed: Observed, address: tuple[str, int] | None, *, token: str | None
 ) -> AsyncIterator[int | None]:
-    """Serves the three routes at host and port while the block runs; gives the port. None: nothing is served.
+    """Serve the three routes at host and port while the block runs, and yield the port. Without `address` yield None.
 
-    `token` is what `/metrics` asks for; None: it asks for nothing, and only those are answered who call this machine by
-    a name of its own.
+    `/metrics` requires `token`. If it is None, the port answers only requests that name this machine as their host.
 
-    Raises UsageError where the address cannot be opened.
+    Raise UsageError if the address cannot be opened.
     """
     if address is None:
         yield None

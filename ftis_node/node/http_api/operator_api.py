@@ -2,9 +2,9 @@
 
     {"peer": "12D3Koo...", "for_s": 7200}  ->  200 {"peer_id": ..., "standing": ..., ...} | 4xx {"error": "one line"}
 
-A web page that the operator visits can reach this port too. So each request must show the token that lies in the home
-(0600, new at every start) in a header of its own: a page cannot read the one, and the browser does not send the other
-to a server that never gave leave for it.
+A web page that the operator visits can reach this port too. So each request must carry the token of the home (0600,
+new at every start) in a custom header. A page cannot read the token, and the browser sends no custom header to a
+server that did not allow it.
 """
 
 from __future__ import annotations

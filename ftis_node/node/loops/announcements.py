@@ -82,7 +82,7 @@ class AnnouncementHandler:
         self._voices = AnnounceRateLimiter(max_per_minute=self._context.settings.rate_limits.groups_per_minute)
         self.changed = asyncio.Event()
         self.reminders = ReconfirmQueue()
-        self.reminded = asyncio.Event()  # set when there is somebody to tell
+        self.reminded = asyncio.Event()  # set when a sender is to be confirmed to
         self.heard_in_shard: Counter[int] = Counter()
         self.members: Members | None = None  # among whom duties go round; None: everything is pulled, or none is taken
 
@@ -108,7 +108,7 @@ class AnnouncementHandler:
             self._confirm_again(message.sender, announcement)
 
     def _confirm_again(self, sender: str, announcement: Announcement) -> None:
-        """A sender that announces again what is here was not told so, or has forgotten it with its former life."""
+        """Queue a confirmation for a stored group that its sender announces again: the sender does not have one."""
         if announcement.attempt and self._is_stored(announcement.id, sender, announcement.number):
             self.reminders.add(sender, announcement.id)
             self.reminded.set()
@@ -125,7 +125,7 @@ class AnnouncementHandler:
         return False
 
     def refuse(self, ids: Iterable[bytes | None]) -> None:
-        """Groups that the door refused for good: however often they are announced, they are not pulled again."""
+        """Note groups that validation refused for good: they are not pulled again, however often announced."""
         for group_id in ids:
             if group_id is not None:
                 _remember(self._refused, group_id)
@@ -147,7 +147,7 @@ class AnnouncementHandler:
         return list(self._heard)
 
     def heard(self, sender: str) -> SequenceTracker:
-        """What was heard of a sender; from now on its numbers are followed."""
+        """Return the tracker of a sender's numbers; create it if there is none."""
         heard = self._heard.pop(sender, None) or SequenceTracker(at=time.monotonic())
         self._heard[sender] = heard  # the last place is the freshest
         if len(self._heard) > MAX_SENDERS:
@@ -207,7 +207,10 @@ class AnnouncementHandler:
         return fits and not is_ignored and announcement.created_at > time.time() - manifest.step.max_age_s
 
     def has(self, want: PullItem) -> bool:
-        """Whether a group is or was here, or was refused. A text has an id of its own, and one forgotten has none."""
+        """Return whether a group is or was here, or was refused.
+
+        A group that came as text has a different id, and a pruned group has none: the number identifies both.
+        """
         return want.id in self._refused or self._is_stored(want.id, want.sender, want.number)
 
     def _is_stored(self, group_id: bytes, sender: str, number: int) -> bool:

@@ -1,12 +1,12 @@
 """The audit loop: log-probs of peers that claim the very weights of our learner, against the learner's own.
 
-consumes: foreign groups just stored (intake)     produces: a liar's group released unused, and its standing lowered
-waits for: a group that can be compared           unblocked by: intake
+    consumes: foreign groups just stored (intake)     produces: false claims released unused, and a lower standing
+    waits for: a group that can be compared           unblocked by: intake
 
-A peer may send any log-probs, and what they are decides how much its completions weigh. Where it names weights that we
-have too, they are no secret: a sample of such groups is computed here again. Number formats and kernels differ a
-little, so the limit is far above what they do. What no audit sees: log-probs of a policy that we do not have; there the
-cap and the filter of the loss bound the harm.
+A peer may send any log-probs, and they decide how much its completions weigh. If a group names weights that this node
+has too, its log-probs can be checked: the loop computes a sample of such groups again. Number formats and kernels
+differ a little, so the limit is far above those differences. No audit covers log-probs of a policy that this node does
+not have. There the cap and the filter of the loss bound the harm.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_WAITING = 8  # groups; more are let go unaudited
+MAX_WAITING = 8  # groups; further ones are not audited
 REASON = "audit"
 
 
@@ -92,7 +92,7 @@ class AuditLoop:
                 await self._audit(accepted)
 
     def _share(self, group: Group) -> float:
-        """Of a peer that is watched, and of a stranger that claims this node's own weights, every group."""
+        """Return the fraction to audit: all groups of a watched peer, or of an unknown one that claims our weights."""
         share, peers = self._context.settings.validation.audit_fraction, self._peers
         is_strangers_claim = group.weights_of is not None and peers.is_stranger(group.sender)
         is_doubtful = is_strangers_claim or peers.standing(group.sender) is TrustLevel.WATCHED

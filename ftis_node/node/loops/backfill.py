@@ -1,12 +1,14 @@
-"""What was missed is asked for again: after an absence, in gaps between numbers, and when the learner goes short.
+"""Backfill: asks again for missed groups after an absence, in gaps between numbers, and if the learner is short.
 
-| what shows it                         | what is asked                                 | of whom                      |
-|---------------------------------------|-----------------------------------------------|------------------------------|
-| a member is new to us                 | its groups that are newer than what we heard  | of it; the first few are     |
-|                                       |                                               | asked for everybody's        |
-| a gap between a sender's numbers, or  | those numbers                                 | of the sender, else of       |
-| a directory record with a higher one  |                                               | members                      |
-| the learner is short, a member silent | its groups that are newer than what we heard  | of it                        |
+Requests by sign:
+
+    | sign                                  | request                                 | asked peer                     |
+    |---------------------------------------|-----------------------------------------|--------------------------------|
+    | a member is new to us                 | its groups newer than the last received | it; the first few members are  |
+    |                                       |                                         | asked for the groups of all    |
+    | a gap between a sender's numbers, or  | those numbers                           | the sender, else any           |
+    | a directory record with a higher one  |                                         | member                         |
+    | the learner is short, a member silent | its groups newer than the last received | it                             |
 """
 
 from __future__ import annotations
@@ -155,7 +157,7 @@ class BackfillLoop:
                     await self._fill(sender, gap, members)
 
     async def _fill(self, sender: str, gap: SequenceGap, members: list[str]) -> None:
-        """Asks the sender where it is there, after a try in vain somebody else too."""
+        """Ask the sender first if it is a member; after a try without result, ask any member."""
         able = [peer for peer in members if self._may_ask(peer)]  # one that was slow a moment ago is none
         if not able:
             return
@@ -166,7 +168,7 @@ class BackfillLoop:
         heard.asked(gap, is_final=asked == sender and outcome is FetchOutcome.COMPLETE)
 
     async def _wake_the_silent(self) -> None:
-        """A learner that is short asks those that were not heard of for a while."""
+        """Ask members that sent nothing for a while, if the learner is short."""
         _, foreign_ready = self._reader.ready_counts()
         if foreign_ready >= self._step_shares.of_next_step()[1]:
             return

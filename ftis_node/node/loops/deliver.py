@@ -1,10 +1,11 @@
-"""The deliver loop: a generator's own groups are done with when a peer has them, and their slots are free again.
+"""The deliver loop: frees the slots of a generator's own groups once a peer has them.
 
-consumes: confirmations of peers     produces: freed slots
-waits for: a confirmation; age       unblocked by: a learner that pulls, time
+    consumes: confirmations of peers     produces: freed slots
+    waits for: a confirmation; age       unblocked by: a learner that pulls, time
 
-It stands where the train loop stands in a node that learns. Learners pull what they will use, so a generator makes as
-much as is pulled, and runs ahead of that by its slots; what nobody wants grows stale and makes room in the end.
+It replaces the train loop in a node that does not learn. Learners pull what they will use, so a generator makes as
+much as is pulled, and runs ahead of that by its slots. A group that no learner pulls becomes stale, and its slot is
+free again.
 """
 
 from __future__ import annotations

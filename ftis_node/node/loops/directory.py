@@ -93,7 +93,7 @@ class DirectoryLoop:
                 await asyncio.sleep(LOOK_FOR_MEMBERS_S)
 
     def _tell_changes(self, members: Collection[str]) -> None:
-        """Where this node stands, in the log, whenever that changes."""
+        """Log the state of this node in the swarm when it changes."""
         gossip = self._gossip
         told = self._words.lines(
             gossip.state,

@@ -57,7 +57,7 @@ class DiskSpaceLoop:
             await asyncio.sleep(self._period_s)
 
     async def look(self) -> None:
-        """Turns over what is too long, tidies where it is needed, and says how the home stands."""
+        """Rotate long logs, remove files if space is short, and report the disk use."""
         space = self._space
         await in_background(rotate_logs, self._home, max_bytes=self._context.settings.limits.log_file_bytes)
         use = await self._use()

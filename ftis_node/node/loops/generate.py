@@ -2,8 +2,8 @@
 
 consumes: prompts of the node's own order     produces: scored groups, onto the publish queue
 waits for: a free slot                        unblocked by: the hand-over of a step's weights (train loop)
-           room in the home                               the room loop
-           budget left                                    nobody: it is over (budget.py)
+           disk space in the home                           the disk_space loop
+           budget left                                      nothing: generation is over (budget.py)
 """
 
 from __future__ import annotations
@@ -109,10 +109,10 @@ class GenerateLoop:
                 task.add_done_callback(lambda _: in_flight.release())
 
     def _next_prompt(self) -> Prompt:
-        """The next problem of the node's order whose prompt is short enough; longer ones are counted, not used.
+        """Return the next problem of the node's order whose prompt is short enough; count longer ones.
 
-        Where the node's division is not even, it passes over problems so that the parts come in its shares. After a
-        restart the position is that of the last group's number, so some problems come again.
+        If the node's division is not even, skip problems so that the parts have their shares. After a restart the
+        position is that of the last group's number, so some problems come again.
         """
         sampling, division = self._context.manifest.sampling, self._division
         while True:

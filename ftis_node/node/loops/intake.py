@@ -1,18 +1,19 @@
-"""The intake loop: every envelope, own or foreign, takes the same door into the buffer.
+"""The intake loop: every envelope, own or foreign, passes the same validation into the buffer.
 
-consumes: envelopes, from the publish and pull loops     produces: READY groups, refusals
-waits for: an envelope                                   unblocked by: a put on its queue
+    consumes: envelopes, from the publish and pull loops     produces: READY groups, refusals
+    waits for: an envelope                                   unblocked by: a put on its queue
 
     own and known peers' --validate, one after the other--+
-                                                       +--> judged --one commit for all that wait--> verdicts
-    strangers'           --validate, one after the other--+
+                                                          +--> judged --one commit for all that wait--> verdicts
+    unknown peers'       --validate, one after the other--+
 
-A stranger's group may take its whole time limit in scoring. So strangers' groups have a lane with a scoring process of
-its own, and never delay the others. Who handed a group over chooses its lane, for that is proven before it is read.
+The group of an unknown peer may use its whole time limit in scoring. So groups of unknown peers have a separate lane
+and scoring process, and never delay the others. The peer that handed a group over selects the lane, because its
+identity is proven before the group is read.
 
-Waiting for the disk costs more than judging. So the next envelopes are judged while a commit is under way, and the next
-commit takes all that passed meanwhile: at leisure that is one group, under load many. Nobody hears of a group before it
-is on disk.
+Waiting for the disk costs more than validation. So the next envelopes are validated during a commit, and the next
+commit takes all that passed meanwhile. That is one group on an idle node, many under load. No verdict is given before
+the group is on disk.
 """
 
 from __future__ import annotations
@@ -50,9 +51,10 @@ COMMIT_CAPACITY = 64  # groups in one commit
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """An envelope at the door. `origin` is the peer that handed it over; it is the sender's word only when signed.
+    """An envelope that waits for validation.
 
-    `asked`: the ids that it was asked for; None where it was not asked by id.
+    `origin` is the peer that handed it over. Only the signature proves the sender. `asked` holds the ids that `origin`
+    was asked for; None if it was not asked by id.
     """
 
     data: bytes
@@ -116,7 +118,7 @@ class IntakeLoop:
         self._passed: set[bytes | tuple[str, int]] = set()  # ids, and numbers by sender, on their way to the disk
         self._judged: asyncio.Queue[tuple[Arrival, Accepted]] = asyncio.Queue(COMMIT_CAPACITY)
         self.stored = asyncio.Event()  # set whenever a group became READY; the train loop clears it
-        self.on_foreign: Callable[[Accepted], None] = lambda accepted: None  # told of each foreign group that is READY
+        self.on_foreign: Callable[[Accepted], None] = lambda accepted: None  # called with each READY foreign group
         self._newest_own: asyncio.Queue[Accepted] = asyncio.Queue(1)
         self._known = _Lane(self._checks(scorer))
         self._strangers = _Lane(self._checks(strangers_scorer))
@@ -144,9 +146,9 @@ class IntakeLoop:
     async def submit(
         self, data: bytes, *, origin: str, own: bool, asked: Container[bytes] | None = None
     ) -> ValidationResult:
-        """Brings an envelope to the door and waits for its verdict; when it is Accepted, the group is on disk.
+        """Submit an envelope and wait for its verdict. If it is Accepted, the group is on disk.
 
-        `asked`: the ids that `origin` was asked for, where it was asked by id.
+        `asked`: the ids that `origin` was asked for; None if it was not asked by id.
         """
         arrival = Arrival(data, origin, own, asked, asyncio.get_running_loop().create_future())
         is_stranger = not own and self._peers.is_stranger(origin)
@@ -181,7 +183,7 @@ class IntakeLoop:
                 self._answer(arrival, verdict)
 
     async def _judge(self, arrival: Arrival, context: ValidationContext) -> ValidationResult | None:
-        """None where the envelope made the door fail: it is refused already, and who handed it over is charged."""
+        """Return the verdict; None if the envelope made validation fail: then it is refused and its origin charged."""
         with self._work_for(arrival, Place.JUDGE):
             verdict = await validate(arrival.data, context, asked=arrival.asked)
             if isinstance(verdict, Accepted):
@@ -206,7 +208,7 @@ class IntakeLoop:
         return Refused(refusal, group.sender, group_id, signed=True, num_tokens=group.num_tokens)
 
     def _work_for(self, arrival: Arrival, place: Place) -> PeerWork:
-        """What a group of this node's own brings about is a fault of its own."""
+        """Return the guard: an error that a group of this node causes is raised, that of a peer's group is charged."""
         return self._guard.work_for(arrival.origin, place, passes=(Exception,) if arrival.own else ())
 
     def _give_up(self, arrival: Arrival) -> None:
@@ -237,7 +239,7 @@ class IntakeLoop:
                 self._give_up(arrival)
 
     async def _admit(self, passed: Sequence[tuple[Arrival, Accepted]]) -> list[bool | None]:
-        """Whether each is new, with one wait for the disk; where one of them fails, each alone, and None for that."""
+        """Return whether each is new, after one commit. If that fails, commit each alone: None for one that fails."""
         groups = [(accepted, arrival.own) for arrival, accepted in passed]
         try:
             return [*await self._disk(self._buffer.admit_many, groups)]

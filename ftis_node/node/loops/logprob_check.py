@@ -1,11 +1,11 @@
-"""The check loop: the first completions that a new version sampled go to the learner, which still has that version.
+"""The check loop: sends the first completions of a new version to the learner, which still has that version.
 
-consumes: groups of own weights (intake)      produces: nothing; the learner's next report has the mismatch
-waits for: an own group of the newest version  unblocked by: intake
+    consumes: groups of own weights (intake)       produces: the mismatch in the learner's next report
+    waits for: an own group of the newest version  unblocked by: intake
 
-Groups of a step were mostly sampled a version before the learner's, because generation runs ahead of it: only these,
-seen while they are new, compare engine and learner under the same weights. One a version; one that is late is dropped.
-Of a group whose sampling went on across an update, the completions that did not are sent.
+Generation runs ahead of the learner, so most groups of a step were sampled a version earlier. Only new groups compare
+engine and learner under the same weights. The loop sends one group a version, and drops one that is late. If sampling
+of a group continued across an update, it sends the completions that did not.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The peers loop: the housekeeping that no announcement or envelope sets off.
+"""The peers loop: periodic upkeep of peers and buffer that no announcement or envelope starts.
 
-consumes: the connected peers' addresses     produces: `peers.sqlite`; room in a buffer that is too full
-waits for: the clock                         unblocked by: time
+    consumes: the connected peers' addresses     produces: `peers.sqlite`; a buffer within its bounds
+    waits for: the clock                         unblocked by: time
 
-A learner's step may take long, and groups come in meanwhile: the buffer's bounds hold between steps too,
-in memory and on disk.
+A learner's step may take long, and groups come in meanwhile. The buffer's bounds hold between steps too, in memory
+and on disk.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class PeersLoop:
                     await asyncio.sleep(PERIOD_S)
 
     def _note_jump(self) -> None:
-        """What others say of time is held against this machine's clock: where that was moved, the log says when."""
+        """Log a jump of the machine's clock: times that peers send are compared with that clock."""
         if (jump_s := self._clock.jump_s()) is None:
             return
         log.warning("this machine's clock was moved by %+.0f s", jump_s)

@@ -1,8 +1,8 @@
-"""Which problem a node generates for next: its own order through the task, by seed and peer.
+"""Prompt order: the sequence of problems that a node generates for, by seed and peer.
 
-Nodes of one swarm walk through the task in different orders, so that they rarely generate for the same prompt. A task
-with a data file is walked through without repeats, epoch by epoch; in one of practically unlimited problems each index
-is drawn by hash. The k-th prompt follows from k alone, so a restarted node goes on where it was.
+Nodes of one swarm use different orders through the task, so that they rarely generate for the same prompt. A task with
+a data file is sampled without repeats, epoch by epoch. In a task of practically unlimited problems a hash draws each
+index. The k-th prompt follows from k alone, so a restarted node continues at its position.
 """
 
 from __future__ import annotations

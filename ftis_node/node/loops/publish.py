@@ -1,10 +1,10 @@
-"""The publish loop: a scored group gets its number and signature, passes the door, and is announced.
+"""The publish loop: a scored group gets its number and signature, passes validation, and is announced.
 
-consumes: scored groups (generate loop)     produces: envelopes to intake, announcements to peers
-waits for: a scored group                   unblocked by: the generate loop
+    consumes: scored groups (generate loop)     produces: envelopes to intake, announcements to peers
+    waits for: a scored group                   unblocked by: the generate loop
 
-A group is announced only after it is on disk here, so that whoever asks for it gets it. Numbers are given one after the
-other and only to groups that passed the door: a gap in them means a loss on the way, nothing else.
+A group is announced only after it is on disk here, so that each peer that asks for it gets it. Numbers are consecutive,
+and only groups that passed validation have one. So a gap in the numbers means a loss on the way, nothing else.
 """
 
 from __future__ import annotations

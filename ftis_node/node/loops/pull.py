@@ -1,19 +1,19 @@
-"""The pull loop: announcements of peers become envelopes at the door.
+"""The pull loop: fetches announced groups of peers and hands their envelopes to validation.
 
-consumes: announcements; answers of peers     produces: envelopes to intake, confirmations to their senders
-waits for: an announcement                    unblocked by: gossip
-           room in the home and in memory                   the room loop; intake
+    consumes: announcements; answers of peers     produces: envelopes to intake, confirmations to their senders
+    waits for: an announcement                    unblocked by: gossip
+               space on the disk and in memory                  the disk_space loop; intake
 
                        +--> [listen]  (announcements.py) --+
     gossip --messages--+                                   +--> queue --> [dispatch] --batches--> fetch --> intake
                        +--> [repair]  (backfill.py) -------+      ^                                 |
                                                                   +----- missed: ask another -------+
 
-A body is pulled once: from its sender, or from anyone who holds it where the sender cannot be reached. In a small swarm
-everything is pulled; in a large one what the learner will use (`swarm/pulling/demand.py`) and what this node is on
-duty for.
+A body is pulled once: from its sender, or from any holder if the sender cannot be reached. In a small swarm a node
+pulls everything. In a large one it pulls what the learner will use (`swarm/pulling/demand.py`) and the groups that are
+assigned to this node.
 
-Where the run says so, a group of another tokenizer is pulled as text; only its sender can tell it so.
+If the run allows it, a group of another tokenizer is pulled as text. Only its sender can encode it so.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class PullLoop:
             tasks.create_task(self._pull_and_release(batch), name=f"pull-{batch.source.peer_id[-6:]}")
 
     def _portions(self, need: int | None) -> Sequence[Portion]:
-        """What is pulled first: where the run prefers domains, what lacks of each; then whatever there is."""
+        """Return what to pull first: what each preferred domain of the run lacks, then any group."""
         domain = self._own_domain
         if domain is None:
             return (ANY,)
@@ -210,7 +210,7 @@ class PullLoop:
             self._ear.changed.set()  # the next of this peer may be asked for
 
     async def _demand(self) -> PullDemand:
-        """What to pull now; tells the ear whether duties are taken."""
+        """Return what to pull now; set the members among whom duties are divided."""
         _, num_ready = self._reader.ready_counts()
         known = await self._gossip.known_members()
         wanted = pull_demand(
@@ -240,10 +240,10 @@ class PullLoop:
         return may_ask
 
     def _may_ask(self, peer_id: str) -> bool:
-        """Whether one more pull of a peer may start.
+        """Return whether one more pull of a peer may start.
 
-        All peers that failed last have one place together; of those that have given nothing yet each has one, and all
-        of them together leave one free: whoever is slow, or gone, does not keep others waiting.
+        All peers whose last pull failed share one place. Each peer that has sent no group yet has one place, and all
+        of them together leave one free. So slow or absent peers do not delay others.
         """
         if not self._is_able(peer_id):
             return False
@@ -284,7 +284,7 @@ class PullLoop:
         timeout_s = self._context.settings.swarm.pull_timeout_s
         fetched = await self._gossip.fetch(peer_id, ids, as_text=as_text, timeout_s=timeout_s)
         self._spend_the_rest(batch, fetched.bodies)
-        asked = None if as_text else frozenset(ids)  # a text has an id of its own
+        asked = None if as_text else frozenset(ids)  # a group as text has a different id
         judged = [self._intake.submit(data, origin=peer_id, own=False, asked=asked) for data in fetched.bodies]
         with waiting_for("verdicts of the door"):  # the intake loop has the limits
             verdicts = await asyncio.gather(*judged)
@@ -318,10 +318,10 @@ class PullLoop:
         *,
         missing: Sequence[bytes],
     ) -> None:
-        """What this peer gave something else for is not asked of it again: it pays for one fault once.
+        """Note groups for which this peer sent useless bodies: they are not asked of it again, so it pays once.
 
-        Which of the missing ones an unreadable item was meant for is not known: as many as there were, in the order
-        in which they were asked for.
+        An unreadable item does not say which missing group it is for. So as many missing groups are noted, in the
+        order of the request.
         """
         useless = [v for v in verdicts if isinstance(v, Refused) and _is_useless(v)]
         named = {v.group_id for v in useless if v.group_id in missing}
@@ -350,7 +350,7 @@ class PullLoop:
         others = random.sample(members, min(NUM_OTHERS, len(members)))
         given_up = self._wants.missed(batch, missing=missing, others=others, may_give=self._ear.may_give)
         if batch.source.as_text and is_answered:
-            self._ear.refuse(missing)  # told, and of no use: a text is stored under an id of its own
+            self._ear.refuse(missing)  # answered, and useless: a text is stored under another id
         for_good = [want for want in given_up if want.as_text or not self._later.put(want, now=time.monotonic())]
         if for_good:  # one line, however many: an attacker may announce what nobody has
             shown = [want.id.hex() for want in for_good[:NUM_SHOWN]]
@@ -358,7 +358,7 @@ class PullLoop:
         self._ear.changed.set()
 
     async def _confirm(self, batch: PullRequest, verdicts: Sequence[ValidationResult]) -> None:
-        """Tells the senders which of their groups passed."""
+        """Confirm to the senders which of their groups passed."""
         checked: dict[str, list[bytes]] = defaultdict(list)
         for verdict in verdicts:
             if isinstance(verdict, Accepted):

@@ -1,10 +1,11 @@
-"""The re-announce loop: own groups that nobody confirmed are announced again, ever more rarely, while they are fresh.
+"""The re-announce loop: repeats announcements of unconfirmed own groups, with growing pauses, while they are fresh.
 
-consumes: own announcements, confirmations     produces: announcements
-waits for: the clock                           unblocked by: time
+    consumes: own announcements, confirmations     produces: announcements
+    waits for: the clock                           unblocked by: time
 
-Confirmations are not kept: after a start what is still READY counts as announced once and confirmed by nobody. A peer
-that holds a group which is announced again confirms it again (announcements.py), so no lost confirmation holds a slot.
+Confirmations are not kept. After a start each READY group counts as announced once and confirmed by no peer. A peer
+that holds a group confirms it again when it is announced again (announcements.py), so no lost confirmation holds a
+slot.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The shards loop: how many of the run's shards are read, and which, by what they bring and what the budget allows.
+"""The shards loop: which and how many of the run's shards this node reads, by their yield and by the budget.
 
-consumes: counts of announcements heard, peers' records     produces: subscriptions, catch-up requests
-waits for: the clock                                        unblocked by: time
+    consumes: counts of announcements received, peers' records     produces: subscriptions, catch-up requests
+    waits for: the clock                                           unblocked by: time
 
-The own shard and those of trusted peers are always read: among these are the generators that serve this node's weights.
-A shard more is read before its members are asked for what they made meanwhile, so that nothing falls in between.
+The own shard and those of trusted peers are always read: the generators that serve this node's weights are there.
+The node subscribes to a new shard before it asks the members for earlier groups, so that it misses none.
 """
 
 from __future__ import annotations

@@ -88,8 +88,10 @@ class StatusLoop:
         watchdog: Watchdog | None = None,
         http_refused: Counter[str] | None = None,
     ) -> None:
-        """`loops` are those whose health the snapshot tells, `watchdog` sees whether they turn; `http_refused` counts
-        the requests that the HTTP ports refused, by reason."""
+        """Build the loop. `loops` are those whose health the snapshot reports. `watchdog` checks that they turn.
+
+        `http_refused` counts the requests that the HTTP ports refused, by reason.
+        """
         self._context = context
         self._about = about
         self._home = home
@@ -138,13 +140,13 @@ class StatusLoop:
 
     @property
     def problems(self) -> list[str]:
-        """A sentence for each thing that only a new start mends; the latest snapshot's, unless that is too old."""
+        """Return a sentence for each problem that only a restart fixes, as of the latest snapshot unless too old."""
         still_s = time.monotonic() - self._refreshed_at
         still = [f"the status loop stands still: no snapshot for {still_s:.0f} s"] if still_s >= STILL_S else []
         return still + self.latest.health.problems
 
     def _count(self) -> BufferFigures:
-        """Counts over the whole buffer take a while: in the disk's thread, on a connection of its own."""
+        """Count over the whole buffer: it is slow, so it runs in the disk thread, on a separate connection."""
         reader = ReplayReader(self._home.replay)
         try:
             return reader.figures()

@@ -1,12 +1,12 @@
 """The train loop: READY groups become a step, the step new weights, the weights the generator's next version.
 
-consumes: groups of one step     produces: weights n+1, evaluations
-waits for: enough READY groups, or the patience limit (then own groups alone)
-unblocked by: intake
+    consumes: groups of one step     produces: weights n+1, evaluations
+    waits for: enough READY groups, or the patience limit (then own groups alone)
+    unblocked by: intake
 
-The slots of a step are freed only after the generator serves the new version. A group that a dead learner had in hand
-goes back to READY unless the learner's checkpoint, which names the groups of its last step, shows that it was trained.
-One that the learner failed on several times is released, so that no group can hold the node up.
+The slots of a step are freed only after the generator serves the new version. The groups of a step in which the
+learner died go back to READY. The exception is a step that the learner's checkpoint proves: it names the groups of its
+last step. A group that the learner failed on several times is released, so that no group can hold the node up.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class TrainLoop:
         return False
 
     async def _train_in_turn(self, groups: Sequence[StoredGroup]) -> None:
-        """One step; where the workers take turns, the generator sleeps until it has new weights, or the step's end."""
+        """Run one step. If the workers take turns, the generator sleeps until new weights, or the end of the step."""
         if not self._takes_turns:
             await self._train(groups)
             return
@@ -240,7 +240,7 @@ class TrainLoop:
                     self._peers.note(group.sender, Behaviour.FAULT, reason=UNREADABLE)
 
     async def resume(self, state: LearnerState) -> None:
-        """The buffer follows the checkpoint that the learner stands on, at start and after the learner's death."""
+        """Bring the buffer to the learner's checkpoint, at start and after the learner's death."""
         last_groups = None if state.last_groups is None else [bytes.fromhex(name) for name in state.last_groups]
         returned = await self._disk(self._buffer.reconcile, state.step, last_groups)
         if returned:

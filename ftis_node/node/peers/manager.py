@@ -1,7 +1,7 @@
-"""The node's book of peers: who is refused, who may send how much, and what each did.
+"""Peer manager: which peers are refused, how much each may send, and what each did.
 
-The loops tell it what happened (`note`, `settle`) and ask it (`is_banned`, `within_quota`, `copy_of`, `share_cap`). It
-puts the pure parts of `swarm/` together with the clock, the file and the event trail, and decides on nothing else.
+The loops report events (`note`, `settle`) and ask for decisions (`is_banned`, `within_quota`, `copy_of`, `share_cap`).
+It joins the pure parts of `swarm/` with the clock, the file and the event trail, and adds no rule.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class PeerManager:
 
     @property
     def limits(self) -> ValidationLimits:
-        """The door's bounds of this node."""
+        """Return this node's bounds for validation."""
         return ValidationLimits(self._settings.validation.max_clock_skew_s, self._settings.validation.min_mean_logprob)
 
     def saw(self, peer_id: str, addresses: Sequence[str]) -> None:
@@ -127,7 +127,7 @@ class PeerManager:
         return group.weights_of == self._own_id and self.is_trusted(group.sender)
 
     def is_known(self, peer_id: str) -> bool:
-        """Whether it is no stranger: it is trusted, or has shown something by good groups."""
+        """Return whether a peer is trusted, or has sent good groups."""
         return self.is_trusted(peer_id) or not self._is_stranger(peer_id)
 
     def standing(self, peer_id: str) -> TrustLevel:

@@ -69,7 +69,7 @@ class PeerRequestHandler:
         return self._reader.envelopes(ids)
 
     async def retell(self, ids: Sequence[bytes]) -> list[bytes]:
-        """Those groups that this node made, told as text; none where the run does not use text."""
+        """Return own groups among `ids`, encoded as text; none if the run does not use text."""
         if self._context.manifest.step.other_tokenizers != "text":
             return []
         own = self._reader.envelopes([group_id for group_id in ids if self._reader.is_own(group_id)])
@@ -102,7 +102,7 @@ class PeerRequestHandler:
         return held
 
     def _find(self, asked: BackfillRequest) -> list[bytes]:
-        """On the disk's thread, through a connection of its own."""
+        """Look the groups up, in the disk thread, on a separate connection."""
         reader = ReplayReader(self._replay_file)
         try:
             found = reader.find_held(
@@ -122,11 +122,11 @@ class PeerRequestHandler:
             self._deliveries.note(peer_id, group_id)
 
     async def confirmed(self, peer_id: str, ids: Sequence[bytes]) -> None:
-        """A peer says that it fetched and checked these; each own group counts once.
+        """Note that a peer fetched and checked these groups; each own group counts once.
 
-        Everybody knows the ids of what was announced. So the word of a peer counts for what this node sent to it, and
-        where it is the followed learner or has shown something by good groups of its own. What others claim to hold is
-        fetched back from them first (`reannounce.py`): it may be from a former life of this node.
+        All peers know the ids of announced groups. So a confirmation counts only for groups that this node sent to the
+        peer, or if the peer is the followed learner or has sent good groups. Groups that other peers claim to hold
+        are fetched back from them first (`reannounce.py`): they may be from an earlier life of this node.
         """
         is_believed = peer_id == self._context.settings.roles.follow or self._peers.is_known(peer_id)
         for group_id in ids:

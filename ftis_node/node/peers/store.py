@@ -1,6 +1,6 @@
-"""`peers.sqlite` in the home: how peers stand, so that bans and trust outlive a restart, also one by a kill.
+"""`peers.sqlite` in the home: the standing of peers, so that bans and trust survive a restart, also one by a kill.
 
-One row a peer, as many as are remembered. WAL with full synchronisation: a ban that was told outlives a power cut, too.
+One row a peer, as many as are remembered. WAL with full synchronization: a ban that was reported survives a power cut.
 There is a commit when a standing changes, and one every ten seconds.
 """
 
@@ -75,16 +75,16 @@ class PeerStore:
         self._db.close()
 
     def load(self, standings: ReputationTable, *, now: float) -> None:
-        """Puts all saved peers there, as they stand by a clock that says `now`."""
+        """Put all saved peers into `standings`, as of `now`."""
         for peer_id, *fields, reasons, noted_at in self._db.execute("SELECT * FROM peers"):
             score, updated_at, banned_until, ban_reason, num_bans, trusted = fields
             reputation = Reputation(score, updated_at, banned_until, ban_reason, num_bans, bool(trusted)).by_clock(now)
             standings.put(peer_id, PeerReputation(reputation, Counter(_counts(reasons)), noted_at))
 
     def save(self, standings: ReputationTable) -> None:
-        """Writes what changed since the last time, and forgets what was forgotten. One transaction.
+        """Write what changed since the last call, and delete forgotten peers, in one transaction.
 
-        Where another program holds the file all that is left for the next time: the loops wait for no stranger.
+        If another program locks the file, all of it is left for the next call, so that the loops do not wait.
         """
         if not self._begun():
             return

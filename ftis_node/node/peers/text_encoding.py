@@ -1,4 +1,4 @@
-"""A group of our own told again as text, for a peer that cannot read our token ids. Only its sender can sign it."""
+"""Encode an own group as text, for a peer that cannot read our token ids. Only its sender can sign it."""
 
 from __future__ import annotations
 
