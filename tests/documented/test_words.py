@@ -26,7 +26,6 @@ ALLOWED = {
     "ftis_node/dashboard": (27, 2),
     "ftis_node/doctor": (30, 2),
     "ftis_node/evaluation": (4, 2),
-    "ftis_node/generation": (50, 20),
     "ftis_node/gossip": (2, 7),
     "ftis_node/lab": (16, 14),
     "ftis_node/learner": (69, 50),
