@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 ALLOWED = {
     "deploy": (0, 2),
-    "docs": (132, 89),
+    "docs": (113, 40),
     "ftis_node": (1, 1),
     "ftis_node/algorithms": (15, 39),
     "ftis_node/cli": (29, 2),
