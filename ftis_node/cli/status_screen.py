@@ -189,7 +189,7 @@ def _skew(swarm: Document) -> str:
     skew_s = swarm["clock_skew_s"]
     if skew_s is None or abs(skew_s) < SKEW_WORTH_SAYING_S:
         return ""
-    return f"; the peers' clocks are {skew_s:+.1f} s off this machine's: turn on time synchronization"
+    return f"; the peers' clocks are {skew_s:+.1f} s off ours: switch on time synchronization"
 
 
 def _weights(swarm: Document) -> str:

@@ -27,7 +27,7 @@ P2PDS_PREAMBLE = re.compile(r"^.*all dials failed \* \[[^]]*\] ")
 STATUS_WITHIN_S = 3.0
 SKEW_NOTE_S = 1.0
 SKEW_PROBLEM_S = 3.0
-SYNCHRONISE = "switch on time synchronisation (systemd-timesyncd, chrony): peers refuse each other at 3 s"
+SYNCHRONISE = "switch on time synchronization (systemd-timesyncd, chrony): peers refuse each other at 3 s"
 SMALL_RELAY_BYTES = GIB >> 6
 BY_RELAY = "behind NAT give the address of a bootstrap node, which relays; a forwarded port makes transfers faster"
 

@@ -123,7 +123,7 @@ def check_kernels_clock() -> Iterator[CheckResult]:
     except (OSError, AttributeError):
         return
     if state == NO_CLOCK:
-        text = "no time synchronisation that the kernel knows of; peers refuse a clock that is 3 s off"
+        text = "no time synchronization that the kernel knows of; peers refuse a clock that is 3 s off"
         advice = "switch it on (systemd-timesyncd, chrony), or name --peers to compare with their clocks"
         yield CheckResult("clock.synchronised", "warn", text, advice)
     elif state >= 0:

@@ -64,10 +64,10 @@ FINDINGS: dict[str, Meaning] = {
         "a peer dialled as `join` would: is it the expected one, is it in the directory, what does it relay",
         "the finding says; `fail` where no peer at all is reached",
     ),
-    "clock.peers": Meaning("this clock beside the peers'", "switch on time synchronisation: 3 s off is refused"),
+    "clock.peers": Meaning("this clock beside the peers'", "switch on time synchronization: 3 s off is refused"),
     "clock.synchronised": Meaning(
         "whether the kernel is told the time by anybody, where no peer was asked",
-        "switch on time synchronisation (systemd-timesyncd, chrony); a virtual machine may have its host's time",
+        "switch on time synchronization (systemd-timesyncd, chrony); a virtual machine may have its host's time",
     ),
     "nat.kind": Meaning(
         "how others can reach this machine: public address, private ones behind NAT, a carrier's NAT, or none",

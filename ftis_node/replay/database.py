@@ -1,6 +1,6 @@
 """The buffer's SQLite file: schema, connections, rows.
 
-WAL with full synchronisation: what a commit acknowledged is on disk. The daemon writes through one connection in one
+WAL with full synchronization: what a commit acknowledged is on disk. The daemon writes through one connection in one
 thread; readers (`replay list`, the door's look-ups) open their own read-only connection and never block the writer.
 """
 

@@ -17,7 +17,7 @@ import torch
 from ftis_node.config.disk_room import replace_file
 from ftis_node.config.home import Home
 from ftis_node.config.home_schema import mark_schema, marked_schema
-from ftis_node.learner.checkpoint.checkpoint import Owner, gather, newest_usable, state_of, write_checkpoint
+from ftis_node.learner.checkpoint.checkpoint import CheckpointOwner, gather, newest_usable, state_of, write_checkpoint
 from ftis_node.learner.checkpoint.legacy_checkpoints import older_checkpoints, renew
 from ftis_node.node.peers.store import PeerStore
 from ftis_node.records.identity import Identity
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-OWNER = Owner(run_id="r", model="m", model_fingerprint="f", trains="full")
+OWNER = CheckpointOwner(run_id="r", model="m", model_fingerprint="f", trains="full")
 SEED = bytes(range(32))
 
 

@@ -381,9 +381,9 @@ def test_a_dead_bootstrap_is_said_and_tried_again(life: Life) -> None:
 def test_a_wrong_clock_is_said_in_the_log_and_by_status(life: Life) -> None:
     (line,) = [line for line in life.lines if "this machine's clock" in line]
     off_s = r"(4\.[5-9]|5\.[0-5]) s"  # an answer that is late on a busy machine shifts it
-    assert re.search(rf"{off_s} ahead of the peers', they refuse what we send: switch on time synchronisation", line)
+    assert re.search(rf"{off_s} ahead of the peers', they refuse what we send: switch on time synchronization", line)
     said = " ".join(life.status.split())
-    assert re.search(rf"the peers' clocks are -{off_s} off ours: switch on time synchronisation", said)
+    assert re.search(rf"the peers' clocks are -{off_s} off ours: switch on time synchronization", said)
 
 
 def test_a_second_start_on_the_same_home(life: Life) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SKEW_NOTE_S = 1.0
 SKEW_REFUSED_S = 3.0  # peers of hivemind refuse what is further off
 CALM_SHARE = 0.8  # of SKEW_NOTE_S: only below is a clock called right again, so that one at the edge makes few lines
-SYNCHRONISE = "switch on time synchronisation (systemd-timesyncd, chrony)"
+SYNCHRONISE = "switch on time synchronization (systemd-timesyncd, chrony)"
 NO_PEERS_GIVEN = "no peers were given"  # both as gossip/membership/connection_state.py has them
 NOBODY_ANSWERS = "no bootstrap peer answers"
 P2PDS_PREAMBLE = re.compile(r"failed to dial.*all dials failed \* \[[^]]*\] ")

@@ -66,7 +66,7 @@ def test_the_directory_keeps_only_the_manifest_of_the_run_that_it_names(payload:
 
 
 def test_a_manifest_of_another_version_is_named() -> None:
-    canonical = MANIFEST.canonical().replace(b'"schema_version":1', b'"schema_version":2')
+    canonical = MANIFEST.canonical().replace(b'"schema_version":2', b'"schema_version":3')
     with pytest.raises(ConfigError, match="made by another version of ftis-node"):
         parse_canonical(canonical, source="run x")
 

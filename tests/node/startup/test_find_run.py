@@ -43,7 +43,7 @@ def test_a_canonical_text_is_the_run_that_was_asked_for(tmp_path: Path, monkeypa
     "text",
     [
         CANONICAL.replace(b",", b", "),
-        CANONICAL.replace(b'"schema_version":1,', b""),
+        CANONICAL.replace(b'"schema_version":2,', b""),
         CANONICAL.replace(b'"name":"asked"', b'"name":"other","name":"asked"'),
         CANONICAL.replace(b"1e-06", b"0.000001"),
         CANONICAL + b"\n",

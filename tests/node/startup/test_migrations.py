@@ -41,9 +41,9 @@ PEER = "12D3KooWKVUU6HyBAxFk1xtH4qEU7NmphAH9gx5PWRmJPNd1wnPM"
 STEP = 2
 NUM_GROUPS = 5
 RUN_IDS = {
-    1: "cc327f03e413e0d72e2c7e86a1a94602",
-    2: "cd69fcb43a690503fe8cabf7f79c2842",
-    4: "85e928751e1a3ef4abdb618dcf437d57",
+    1: "1b75b17bc164fe09ee9203d3b095a602",
+    2: "b7d8cddac1d109aa5d55e9b03dbb0db5",
+    4: "7228abb266390eff2a761ebcd9ad91e6",
 }
 LAST_NUMBERS = {1: 64, 2: 64, 4: 21}
 

@@ -18,12 +18,12 @@ from ftis_node.config.home import Home
 from ftis_node.config.home_schema import HOME_SCHEMA, mark_schema
 from ftis_node.config.manifest import load_manifest
 from ftis_node.errors import ConfigError, DamagedError, FtisError, MachineError
-from ftis_node.node.loops.train import write_taken
 from ftis_node.node.peers.store import PeerStore
 from ftis_node.node.startup import migrations as upgrade
 from ftis_node.node.startup.null_workers import NullLearner
 from ftis_node.node.startup.recovery import log_unknown_steps, recover_buffer, rescue_files
 from ftis_node.node.startup.run_plan import plan_run
+from ftis_node.node.training.step_selection import write_taken
 from ftis_node.records.identity import Identity
 from ftis_node.replay import soundness
 from ftis_node.replay.buffer import ReplayBuffer
