@@ -12,8 +12,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class NodeState:
-    """Where the node is in its run. Each field has one writer: the train loop, or without a learner the follow loop;
-    the shards loop for `read_shards`."""
+    """The node's position in its run.
+
+    Each field has one writer: the train loop, or without a learner the follow loop; the shards loop for `read_shards`.
+    """
 
     step: int = 0
     policy_version: int = 0

@@ -21,7 +21,7 @@ def serves_adapters(settings: NodeSettings) -> bool:
     if not settings.lora or wanted == "merge" or settings.engine == "torch":
         return False
     if not settings.generates:
-        return wanted == "serve"  # whoever says so knows that the generators can
+        return wanted == "serve"  # an explicit "serve" asserts that the generators can
     if wanted == "serve":
         choose_engine("vllm")
         return True

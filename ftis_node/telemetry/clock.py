@@ -1,8 +1,8 @@
 """Unix time that does not jump.
 
 A machine's clock is set: by minutes at boot, by hours when a battery was empty or a person was wrong. Times that others
-gave are held against that clock, for it is what the swarm shares; how long something lasts here is not. So bans are
-counted by this one: the wall clock's word of when it was made, and a steady clock's since.
+sent are compared with that clock, because the swarm shares it. Durations on this machine must not jump. So bans are
+counted by this clock: the wall clock at its creation, plus a steady clock since then.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The event trail: one JSON line for each thing that happened, in `events.jsonl`.
+"""The event trail: one JSON line for each event, in `events.jsonl`.
 
 Every stage of a rollout writes one line with the group's id, so a text search follows one group from prompt to
-gradient. The file is turned over at a size, so a node that runs for months does not fill the disk with it.
+gradient. The file is rotated by size, so a node that runs for months does not fill the disk with it.
 """
 
 from __future__ import annotations
@@ -114,14 +114,14 @@ class EventTrail:
 
 
 def trail_files(path: Path) -> list[Path]:
-    """The trail's files, those that were turned over first, the present one last; only those that exist."""
+    """Return the trail's existing files: rotated ones first, the present one last."""
     numbered = [file for file in path.parent.glob(f"{path.name}.*") if file.suffix[1:].isdecimal()]
     older = sorted(numbered, key=lambda file: int(file.suffix[1:]), reverse=True)
     return [file for file in (*older, path) if file.exists()]
 
 
 def _drop_half_line(path: Path) -> None:
-    """Cuts off what a full disk or a power cut left of a last line, so that the next begins a line of its own."""
+    """Remove the rest of a last line that a full disk or a power cut left, so that the next event starts a line."""
     check_regular(path, follow_links=False)
     if not path.exists():
         return

@@ -1,12 +1,12 @@
-"""Errors that nobody waits for: they end the process with their reason, and are never only a line in the log.
+"""Unhandled errors: they end the process with their reason, and are never only a line in the log.
 
     a task that nobody awaits, a callback, a timer --> the loop's exception handler --+
     a thread                                       --> threading.excepthook ----------+--> on_fault(where, error)
 
-A process that goes on after such an error is half alive: something in it no longer turns, and nobody knows. What counts
-is an error that passed through code of ours, or one that `report` tells of. Libraries have tasks and threads of their
-own, and hivemind's answer strangers, who must not be able to end a node: what fails there without us is logged, once
-for each kind, and whatever it served is watched over from outside (p2pd's connection, heartbeats, time limits).
+A process that continues after such an error is half alive: a part of it has stopped, and no one knows. An error counts
+if it passed through our code, or if `report` reports it. Libraries have separate tasks and threads. Those of hivemind
+serve unknown peers, who must not be able to end a node. So errors in libraries alone are logged, once for each kind.
+What such a task served is supervised from outside (p2pd's connection, heartbeats, time limits).
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ log = logging.getLogger(__name__)
 
 OnFault: TypeAlias = "Callable[[str, BaseException], None]"
 PACKAGE = str(Path(__file__).parents[1])
-MAX_KINDS = 64  # of libraries' errors that are told once each; more kinds than that are not told
+MAX_KINDS = 64  # of libraries' errors that are logged, once each; further kinds are not logged
 
 
 def watched_task(work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
-    """A task that nobody awaits while it runs; where it fails, that is a fault at once."""
+    """Return a task that no code awaits while it runs; if it fails, that is a fault at once."""
     task = asyncio.create_task(work, name=name)
     task.add_done_callback(report)
     return task
 
 
 def report(task: asyncio.Task[Any]) -> None:
-    """Tells the loop's exception handler of a task that failed; for `add_done_callback`."""
+    """Report a failed task to the loop's exception handler; for `add_done_callback`."""
     if not task.cancelled() and (error := task.exception()) is not None:
         context = {"message": "a task failed", "exception": error, "task": task, "is_fault": True}
         task.get_loop().call_exception_handler(context)
@@ -45,7 +45,7 @@ def report(task: asyncio.Task[Any]) -> None:
 
 @contextmanager
 def unhandled_errors(on_fault: OnFault) -> Iterator[None]:
-    """While the block runs, in the running loop and in all threads, `on_fault` hears where what failed, in the loop.
+    """Call `on_fault` in the loop with the place and the error, for this loop and all threads, while the block runs.
 
     It is called for the first fault alone; further ones are logged.
     """

@@ -1,9 +1,9 @@
-"""What a run did so far, as points for curves, from its event trail: at once, or as it goes on.
+"""The history of a run as points for curves, from its event trail: at once, or as the run continues.
 
-Trails are long (a line or more a group, hundreds of megabytes), so a line is first looked at for its name alone and
-read in full only where it is a point; of all others the last few are kept as they were written. A step that was done
-again, for the learner fell back to an older checkpoint, takes the place of what stood there from that step on: the
-curves show the run that the weights went through.
+Trails are long (a line or more a group, hundreds of megabytes). So only the event name of a line is read first, and the
+line is parsed only if it is a point. Of all other lines the last few are kept as text. If the learner fell back to an
+older checkpoint, a repeated step replaces the points from that step on. The curves show the steps that the weights
+went through.
 """
 
 from __future__ import annotations

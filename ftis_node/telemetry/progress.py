@@ -1,4 +1,4 @@
-"""How long work tells of itself: whoever does it says how far it is, whoever started it chooses how to show that."""
+"""Progress of long work: the worker reports how far it is, and the caller chooses how to show that."""
 
 from __future__ import annotations
 

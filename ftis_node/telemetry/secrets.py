@@ -1,9 +1,9 @@
-"""What this process must never write down, and the one place where it is taken out of what it writes.
+"""Redaction: secrets that this process must never write down, and the one function that removes them.
 
-Whoever reads a secret names it here (`keep_secret`). What becomes a log line, a traceback of the command line, an event
-or a status passes `redacted`, so that a secret that found its way into an error's text ends there. It looks for the
-secret as text, in hex, in base64 at each of the three places where a triple of bytes may begin, and as Python shows
-bytes; and for what looks like an access token of the hub or an `Authorization` header, whoever it belongs to.
+Code that reads a secret registers it here (`keep_secret`). Log lines, tracebacks of the command line, events and
+statuses pass `redacted`, so that a secret in an error's text is not written. It looks for the secret as text, in hex,
+and in base64 at each of the three offsets of a triple of bytes. It also looks for the form in which Python shows bytes,
+and for any access token of the hub or `Authorization` header.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def keep_variables_secret(environment: Mapping[str, str] = os.environ) -> None:
 
 
 def forms_of(secret: bytes) -> Iterator[str]:
-    """How the bytes of a secret may stand in a text."""
+    """Yield the forms that the bytes of a secret may have in a text."""
     yield secret.hex()
     yield secret.hex().upper()
     yield repr(secret)[2:-1]

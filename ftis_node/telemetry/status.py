@@ -72,11 +72,11 @@ class GenerationStatus(msgspec.Struct, frozen=True):
 class LearnerStatus(msgspec.Struct, frozen=True):
     """The learner worker: figures of the last step; `own_groups` and `foreign_groups` used in all steps.
 
-    `micro_batch_tokens` is what the step was done with, smaller than set after it ran out of memory `out_of_memory`
-    times.
+    `micro_batch_tokens` is the size of the last step: it is below the setting after the step ran out of memory
+    `out_of_memory` times.
 
-    `mismatch_kl` (nats a token) and `mismatch_share` (of tokens whose ratio is off by more than 1 %) say what engine
-    and learner disagree by; as last measured, which was under `mismatch_version`. `kl_to_start` is None where the run
+    `mismatch_kl` (nats a token) and `mismatch_share` (of tokens whose ratio is off by more than 1 %) measure how engine
+    and learner differ. They are the last measurement, made under `mismatch_version`. `kl_to_start` is None if the run
     has no such term. `last_step_at`: Unix time of the newest step since the node's start, None before one. `layout`:
     whether sequences are computed in packed or padded rows, `kernels`: what computes a layer (`learner.kernels`); None
     before the learner's start.
@@ -115,10 +115,10 @@ class SwarmStatus(msgspec.Struct, frozen=True):
     own groups by peers to which the group was not sent. `non_ed25519`: connections, messages and streams of peers whose
     key is of another type; they are ignored.
     `reachability`: unknown, local, relayed or public. `clock_skew_s`: peers' clocks less ours, None before one was met.
-    Weights between a learner and its generators are counted apart; `weights_age_s` is how long ago the learner offered
-    those that a generator serves, `weights_refused` why it did not take others.
-    `peers_newer` and `peers_older` are connected members that speak another version of the wire than this node,
-    `update` says what to do where most speak a newer one.
+    Weights between a learner and its generators are counted apart. `weights_age_s` is the time since the learner
+    offered the weights that a generator serves. `weights_refused` is why it did not take others.
+    `peers_newer` and `peers_older` are connected members with another wire version than this node. `update` is the
+    advice if most have a newer one.
     """
 
     state: str = "stopped"
@@ -185,11 +185,12 @@ class ReplayStatus(msgspec.Struct, frozen=True):
 
 
 class LimitsStatus(msgspec.Struct, frozen=True):
-    """What the node uses of what it may use, in bytes; None before the first look, or where there is no such limit.
+    """What the node uses of its limits, in bytes; None before the first look, or if there is no such limit.
 
-    `paused`: why nothing is made or pulled until there is room, "" where it goes on. `home_bytes` is all that lies in
-    the home; `buffer_bytes` the envelopes in it, `ready_bytes` those of peers that wait for a step. `out_of_files`
-    counts snapshots for which no file could be opened, `http_refused` HTTP requests and connections by reason.
+    `paused`: why nothing is made or pulled until there is disk space, "" if the node is not paused. `home_bytes` is
+    all files in the home; `buffer_bytes` the envelopes in it, `ready_bytes` those of peers that wait for a step.
+    `out_of_files` counts snapshots for which no file could be opened, `http_refused` HTTP requests and connections by
+    reason.
     """
 
     paused: str = ""

@@ -1,7 +1,7 @@
-"""Text of strangers on a screen: names and completions of peers may hold anything, also commands to a terminal.
+"""Untrusted text on a terminal: names and completions of peers may hold anything, also terminal commands.
 
-What is not printable (control characters, escape sequences, marks that turn the direction of writing) is written out as
-Python would in a string: `\\x1b`. Widths are those of a terminal's cells.
+Characters that are not printable are escaped as in a Python string: `\\x1b`. These are control characters, escape
+sequences, and marks that change the direction of writing. Widths are those of a terminal's cells.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The trackers that a node can send its figures to: TensorBoard's event files, Weights & Biases, trackio.
 
-Each library is optional and imported only when its tracker is opened. TensorBoard's files are written with the record
-writer of the `tensorboard` package itself: torch's writer would bring torch into the daemon, and the package's own
+Each library is optional and imported only when its tracker is opened. The record writer of the `tensorboard` package
+writes TensorBoard's files. The writer of torch would import torch into the daemon. The package's own
 higher-level writers have a thread that hides a full disk. Calls may block and raise anything: see `tracking.py`.
 """
 
@@ -85,7 +85,7 @@ class WandbTracker:
             mode=None if can_log_in else "offline",
             settings=wandb.Settings(console="off", silent=True, disable_git=True),
         )
-        # Steps on an axis of their own: W&B's counter starts anew in an offline run and refuses to go back.
+        # Steps on a separate axis: W&B's counter starts again at 0 in an offline run and refuses to go back.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
         if can_log_in:

@@ -1,10 +1,11 @@
 """Figures on their way to the trackers, which may be slow, broken or out of reach, and never stop a node.
 
-Each tracker has a thread and a bounded queue. What does not fit into the queue is dropped and counted; what a tracker
-fails at is counted and said once, and the tracker is opened anew for the next figures: a new file, a new connection.
+    consumes: figures of steps and evaluations     produces: curves
+    waits for: figures, and the tracker            unblocked by: the train loop
 
-consumes: figures of steps and evaluations     produces: curves
-waits for: figures, and the tracker            unblocked by: the train loop
+Each tracker has a thread and a bounded queue. Figures that do not fit into the queue are dropped and counted. Errors of
+a tracker are counted and logged once. The tracker is then opened again for the next figures: a new file, a new
+connection.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ DEFAULT_CLOSE_LIMIT_S = 5.0
 
 
 class TrackerThread:
-    """One tracker, opened, fed and closed in a thread of its own; `offer` and `end` belong to the event loop."""
+    """A tracker, opened, fed and closed in a separate thread; `offer` and `end` belong to the event loop."""
 
     def __init__(self, name: str, open_tracker: Callable[[], Tracker], *, capacity: int = DEFAULT_CAPACITY) -> None:
         self.name = name

@@ -1,10 +1,10 @@
-"""What the event trail remembers of a node's former starts, read once when it starts.
+"""Trail summary: what the event trail holds of a node's former starts, read once when the node starts.
 
-A line is written after what it tells of was done, so the trail is never ahead of the buffer; where it is, the buffer
-has lost its last commits (a torn write-ahead log, a file from a backup). Then the trail knows what must not be done
-twice: which groups steps have used, and how far own groups were numbered.
+A line is written after its event, so the trail is never ahead of the buffer. If it is, the buffer has lost its last
+commits (a torn write-ahead log, a file from a backup). Then the trail holds what must not be done twice: which groups
+steps have used, and how far own groups were numbered.
 
-Lines that are damaged are passed over and counted.
+Damaged lines are skipped and counted.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Remembered:
 
     @property
     def in_doubt(self) -> list[TrailGroup]:
-        """The groups of a step that has no line of its own: the learner's checkpoint says whether it was done."""
+        """Return the groups of a step that has no line: the learner's checkpoint shows whether the step was done."""
         pending = self._in_doubt | self._taken
         known = self._admitted
         return [TrailGroup(bytes.fromhex(name), *known.get(name, ("", 0)), step) for name, step in pending.items()]
@@ -131,7 +131,7 @@ class Remembered:
             self.num_damaged += 1
 
     def _begin(self, step: int) -> None:
-        """A step takes groups. Where it was done before the learner fell back: it is not done until told again."""
+        """Note that a step takes groups. If the learner fell back before it, it is not done until its next line."""
         self._in_doubt.clear()
         if step <= self.step:
             self._used = {name: at for name, at in self._used.items() if at < step}

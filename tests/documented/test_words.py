@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 ALLOWED = {
     "deploy": (0, 2),
-    "docs": (132, 89),
+    "docs": (113, 40),
     "ftis_node": (1, 1),
     "ftis_node/algorithms": (0, 1),
     "ftis_node/cli": (29, 2),
@@ -26,21 +26,19 @@ ALLOWED = {
     "ftis_node/dashboard": (27, 2),
     "ftis_node/doctor": (30, 2),
     "ftis_node/evaluation": (4, 2),
-    "ftis_node/generation": (70, 41),
     "ftis_node/gossip": (2, 7),
     "ftis_node/lab": (16, 14),
     "ftis_node/learner": (69, 50),
     "ftis_node/memory": (16, 24),
     "ftis_node/models": (16, 9),
-    "ftis_node/node": (98, 24),
+    "ftis_node/node": (20, 0),
     "ftis_node/records": (22, 17),
     "ftis_node/replay": (33, 15),
     "ftis_node/report": (18, 2),
     "ftis_node/swarm": (10, 4),
     "ftis_node/tasks": (37, 23),
-    "ftis_node/telemetry": (51, 13),
+    "ftis_node/telemetry": (22, 2),
     "ftis_node/validation": (12, 2),
-    "ftis_node/workers": (30, 26),
 }
 
 

@@ -1,9 +1,11 @@
 """The generate loop: a free slot becomes a prompt, the prompt a scored group of completions.
 
-consumes: prompts of the node's own order     produces: scored groups, onto the publish queue
-waits for: a free slot                        unblocked by: the hand-over of a step's weights (train loop)
-           disk space in the home                           the disk_space loop
-           budget left                                      nothing: generation is over (budget.py)
+Inputs and outputs:
+
+    consumes: prompts of the node's own order     produces: scored groups, onto the publish queue
+    waits for: a free slot                        unblocked by: the hand-over of a step's weights (train loop)
+               disk space in the home                           the disk_space loop
+               budget left                                      nothing: generation is over (budget.py)
 """
 
 from __future__ import annotations

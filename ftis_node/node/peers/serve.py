@@ -124,9 +124,10 @@ class PeerRequestHandler:
     async def confirmed(self, peer_id: str, ids: Sequence[bytes]) -> None:
         """Note that a peer fetched and checked these groups; each own group counts once.
 
-        All peers know the ids of announced groups. So a confirmation counts only for groups that this node sent to the
-        peer, or if the peer is the followed learner or has sent good groups. Groups that other peers claim to hold
-        are fetched back from them first (`reannounce.py`): they may be from an earlier life of this node.
+        All peers know the ids of announced groups. So a confirmation counts only in two cases. Either this node
+        sent the group to the peer, or the peer is the followed learner or has sent good groups. Groups that other
+        peers claim to hold are fetched back from them first (`reannounce.py`): they may be from an earlier life of
+        this node.
         """
         is_believed = peer_id == self._context.settings.roles.follow or self._peers.is_known(peer_id)
         for group_id in ids:

@@ -77,11 +77,11 @@ async def running_components(
     *,
     on_progress: OnProgress = unwatched,
 ) -> AsyncIterator[NodeComponents]:
-    """The running parts of a node; everything is stopped and saved when the block ends, however it ends.
+    """Yield the running parts of a node; stop and save everything when the block ends, however it ends.
 
-    `makers` None: workers in processes of their own and a real network.
+    `makers` None: workers in separate processes and a real network.
 
-    Raises ModelError, TaskError, ConfigError, UsageError, NetworkError, MachineError, WorkerError.
+    Raise ModelError, TaskError, ConfigError, UsageError, NetworkError, MachineError, WorkerError.
     """
     makers, prepared = await prepare(settings, plan, home, makers, on_progress)
     async with AsyncExitStack() as stack:
@@ -150,7 +150,7 @@ def _assembled(stack: AsyncExitStack, prepared: Prepared, makers: NodeFactory) -
         domain=prepared.domain,
         eval_tasks=prepared.eval_tasks,
         scorer=IsolatedScorer(prepared.task, scored_only=prepared.eval_tasks),
-        strangers_scorer=IsolatedScorer(prepared.task),  # its process starts with the first stranger's group
+        strangers_scorer=IsolatedScorer(prepared.task),  # starts its process with the first group of an unknown peer
         generation=generation,
         evaluated=generation.newest,
         learner=learner,
@@ -173,7 +173,7 @@ def _assembled(stack: AsyncExitStack, prepared: Prepared, makers: NodeFactory) -
 
 
 def _workers(makers: NodeFactory, ingredients: NodeInputs, state: NodeState) -> tuple[Generation, Learning]:
-    """Both, or what stands in the place of the one that the node's role does without."""
+    """Return both workers; a null object replaces the one that the node's role lacks."""
     settings = ingredients.settings
     learner: Learning = (
         makers.learner(ingredients) if settings.learns else NullLearner(parameter_count(ingredients.source))

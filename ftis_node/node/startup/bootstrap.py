@@ -1,7 +1,7 @@
 """A bootstrap node: no model, no rollouts; an address book and relay for the nodes of any run.
 
-Its event loop is watched as a node's is; what blocks it is in the log, and after ten minutes it ends for whatever
-starts it again.
+A watchdog checks its event loop, as in a full node. It logs the code that blocks the loop, and ends the process after
+ten minutes, so that a supervisor can restart it.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ def run_bootstrap_node(
     announce: tuple[str, ...] = (),
     show: Callable[[list[str]], None],
 ) -> None:
-    """Serves until SIGINT or SIGTERM. `show` gets the dialable addresses as soon as they are.
+    """Serve until SIGINT or SIGTERM. `show` gets the dialable addresses as soon as they are known.
 
-    `announce` are addresses to tell others instead of what is found, without `/p2p/ID`.
+    `announce` are the addresses to announce in place of the discovered ones, without `/p2p/ID`.
 
-    Raises ConfigError for a malformed address, HomeInUseError, UsageError for a taken port, MachineError.
+    Raise ConfigError for a malformed address, HomeInUseError, UsageError for a taken port, MachineError.
     """
     allow_open_files()
     with opened(home):

@@ -1,6 +1,6 @@
-"""Where the heavy parts of a node come from: workers in processes of their own, and a real network.
+"""Factories of the heavy parts of a node: workers in separate processes, and a real network.
 
-`NodeFactory` is the seam at which an experiment puts engines, learners and a network that live in its own process.
+An experiment replaces `NodeFactory` to run engines, learners and a network in its own process.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class ProcessNodeFactory:
 
     @property
     def listen_addresses(self) -> tuple[ListenAddress, ...]:
-        """Where the network will listen."""
+        """Return the addresses on which the network will listen."""
         return self._network.listen_addresses
 
     def arrange(self, settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> WorkerPlacement:

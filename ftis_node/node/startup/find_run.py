@@ -27,10 +27,11 @@ def is_run_id(run: str) -> bool:
 
 
 def find_run(run_id: str, settings: NodeSettings, home: Home) -> RunManifest:
-    """Asks the given peers. Raises UsageError without peers, NetworkError where nobody has it.
+    """Ask the given peers for the manifest of a run.
 
-    ConfigError for a manifest that this version does not understand, or that is that of another run when it is read:
-    the id is a hash of its text, and a text that is not in the canonical form says something else.
+    Raise UsageError without peers, and NetworkError if no peer has it. Raise ConfigError if this version does not
+    understand the manifest, or if the parsed manifest has another run id. The id is a hash of the text, so a text that
+    is not in canonical form has another id.
     """
     from ftis_node.gossip.directory.manifest_lookup import find_manifest
     from ftis_node.gossip.settings import NetworkSettings

@@ -1,15 +1,15 @@
-"""Opening a home that an older version of ftis-node has written: step by step, with a backup of what is changed.
+"""Migrations: open a home that an older version of ftis-node wrote, step by step, with a backup of changed files.
 
     schema 1 -> 2   the buffer keeps the tokens of groups that came as text
     schema 2 -> 3   the buffer keeps whose weights made a group, and the numbers of groups it no longer has
-    schema 3 -> 4   checkpoints have checksums and name the groups of their step, and the run by its present id; what
-                    is set no more is not in settings.json
+    schema 3 -> 4   checkpoints have checksums and name the groups of their step, and the run by its present id;
+                    settings.json loses the settings that no longer exist
     schema 4 -> 5   settings and the run's manifest have standard keys; the manifest, and so the run, has a new id
 
-First room is looked for, then `backups/<time>-schema-N/` is written, whole or not at all; then the steps. Each is a
-transaction or a file replaced, finds for itself whether it is done, and is noted in `home.json` when it is: a machine
-that stops anywhere between goes on there at the next start. A home that a newer version wrote is refused and not
-touched.
+The free space is checked first. Then `backups/<time>-schema-N/` is written, whole or not at all. Then the steps run.
+Each step is one transaction or one replaced file, detects whether it is done, and is then noted in `home.json`. A
+machine that stops between steps continues there at the next start. A home of a newer version is refused and not
+changed.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Upgrade:
         return sum(path.stat().st_size for path in self.files())
 
     def files(self) -> list[Path]:
-        """What is changed, here or by the next start, which writes settings and manifest anew."""
+        """Return the files that change, here or at the next start, which rewrites settings and manifest."""
         states = [path / name for path in self.checkpoints for name in ("state.json", "checksums.json")]
         buffer = [self.home.replay] if self.buffer else []
         settings = (self.home.settings, self.home.run_toml, self.home.node_toml)
@@ -78,9 +78,9 @@ class Upgrade:
 
 @contextmanager
 def opened(home: Home) -> Iterator[None]:
-    """Holds the home's lock, with everything in it of the present schema.
+    """Hold the home's lock, with everything in it at the present schema.
 
-    Raises HomeInUseError, ConfigError for a newer or damaged home, MachineError where there is no room for a backup.
+    Raise HomeInUseError, ConfigError for a newer or damaged home, MachineError without space for a backup.
     """
     refuse_newer(home)
     with suppress(DamagedError):  # a newer buffer is refused before anything is touched, a damaged one saved below
@@ -106,7 +106,7 @@ def bring_up_to_date(home: Home) -> None:
 
 
 def upgrade(home: Home, *, after_step: Callable[[int], None] = lambda schema: None) -> None:
-    """Brings a home whose lock is held to the present schema. `after_step` is told each schema that is reached."""
+    """Bring a home whose lock is held to the present schema. Call `after_step` with each schema that is reached."""
     schema = _schema_of(home)
     if schema < HOME_SCHEMA:
         plan = _plan(home, schema)

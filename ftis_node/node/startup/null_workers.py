@@ -1,7 +1,7 @@
-"""What stands in the place of a worker that a node's role does without: it keeps the protocol and does nothing.
+"""Null objects for the workers that a node's role lacks: they keep the protocol and do nothing.
 
-So the loops and the status need not ask which role they run in. Which loops a role has is said in `node.py`; a call
-that only a missing loop would make says so.
+So the loops and the status need not ask for their role. `daemon.py` lists the loops of each role. A call that only a
+missing loop would make raises an error that says so.
 """
 
 from __future__ import annotations

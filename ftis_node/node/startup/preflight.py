@@ -1,7 +1,7 @@
-"""What can be told of a start within a second: before torch is imported, a worker started or anything written.
+"""Checks of a start that take less than a second: before torch is imported, a worker started or anything written.
 
-Each look raises the one line that says what to do. What they look at may change a moment later, so those who then open
-the port or write the file have their own errors, too; a volunteer rarely gets to see those.
+Each check raises one line that says what to do. What they check may change a moment later, so the code that then opens
+the port or writes the file has its own errors too. A volunteer rarely sees those.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def told_runs(home: Home) -> list[str]:
 
 
 def check_room(home: Home, source: ModelSource, settings: NodeSettings) -> None:
-    """Raises MachineError where the home's disk has no room for one checkpoint more."""
+    """Raise MachineError if the home's disk has no space for one more checkpoint."""
     needed, free = RESERVE_BYTES, free_bytes(home.root)
     if settings.learns:
         needed += checkpoint_bytes(source, settings)
@@ -104,7 +104,7 @@ def check_room(home: Home, source: ModelSource, settings: NodeSettings) -> None:
 
 
 def check_saved(home: Home, source: ModelSource, settings: NodeSettings, *, step: int) -> None:
-    """At a node's end: raises MachineError where its last steps are not on disk for want of room."""
+    """Raise MachineError at a node's end if a full disk kept its last steps from being saved."""
     newest = newest_complete(home.checkpoints, CHECKPOINT_PREFIX)
     saved = 0 if newest is None else int(newest.name.removeprefix(CHECKPOINT_PREFIX))
     if saved < step and free_bytes(home.checkpoints) < checkpoint_bytes(source, settings):

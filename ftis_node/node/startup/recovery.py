@@ -59,7 +59,7 @@ def _tell(home: Home, **fields: str | int) -> None:
 
 
 def recover_buffer(buffer: ReplayBuffer, remembered: Remembered, events: EventTrail, *, peer_id: str) -> None:
-    """Brings a buffer to what the event trail knows, and lets go of groups that are not what was stored."""
+    """Bring a buffer to the state of the event trail, and release groups that differ from what was stored."""
     for group_id in buffer.release_damaged():
         log.warning("group %s is not what was stored: it is released unused", group_id.hex()[:12])
         events.write("released", group=group_id, reason=ReleaseReason.DAMAGED)

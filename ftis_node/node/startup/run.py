@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 def run_until_stopped(
     settings: NodeSettings, plan: RunPlan, home: Home, *, steps: int | None, on_progress: OnProgress = unwatched
 ) -> None:
-    """Runs a node in this process until its steps are done, or SIGINT or SIGTERM arrives.
+    """Run a node in this process until its steps are done, or SIGINT or SIGTERM arrives.
 
-    `on_progress` hears what is waited for until it runs.
+    `on_progress` is called with each part of the start that is waited for.
 
-    Raises FtisError: HomeInUseError, ConfigError, ModelError, NetworkError, MachineError, WorkerError.
+    Raise FtisError: HomeInUseError, ConfigError, ModelError, NetworkError, MachineError, WorkerError.
     """
     keep_to(settings.limits)
     watchdog = Watchdog(settings.observe, manager=ServiceManager.from_environment())

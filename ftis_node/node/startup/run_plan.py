@@ -26,10 +26,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """`manifest.task` is the canonical SPEC; `task_spec` is the same with this node's paths.
+    """The run, task and evaluations of one start.
 
-    `eval_specs` is what is evaluated on; empty: this node has no held-out problems. `domain_spec` is what this node
-    generates for: parts of the run's task in proportions of its own; None: the whole task.
+    `manifest.task` is the canonical SPEC; `task_spec` is the same with this node's paths. `eval_specs` are the tasks to
+    evaluate on; empty: this node has no held-out problems. `domain_spec` is the task that this node generates for:
+    parts of the run's task in different proportions; None: the whole task.
     """
 
     manifest: RunManifest
@@ -47,13 +48,17 @@ def plan_run(
     find: Callable[[str], RunManifest] | None = None,
     data_paths: Mapping[str, str] | None = None,
 ) -> RunPlan:
-    """The plan that the flags of `join` describe.
+    """Return the plan that the flags of `join` describe.
 
-    Without a run, the home's own; in a new home the preset that fits the task. Where the run mixes several tasks and
-    `task` names parts of them alone, that is the node's domain, and the run stays; else it replaces the manifest's
-    task: the run id follows from the result, so nodes of different runs never mix. Without a task a home keeps its
-    domain. `find` gets a manifest by its run id from the swarm, where the home has not got it. `data_paths` are files
-    of parts that `task` does not name. Raises ConfigError, TaskError, and what `find` raises.
+    Without a run, use that of the home; in a new home, the preset that fits the task. If the run mixes several tasks
+    and `task` names only parts of them, these become the node's domain and the run stays. Else `task` replaces the
+    manifest's task. The run id follows from the result, so nodes of different runs never mix. Without a task a home
+    keeps its domain.
+
+    `find` fetches a manifest by its run id from the swarm if the home does not have it. `data_paths` are files of
+    parts that `task` does not name.
+
+    Raise ConfigError, TaskError, and the errors of `find`.
     """
     own = own_manifest(home, is_given=run is not None)
     if own is not None and run in (None, own.run_id):
@@ -92,7 +97,7 @@ def kept_domain(home: Home, manifest: RunManifest) -> TaskSpec | None:
 
 
 def _checked_domain(domain: TaskSpec, manifest: RunManifest) -> TaskSpec:
-    """Raises ConfigError where this run has no room for domains."""
+    """Return `domain`. Raise ConfigError if this run allows no domains."""
     if manifest.step.prompt_sharing == "horizontal":
         raise ConfigError(
             f'all nodes of run {manifest.name} answer the same prompts (step.prompt_sharing = "horizontal"), so none '

@@ -1,7 +1,7 @@
-"""An event trail with lines that are none: they are left out, and the file as it was is kept.
+"""Repair of an event trail with damaged lines: they are left out, and the original file is kept.
 
-A disk that turned bytes, or a power cut that left zeros, must not keep a node from starting; nor is what it wrote
-thrown away. What a half-written last line leaves is no damage: `events.py` cuts that off.
+Bytes that a disk corrupted, or zeros after a power cut, must not keep a node from starting. The file is not discarded
+either. A half-written last line is no damage: `events.py` removes it.
 """
 
 from __future__ import annotations

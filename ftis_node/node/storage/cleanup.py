@@ -42,9 +42,9 @@ async def reclaim(
     learns: bool,
     look: Callable[[], Awaitable[HomeUse]],
 ) -> AsyncIterator[tuple[str, int]]:
-    """Removes until `missing_bytes` are free or nothing more may go; gives what went and how many bytes that made free.
+    """Remove files until `missing_bytes` are free or no file may go; yield what went and how many bytes that freed.
 
-    `look` says how the home stands.
+    `look` returns the present use of the home.
     """
     wanted_bytes = (await look()).used_bytes - missing_bytes
     saved_step = _saved_step(home) if learns else None
@@ -65,7 +65,7 @@ async def reclaim(
 
 
 def rotate_logs(home: Home, *, max_bytes: int) -> list[Path]:
-    """Turns over what has grown too long in the home's folder of logs; returns what was. Raises OSError."""
+    """Rotate the log files of the home that are too long; return their paths. Raise OSError."""
     return [path for path in home.logs.glob("*.log") if rotate_log(path, max_bytes=max_bytes)]
 
 
@@ -80,7 +80,7 @@ def _old_logs(home: Home) -> Iterator[Path]:
 
 
 async def _remove_old_events(home: Home, num_bytes: int) -> None:
-    """The oldest first, so that those that are left follow one another. In the loop, where they are turned over."""
+    """Remove the oldest first, so that the rest is contiguous. Runs in the event loop, which also rotates the trail."""
     _remove_first((path for path in trail_files(home.events) if path != home.events), num_bytes)
 
 

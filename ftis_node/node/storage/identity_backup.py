@@ -1,8 +1,8 @@
-"""The identity of a home, cared for while no node runs: looked at, backed up, put back.
+"""The identity of a home while no node runs: show it, back it up, restore it.
 
-A peer's groups are numbered, and its peers take each number once. An identity that comes back to a home that does not
-know how far it had numbered (a new disk, another machine) goes on at the seconds since 1970: above anything that was
-used, as no node makes a group a second for its whole life.
+A peer's groups are numbered, and its peers take each number once. A restored identity may come to a home that does not
+know its last number (a new disk, another machine). Then numbers continue at the seconds since 1970. That is above any
+used number, because no node makes a group a second for its whole life.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Log files that other processes write, turned over by size under their writers' hands.
+"""Rotation by size of log files that other processes write.
 
-A worker's output is a file that it inherited: nobody can tell it to open another. So what is in the file is copied to
-`generation.log.1` and the file is emptied; the worker, which appends, goes on at its start. A line that is written
-between the two is lost, and no process ever waits for another to take its output.
+A worker's output is a file that it inherited, and it cannot be made to open another. So the content is copied to
+`generation.log.1` and the file is emptied. The worker appends, so it continues at the start of the file. A line that
+is written between the two is lost, and no process waits for another to take its output.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def rotate_log(path: Path, *, max_bytes: int) -> bool:
-    """Moves what is in `path` to `<name>.1`, in the place of what was there, where it is `max_bytes` or more.
+    """Move the content of `path` to `<name>.1`, replacing that file, if it has `max_bytes` or more.
 
-    Whether it was. On a full disk what was in it is lost instead. Raises OSError.
+    Return whether it was moved. On a full disk the content is lost instead. Raise OSError.
     """
     if not path.is_file() or path.stat().st_size < max_bytes:
         return False

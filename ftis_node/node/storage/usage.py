@@ -1,11 +1,13 @@
-"""What a home takes of its disk, by a look at its files; and whether that is too much, by figures alone.
+"""The disk use of a home, from a scan of its files, and whether it is too much, from the figures alone.
 
-room     what may still be written: up to the limit, or to the end of the disk, whichever is nearer
-reserve  what is about to be written: the next checkpoint, groups and lines that are under way
+    free     what may still be written: up to the limit, or to the end of the disk, whichever is nearer
+    reserve  what will be written soon: the next checkpoint, groups and lines that are under way
 
-room < reserve + cushion    near: things that are not needed go (cleanup.py)
-room < reserve              full: the node pauses
-room >= reserve + cushion/2 again, and it goes on
+    free < reserve + cushion     near: files that are not needed are removed (cleanup.py)
+    free < reserve               full: the node pauses
+    free >= reserve + cushion/2  after full: the node continues
+
+All are in bytes.
 """
 
 from __future__ import annotations
@@ -50,11 +52,11 @@ class HomeLimit:
         return min(self.limit_bytes // CUSHION_SHARE, MAX_CUSHION_BYTES)
 
     def missing_bytes(self, use: HomeUse) -> int:
-        """What should go; 0 where there is room."""
+        """Return how many bytes should be removed; 0 if there is enough space."""
         return max(0, self.reserve_bytes + self.cushion_bytes - self._room(use))
 
     def why_full(self, use: HomeUse, *, was_full: bool) -> str:
-        """A clause for people where nothing more should be made or taken in, "" where there is room."""
+        """Return the reason why nothing may be made or pulled, as a clause for the operator; "" if there is space."""
         needed = self.reserve_bytes + (self.cushion_bytes // 2 if was_full else 0)
         if self._room(use) >= needed:
             return ""
@@ -68,7 +70,7 @@ class HomeLimit:
 
 
 def look_at(home: Home, *, keep_checkpoints: int) -> HomeUse:
-    """How the home stands now; more checkpoints than are kept are on their way out."""
+    """Return the present use of the home; checkpoints above `keep_checkpoints` will be removed soon."""
     checkpoints: dict[str, int] = {}
     used = passing = 0
     for path, num_bytes in _files(home.root):

@@ -1,7 +1,7 @@
-"""Work and its end: blocking work that may have to be abandoned, and work that must not be left half done.
+"""Work and its end: blocking work that may have to be abandoned, and work that must complete.
 
-A thread of the loop's own pool is waited for when the process ends, so a download of an hour would keep a stopped node
-alive. A daemon thread is not.
+The process waits at its end for the threads of the loop's pool: a download of an hour would keep a stopped node alive.
+It does not wait for a daemon thread.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Does the node turn, and can it contribute? What `/healthz` and `/readyz` answer, for probes that restart or wait.
+"""Health of a node: the answers of `/healthz` and `/readyz`, for probes that restart or wait.
 
-`/healthz` is about what only a new start mends: a worker given up, a loop that ended, or one that has work and gets
-nowhere. An engine that hangs is not its business, for the supervisors restart it; nor is a swarm that nobody answers
-in. A daemon whose event loop is blocked answers nothing at all, and a probe's own time limit says the rest.
+`/healthz` reports only what a restart fixes: a worker given up, a loop that ended, or one that has work and makes no
+progress. It does not report an engine that hangs, because the supervisors restart it, nor a swarm without answers. A
+daemon whose event loop is blocked does not answer, and the time limit of the probe covers that.
 
-Facts in, findings out; the clock is the caller's.
+Facts in, findings out; the caller gives the clock.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class LoopProgress(NamedTuple):
 
 @dataclass(slots=True)
 class LoopWatch:
-    """Finds loops that stand still: work in front of them, and nothing done for `still_s` seconds."""
+    """Detector of stalled loops: loops that have work and did none of it for `still_s` seconds."""
 
     still_s: float = STILL_S
     _seen: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     def note(self, turns: Mapping[str, LoopProgress], *, now: float) -> list[str]:
-        """Takes in how the loops fare at `now` (seconds of any steady clock); a sentence for each that stands still."""
+        """Note the loops' progress at `now` (s, any steady clock); return a sentence for each stalled loop."""
         problems = []
         for name, turn in turns.items():
             done, since = self._seen.get(name, (turn.done, now))
@@ -50,14 +50,14 @@ class LoopWatch:
 
 @dataclass(slots=True)
 class RunningLoops:
-    """The node's loops as their health is seen: their tasks, and the turns of those that tell."""
+    """The node's loops as health checks see them: their tasks, and the progress of loops that report it."""
 
     turns: Mapping[str, Callable[[], LoopProgress]] = field(default_factory=dict)
     tasks: Sequence[asyncio.Task[None]] = ()
     watch: LoopWatch = field(default_factory=LoopWatch)
 
     def problems(self, *, now: float) -> list[str]:
-        """A sentence for each loop that ended by itself, or stands still at `now` (seconds of a steady clock)."""
+        """Return a sentence for each loop that ended by itself or is stalled at `now` (s, a steady clock)."""
         names = [task.get_name() for task in self.tasks if task.done()]
         ended = [f"the {name} loop ended" for name in names if not name.endswith(WORKER)]
         return ended + self.watch.note({name: turn() for name, turn in self.turns.items()}, now=now)

@@ -60,7 +60,7 @@ class FileShortage:
         return self._seldom.count
 
     async def passed_over(self, work: Callable[[], Awaitable[object]]) -> None:
-        """Awaits `work`; a want of file descriptors is counted, and told once a minute. Raises all else."""
+        """Await `work`; count a lack of file descriptors and log it once a minute. Raise all other errors."""
         try:
             await work()
         except (OSError, sqlite3.OperationalError) as error:

@@ -1,4 +1,4 @@
-"""What systemd is told: that the node is alive. Where it hears nothing for `WatchdogSec`, it starts the node again.
+"""Notifications to systemd that the node is alive. Without one for `WatchdogSec`, systemd restarts the node.
 
 A datagram to the socket that the unit's environment names (sd_notify(3)); without one, nothing is sent.
 """
@@ -27,7 +27,7 @@ class ServiceManager:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> ServiceManager | None:
-        """The one that started this very process and wants to hear of it; else None."""
+        """Return the manager that started this very process and asks for notifications; else None."""
         address, limit_us = environment.get("NOTIFY_SOCKET", ""), environment.get("WATCHDOG_USEC", "")
         if not address or not limit_us.isdecimal() or environment.get("WATCHDOG_PID") not in (None, str(os.getpid())):
             return None

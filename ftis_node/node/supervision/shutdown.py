@@ -32,9 +32,10 @@ FORCED_EXIT_CODE = 1
 async def until_signalled(
     work: Coroutine[None, None, None], *, on_fault: OnFault | None = None, stop_limit_s: float = STOP_LIMIT_S
 ) -> None:
-    """Awaits `work`; SIGINT and SIGTERM cancel it. Raises what it raised, one exception of a group.
+    """Await `work`; SIGINT and SIGTERM cancel it. Raise what it raised, one exception of a group.
 
-    An error that nobody waits for (`telemetry/faults.py`) cancels it, too, and is raised; `on_fault` hears of it first.
+    An error in a task that no code awaits (`telemetry/faults.py`) also cancels it, and is raised. `on_fault` is called
+    with it first.
     """
     task = asyncio.create_task(work, name="node")
     ending = _Ending(task, stop_limit_s=stop_limit_s)
@@ -87,7 +88,7 @@ class _Ending:
 
 
 def _force_end(loop: asyncio.AbstractEventLoop, limit_s: float) -> None:
-    """Whatever the event loop waits for, which is told: the workers and p2pd end with this process."""
+    """Log what the event loop waits for, then exit at once: the workers and p2pd end with this process."""
     for task in asyncio.all_tasks(loop):
         log.error("the end waits for the task %s: %s", task.get_name(), " > ".join(stack_of(task)))
     log.error("not stopped within %.0f s: ended by force; the next start goes on from what is on disk", limit_s)

@@ -1,11 +1,11 @@
-"""What each task of the node's loops waits for, by name: so that one that is stuck is told from one that has no work.
+"""Task monitor: what each task of the node's loops waits for, to distinguish a stuck task from an idle one.
 
-    with waiting_for("an envelope"):                 as long as it takes: that none comes is no fault
+    with waiting_for("an envelope"):                 no time limit: it is no fault if none comes
         arrival = await self._arrivals.get()
-    await self._judge(arrival)                       work, also where it awaits something: bounded by the board's limit
+    await self._judge(arrival)                       work, also if it awaits something: bounded by the monitor's limit
 
-A task is on the board from its first `waiting_for` on. Whatever is reached within a wait, or outside of any, begins the
-count anew. Time is counted in ticks of the event loop: a process that was stopped for an hour has not waited an hour.
+The monitor tracks a task from its first `waiting_for` on. Each wait that begins or ends starts the count again. Time is
+counted in ticks of the event loop: a process that was stopped for an hour has not waited an hour.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TaskState:
 
 
 class Stuck(NamedTuple):
-    """A task that got nowhere for `for_s` seconds; `stack` from its outermost frame to where it stands."""
+    """A task that made no progress for `for_s` seconds; `stack` from its outermost to its innermost frame."""
 
     name: str
     waits_for: str
@@ -127,9 +127,9 @@ def _stuck(name: str, strand: TaskState, for_s: float) -> Stuck:
 
 
 def stack_of(task: asyncio.Task[Any]) -> list[str]:
-    """Where a task that awaits something stands: `node/loops/intake.py:97 _judge_all`, the innermost last.
+    """Return the stack of a suspended task, the innermost frame last: `node/loops/intake.py:97 _judge_all`.
 
-    `Task.get_stack` gives the outermost frame alone; the others hang on what each coroutine awaits.
+    `Task.get_stack` returns the outermost frame alone. Each coroutine references the next by what it awaits.
     """
     places: list[str] = []
     awaited: Any = task.get_coro()

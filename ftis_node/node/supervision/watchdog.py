@@ -1,12 +1,12 @@
-"""Does the event loop turn, and do its tasks get anywhere? What does not is told by name, with where it stands.
+"""Watchdog of the event loop and its tasks: reports what makes no progress by name, with its stack.
 
-    the loop  --beat, every half second--> count, lag, the board of waits (task_monitor.py), systemd's watchdog
+    the loop  --beat, every half second--> count, lag, the task monitor (task_monitor.py), systemd's watchdog
     a thread  --looks at the count-------> none for `event_loop_stall_warn_s`: logs the stack of the code that blocks it
                                            none for `event_loop_stall_exit_s`: ends the process with exit code 1
 
-The thread counts its own looks and reads no clock: a process that was stopped, or a machine that gives it no time, sees
-one look without a beat, not a blocked loop. What it tells, it tells from one more thread: the loop may be blocked in
-writing a log line, and whoever waits for the same lock could not end the process.
+The thread counts its own looks and reads no clock. So a process that was stopped, or a machine without CPU time, shows
+as one look without a beat, not as a blocked loop. The thread logs from one more thread. The loop may be blocked in
+writing a log line, and a thread that waits for the same lock could not end the process.
 
 Code that holds the interpreter's lock stops this thread, too. systemd's watchdog sees that, since nothing is sent then.
 """
@@ -169,7 +169,7 @@ class Watchdog:
 
 
 def thread_stack(ident: int) -> list[str]:
-    """Where a thread stands: `node/loops/intake.py:97 _judge_all`, the innermost last, from what the loop called on."""
+    """Return the stack of a thread, the innermost frame last: `node/loops/intake.py:97 _judge_all`."""
     frame = sys._current_frames().get(ident)
     frames = traceback.extract_stack(frame) if frame is not None else []
     places = [f"{short_path(each.filename)}:{each.lineno} {each.name}" for each in frames]

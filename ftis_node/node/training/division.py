@@ -1,7 +1,7 @@
-"""What this node generates of each part of its mixture, where the run has `step.task_allocation = "advantage"`.
+"""What this node generates of each part of its mixture, if the run has `step.task_allocation = "advantage"`.
 
-The train loop notes which groups of a step had a signal, own and peers'; the generate loop passes over problems so that
-the parts come in the shares that follow (`algorithms/division.py`). Kept in memory: after a start shares are even.
+The train loop notes which groups of a step had a signal, own groups and peers'. The generate loop skips problems so
+that the parts come in the resulting shares (`algorithms/division.py`). Kept in memory: after a start shares are even.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Estimates how many foreign groups of a step own groups replace, if the run has `step.backfill_with_own`.
 
-Foreign groups that do not come, or are refused, make a step smaller. What was missing in one step is made up for in the
-next: this node and those whose groups came each make an even part of it more, for what one makes all of them get. Where
-peers send more again, so much less is made as all of them can leave out without a new lack; what does not divide evenly
-counts with the next steps' plenty, so that a peer slower than a group a step is taken up too. I + J stays as it is.
+Foreign groups that do not come, or are refused, make a step smaller. The next step makes up for the shortfall. This
+node and each peer whose groups came make an even part of it more, because all of them get what one makes. If peers
+send more again, the node makes less, by as many groups as all of them can leave out without a new shortfall. The
+remainder of that division is added to the surplus of the next steps. So a peer slower than a group a step counts too.
+I + J stays as it is.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""When the mismatch between engine and learner is too large: limits by number format, and one warning a transition.
+"""Limits of the mismatch between engine and learner, by number format, and one warning a transition.
 
     dtype      max_kl  max_share
     float32    1e-4    0.01       two float32 passes differ by a KL of 1e-13 on a CPU, and by no token
     bfloat16   2e-3    0.9        rounding alone moves a log-prob by 0.003 to 0.013 nats on average, measured on tiny
-                                  models: a KL of 1e-5 to 1.3e-4, and 5 to 55 % of tokens off by more than 1 %; of a
-                                  model of 3B by 0.03 to 0.04, a KL of 5e-4 to 6e-4, and 73 to 86 % of 64 to 128 tokens
+                                  models: a KL of 1e-5 to 1.3e-4, and 5 to 55 % of tokens off by more than 1 %.
+                                  Of a 3B model by 0.03 to 0.04: a KL of 5e-4 to 6e-4, 73 to 86 % of 64 to 128 tokens
 
-A KL is half the mean square of the log-ratios: 1e-4 stands for ratios that are off by 1.4 %, 2e-3 for 6 %.
+A KL is half the mean square of the log-ratios: 1e-4 means ratios that are off by 1.4 %, 2e-3 by 6 %.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LIMITS = {"float32": MismatchLimits(1e-4, 0.01), "bfloat16": MismatchLimits(2e-3
 
 
 def limits_of(asked: MismatchSection, *, dtype: str) -> MismatchLimits:
-    """The node's own limits; where one is unset, that of the number format."""
+    """Return the node's own limits; for an unset one, the limit of the number format."""
     usual = LIMITS[dtype]
     return MismatchLimits(
         max_kl=usual.max_kl if asked.max_kl is None else asked.max_kl,

@@ -99,12 +99,12 @@ class TimedStepGate:
                     await self._stored.wait()
 
     def shares(self, step: int) -> tuple[int, int]:
-        """The run's, or what stands in for own groups where no more are made."""
+        """Return the run's own and foreign shares, or their replacement if no more own groups are made."""
         return self._step_shares.of_next_step(self._needs)
 
     @property
     def _fills(self) -> bool:
-        """Whether own groups may stand in for foreign ones: not of a node that generates none, or no more."""
+        """Return whether own groups may replace foreign ones: not in a node that generates none, or no more."""
         return self._context.manifest.step.backfill_with_own and self._step_shares.makes_more
 
     def _wanted(self) -> StepQuota:

@@ -1,11 +1,11 @@
-"""Whether a step may start, and with what: a pure rule over counts and a clock.
+"""Step policy: whether a step may start, and with which groups; a pure rule over counts and a clock.
 
-A step takes I own and J foreign groups. It waits for its own groups as long as it takes; for foreign ones only up to
-the run's patience, and not at all when there is nobody who could send any.
+A step takes I own and J foreign groups. It waits for its own groups as long as it takes. It waits for foreign ones only
+up to the run's patience, and not at all if no peer could send any.
 
-A learner that generates nothing takes I + J groups that others made, whoever they follow: the first I stand in for its
-own ones. So does a node that generates no more, with what is left of its own. It may come to an end: where the run
-takes no groups of others, or where nobody has been there to send any for as long as its patience lasts.
+A learner that generates nothing takes I + J groups of any peers: the first I replace its own ones. So does a node that
+generates no more, with the remaining own groups. It may end in two cases: the run takes no foreign groups, or no peer
+was there to send any for the whole patience.
 """
 
 from __future__ import annotations

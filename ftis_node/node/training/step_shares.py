@@ -1,4 +1,4 @@
-"""How many own and foreign groups the next step takes, and whether this node still makes groups of its own."""
+"""How many own and foreign groups the next step takes, and whether this node still generates groups."""
 
 from __future__ import annotations
 

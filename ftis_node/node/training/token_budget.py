@@ -1,7 +1,7 @@
-"""What a node may still do of its `[budget]`, counted over all lives of its home.
+"""What remains of a node's `[budget]`, counted over all starts of its home.
 
-What counts is what the home keeps: tokens of own groups in the buffer, with those that were pruned, so that a restart
-neither forgets nor counts twice. A group that a crash cut off was never there.
+The count is of what the home keeps: tokens of own groups in the buffer, with those that were pruned. So a restart
+neither forgets tokens nor counts them twice. A group that a crash cut off does not count.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """New weights on their way from the learner to the generator.
 
-The learner publishes them, then computes their proof, then writes its checkpoint; the generator loads them meanwhile,
-so that its first new token waits for nothing that it does not need.
+The learner publishes them, then computes their proof, then writes its checkpoint. The generator loads them meanwhile,
+so that its first new token waits only for what it needs.
 
     learner    | step | publish | prove | checkpoint ........ | reply
     generator  |   old weights  | load | probe | new weights
@@ -51,7 +51,7 @@ class WeightSync:
         """Return when the generator serves what the step made, and has proved it."""
         if self._task is not None:
             await self._task
-        elif reply.weights is not None:  # the step had been done before: nothing was told on the way
+        elif reply.weights is not None:  # the step had been done before: no progress was reported
             await self._deliver(reply.weights, reply.proof)
 
     async def _work(self, weights: PublishedWeights) -> None:

@@ -141,7 +141,7 @@ class Download:
         self.progress.num_fetched += len(right)
         self.progress.num_bytes += sum(map(len, right))
         if is_wrong:
-            await asyncio.sleep(self._pause_s)  # what is wrong on its disk or on the way may be mended
+            await asyncio.sleep(self._pause_s)  # a fault of its disk or of the network may pass
         elif fetched.outcome is not FetchOutcome.COMPLETE:
             await self._pause(fetched)
         return right

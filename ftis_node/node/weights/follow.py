@@ -1,12 +1,12 @@
-"""The follow loop: a generator's weights are those of the learner that it trusts, as late as its settings want them.
+"""The follow loop: a generator takes the weights of the learner that it trusts, with the delay of its settings.
 
-consumes: offers and chunks of the followed learner     produces: a new version in the generation worker
-waits for: a newer offer; its file; its delay           unblocked by: the learner's offer loop, time
+    consumes: offers and chunks of the followed learner     produces: a new version in the generation worker
+    waits for: a newer offer; its file; its delay           unblocked by: the learner's offer loop, time
 
     offer --signature, rules--> fetch (download.py) --> held, complete --delay--> engine --proof--> served
                                                                the newest that arrived; never one before it
 
-Whatever fails (a signature, a chunk, the proof), the generator goes on with the weights that it has, and says so.
+If a signature, a chunk or the proof fails, the generator continues with the weights that it has, and logs why.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ MAX_TRIES = 2  # of weights over which the worker dies
 
 
 class Heard(NamedTuple):
-    """An offer as it was signed; when it was heard of, on a clock that does not jump, and how old it was then (s)."""
+    """A signed offer, when it was received (s, steady clock), and how old it was then (s)."""
 
     offer: WeightsOffer
     signed: bytes
@@ -95,8 +95,8 @@ class FollowLoop:
         self._held = HeldVersions(folder)
         self._transit = VersionsInTransit(self._settings.delay, random.Random())
         self._newest: WeightsOffer | None = None  # the newest that was taken as far as the disk
-        self._refused: bytes | None = None  # the offer refused last: it is offered again at each look, and told once
-        self._wanted_at = -math.inf  # when the last version that was fetched had been heard of
+        self._refused: bytes | None = None  # the offer refused last: it comes again at each look, and is logged once
+        self._wanted_at = -math.inf  # when the offer of the last fetched version was received
         self._is_away = False
         self._arrived = asyncio.Event()
         self._follower: Follower | None = None
@@ -134,7 +134,7 @@ class FollowLoop:
                 await asyncio.sleep(self._settings.poll_interval_s)
 
     async def _look(self) -> Heard | None:
-        """The learner's newest offer, where there is one that may be taken."""
+        """Return the learner's newest offer, if there is one that may be taken."""
         question = WeightsRequest(WeightsPart.OFFER).to_bytes()
         fetched = await self._gossip.ask_weights(
             self._settings.follow, question, max_items=1, timeout_s=self._settings.poll_timeout_s
@@ -227,7 +227,7 @@ class FollowLoop:
                     await self._arrived.wait()
 
     async def _evaluate_if_due(self, version: int, *, before: int) -> None:
-        """As often as the run evaluates, where this generator is asked to; the next version waits meanwhile."""
+        """Evaluate as often as the run asks, if this generator evaluates; the next version waits meanwhile."""
         every_steps = self._context.manifest.eval.every_steps
         if self._settings.evaluate and every_steps and version // every_steps > before // every_steps:
             with waiting_for("an evaluation"):  # each of its requests has a limit

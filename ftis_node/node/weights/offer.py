@@ -1,11 +1,11 @@
-"""The offer loop: a learner's new weights are hashed, signed and held for the generators that follow it.
+"""The offer loop: hashes, signs and holds a learner's new weights for the generators that follow it.
 
-consumes: published weights and their proof (train loop)     produces: a signed offer; chunks to whoever asks
-waits for: new weights                                       unblocked by: the train loop
+    consumes: published weights and their proof (train loop)     produces: a signed offer; chunks for each request
+    waits for: new weights                                       unblocked by: the train loop
 
-The train loop does not wait for any of this. A version that came while another was being hashed replaces the one
-before it in the queue. The learner's own store writes over its old files, so a file is held by a name (a hard link) of
-our own, until no generator needs it: `swarm/transit.py` has the rule.
+The train loop does not wait for any of this. A version that comes while another is being hashed replaces the one
+before it in the queue. The learner's own store overwrites its old files. So the loop holds a file by a separate hard
+link until no generator needs it: `swarm/transit.py` has the rule.
 """
 
 from __future__ import annotations
@@ -217,10 +217,10 @@ class OfferLoop:
 
 
 def newest_offered(context: NodeContext, learner: Learning) -> int | None:
-    """The newest version of this node's weights that an honest follower may name; None where this node offers none.
+    """Return the newest version of this node's weights that an honest follower may name; None if it offers none.
 
-    Until the learner says which version it has, any. A version is offered before its step is done with, and a learner
-    that died may go back by as many steps as its checkpoints leave out, while its followers keep what they had.
+    Until the learner reports its version, any version may be named. A version is offered before its step is complete.
+    A learner that died may go back by as many steps as its checkpoints leave out, while its followers keep theirs.
     """
     if context.settings.role != "learner":
         return None
