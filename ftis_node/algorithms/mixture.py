@@ -23,10 +23,10 @@ from torch import Tensor
 
 
 def mixture_logprobs(expert_logprobs: Tensor, log_posterior: Tensor) -> Tensor:
-    """Return `[..., V]` log-probs of the mixture, from `[J, ..., V]` of the experts (log-softmaxed) and their log-weights.
+    """Return `[..., V]` log-probs of the mixture of `[J, ..., V]` log-softmaxed `expert_logprobs`.
 
-    `log_posterior` is `[J, ...]`. log p(x) = logsumexp over j of (log p(D = j) + log p_j(x)). It is -inf if every expert
-    with a weight excludes x.
+    `log_posterior` is `[J, ...]`. log p(x) = logsumexp over j of (log p(D = j) + log p_j(x)); it is -inf if every
+    expert with a weight excludes x.
     """
     return torch.logsumexp(expert_logprobs.double() + log_posterior.double()[..., None], dim=0)
 
