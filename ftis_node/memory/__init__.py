@@ -1,1 +1,1 @@
-"""What a run needs of GPU and host memory, where the workers go, and what to change where it does not fit."""
+"""Memory plan of a run: GPU and host memory, the placement of the workers, and changes if it does not fit."""

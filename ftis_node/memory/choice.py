@@ -1,10 +1,10 @@
-"""What a node trains where neither `--full` nor `--lora` says: the first of these that fits.
+"""Choice of what a node trains if neither `--full` nor `--lora` is given: the first of these that fits.
 
     all weights -> with 8-bit optimizer states -> with optimizer states in host memory
     -> a LoRA adapter of the rank that is set -> with smaller batches -> of smaller ranks with still smaller batches
 
-A home goes on with what it began with: then only the batches, and where float32 states lie, are chosen anew. Without a
-GPU nothing is chosen and all weights are trained: host memory is no hard limit (`placement.py`).
+A home keeps its first choice; later starts choose only the batches and the place of float32 states again. Without a
+GPU no choice is made and all weights are trained: host memory is no hard limit (`placement.py`).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 DEFAULT_RUN = "gsm8k-ftis"
 MIN_RANK = 8
-# What the rank is divided by, completions side by side, positions of a micro-batch: each at most, all of them halved
-# or quartered from one to the next. A smaller batch costs time alone, a smaller rank what can be learned.
+# Divisors of the rank, of the completions side by side and of the positions of a micro-batch. Each is a maximum, halved
+# or quartered from one row to the next. A smaller batch costs only time, a smaller rank reduces what can be learned.
 SMALLER_ADAPTERS = ((1, 64, 4096), (4, 32, 2048), (16, 16, 1024))
 ALL_WEIGHTS = "all weights"
 AS_BEGUN = ", as this home began"

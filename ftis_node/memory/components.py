@@ -1,9 +1,9 @@
-"""What is asked of the two workers, and what the learner holds in memory, part by part, from a model's shape.
+"""Settings of the two workers, and the learner's memory by part, from a model's shape.
 
-Arithmetic alone: nothing is loaded and torch is not imported. The learner's terms count what its code does
-(`masters.py`, `logprobs.py`, transformers' eager Qwen2 layer) tensor by tensor; tests compare them with
-the tensors of a real model on the CPU. A process' context is a rule of thumb until a GPU has been measured. Bytes
-everywhere; per token means per position of a micro-batch. `generator.py` has the generator's terms.
+Arithmetic alone: no model is loaded and torch is not imported. The learner's terms count the tensors of its code
+(`masters.py`, `logprobs.py`, transformers' eager Qwen2 layer) one by one. Tests compare them with the tensors of a real
+model on the CPU. A process' context is a rule of thumb until a GPU has been measured. All sizes are bytes; per token
+means per position of a micro-batch. `generator.py` has the generator's terms.
 """
 
 from __future__ import annotations
@@ -152,9 +152,11 @@ class LearnerMemory:
 
 
 def learner_memory(shape: ModelShape, workload: Workload) -> LearnerMemory:
-    """Weights in the compute dtype, once more where the start is held; of what is trained float32 masters where that is
-    bfloat16, float32 gradients (4 bytes) and Adam's two moments (8, or 2 of 8 bits), all of these on the host if
-    offloaded; and what one step adds, which is the largest of four moments (`_step_parts`).
+    """Weights, gradients, moments and the work of one step, in bytes.
+
+    Weights are in the compute dtype, a second time if the start is held. Trained weights in bfloat16 also have float32
+    masters. Trained weights have float32 gradients (4 bytes) and Adam's two moments (8, or 2 of 8 bits). Masters,
+    gradients and moments are on the host if offloaded. One step adds the largest of four moments (`_step_parts`).
     """
     rank = workload.lora_rank
     trained = shape.num_parameters if rank is None else shape.adapter_parameters(rank)
@@ -179,11 +181,11 @@ def learner_memory(shape: ModelShape, workload: Workload) -> LearnerMemory:
 
 
 def layer_bytes_per_token(shape: ModelShape, workload: Workload) -> int:
-    """What one layer keeps of a token for its backward pass, exact for the Qwen2 layer with packed or fused attention.
+    """Bytes that one layer keeps of a token for its backward pass, exact for Qwen2 with packed or fused attention.
 
-    H hidden, Q query, K key, I intermediate sizes, h heads, r rank. Each norm keeps its float32 input (and, where it is
-    trained, the normalised value) and one reciprocal; attention keeps q, k, v, output and a float32 log-sum a head; the
-    gated block keeps two wide tensors, three under an adapter (`learner/model/gated.py`).
+    H hidden, Q query, K key, I intermediate sizes, h heads, r rank. Each norm keeps its float32 input and one
+    reciprocal, and the normalised value if it is trained. Attention keeps q, k, v, output and a float32 log-sum a head.
+    The gated block keeps two wide tensors, three under an adapter (`learner/model/gated.py`).
     Texts that share a prompt are not counted: attention keeps its tensors of the prompt once for each text
     (`learner/model/attention.py`). A step that does not fit is tried again with less (`learner/step/oom_retry.py`).
 
@@ -203,13 +205,13 @@ def layer_bytes_per_token(shape: ModelShape, workload: Workload) -> int:
 
 
 def _step_parts(shape: ModelShape, workload: Workload) -> tuple[tuple[int, int], ...]:
-    """Activations and work space at four moments: end of the forward pass; the backward passes of the output head, of
-    the last layers, and of the embedding.
+    """Activations and work space in bytes at four moments: the end of the forward pass, and three backward passes.
 
-    Outside the layers a token keeps 12 H bytes (the last norm, and the positions that predict), 8 H in bfloat16, and
-    4 H or 2 H under LoRA; besides, its rotary angles and places. Beside all that was kept, the backward passes of the
-    last norm and the last layer need what `_layer_work` says; where layers are recomputed, kept are the layers' inputs,
-    and the last layer makes again all that it would have kept.
+    These are the backward passes of the output head, of the last layers, and of the embedding. Outside the layers a
+    token keeps 12 H bytes (the last norm, and the positions that predict), 8 H in bfloat16. Under LoRA it keeps 4 H or
+    2 H. Its rotary angles and places are extra. The backward passes of the last norm and the last layer also need
+    `_layer_work`. If layers are recomputed, only the layers' inputs are kept, and the last layer recomputes all that
+    it would have kept.
     """
     tokens, hidden, width = workload.largest_micro_batch, shape.hidden_size, workload.dtype_bytes
     is_full = not workload.lora
@@ -231,9 +233,11 @@ def _step_parts(shape: ModelShape, workload: Workload) -> tuple[tuple[int, int],
 
 
 def _layer_work(shape: ModelShape, workload: Workload) -> tuple[int, int]:
-    """Of a token, beyond all that is kept: gradients of the hidden size in the last norm, and in the last layer four
-    tensors of the feed-forward width (three under an adapter) when some of what was kept is gone. Counted on torch
-    2.13."""
+    """Work space in bytes of a token, beyond the kept tensors.
+
+    The last norm has gradients of the hidden size. The last layer has four tensors of the feed-forward width, three
+    under an adapter, when some of the kept tensors are freed. Counted on torch 2.13.
+    """
     hidden, width = shape.hidden_size, workload.dtype_bytes
     wide = (4 if not workload.lora else 3) * width * shape.intermediate_size
     if width == FLOAT32:
@@ -242,10 +246,12 @@ def _layer_work(shape: ModelShape, workload: Workload) -> tuple[int, int]:
 
 
 def _head_work(shape: ModelShape, workload: Workload) -> int:
-    """Of the output head's backward pass: gradients of the positions that predict, one chunk's logits, and, where the
-    head is trained, its gradient in float32; in bfloat16 logits are there in both forms, and so is a product of them
-    that is added to it, which a CPU converts to float32 first (a GPU with
-    products into float32 makes neither, but one without them does)."""
+    """Work space in bytes of the output head's backward pass.
+
+    It has gradients of the positions that predict, one chunk's logits, and, if the head is trained, its float32
+    gradient. In bfloat16 the logits exist in both forms, and so does a product of them that is added to the gradient. A
+    CPU converts that product to float32 first. A GPU with products into float32 makes neither, but others do.
+    """
     tokens, width = workload.largest_micro_batch, workload.dtype_bytes
     chunk = min(workload.head_chunk_tokens, tokens) * shape.vocab_size
     positions = width * tokens * shape.hidden_size
@@ -264,9 +270,11 @@ def _logits(shape: ModelShape, workload: Workload) -> int:
 
 
 def _hand_over(shape: ModelShape, workload: Workload) -> int:
-    """Staging of new weights: on a CPU the whole file's bytes; on a GPU one tensor at a time, the embedding in the
-    compute dtype or, with an adapter to be merged, three float32 copies of the widest map; nothing where the engine
-    maps them."""
+    """Staging of new weights, in bytes.
+
+    On a CPU it is the whole file. On a GPU it is one tensor at a time: the embedding in the compute dtype or, with an
+    adapter to merge, three float32 copies of the widest map. If the engine maps the weights, it is 0.
+    """
     if not workload.on_gpu:
         return shape.num_parameters * workload.dtype_bytes
     if workload.maps_weights:

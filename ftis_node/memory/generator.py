@@ -25,10 +25,10 @@ ENGINE_GRAPHS_BYTES, ADAPTER_GRAPHS_BYTES = 768 * MIB, 512 * MIB
 
 @dataclass(frozen=True, slots=True)
 class GeneratorMemory:
-    """Of the generation worker. `cache` is for all completions at their limit, `smallest_cache` for one group.
+    """Memory of the generation worker. `cache` is for all completions at their limit, `smallest_cache` for one group.
 
-    `adapters` are the places that vLLM makes for adapters, `adapters_in_turns` their number where it sleeps in between;
-    `staging` is what loading new weights takes besides, between two steps.
+    `adapters` are vLLM's slots for adapters; `adapters_in_turns` is their number if it sleeps in between. `staging` is
+    the extra memory for loading new weights, between two steps.
     """
 
     weights: int
@@ -59,12 +59,12 @@ def cache_bytes_per_token(shape: ModelShape, dtype_bytes: int) -> int:
 def generator_memory(shape: ModelShape, workload: Workload) -> GeneratorMemory:
     """Weights in the compute dtype; cache by `cache_bytes_per_token` x completions side by side x their limit.
 
-    Workspace: float32 logits while sampling (24 bytes x max_batch x vocabulary), one prefill of 8,192 tokens (6 x
-    intermediate + 12 x hidden bytes a token in bfloat16: gate, up and product, and six hidden states), context and
-    graphs. On a CPU the process stands in for context and graphs.
+    Workspace has three parts: float32 logits while sampling (24 bytes x max_batch x vocabulary), one prefill of 8,192
+    tokens, and context and graphs. A prefill takes 6 x intermediate + 12 x hidden bytes a token in bfloat16: gate, up
+    and product, and six hidden states. On a CPU the process counts instead of context and graphs.
 
-    Places for adapters hold one of the served rank each, in the compute dtype. New weights are staged by module on a
-    GPU (the largest is the embedding, or the joined gate and up maps); an adapter goes into its place.
+    Each adapter slot holds one adapter of the served rank, in the compute dtype. New weights are staged by module on a
+    GPU: the largest is the embedding, or the joined gate and up maps. An adapter is loaded into its slot.
     """
     width, rank = workload.dtype_bytes, workload.adapter_served
     per_token = cache_bytes_per_token(shape, width)

@@ -33,8 +33,10 @@ class PreviousTraining:
 
 
 def read_previous_training(home: Home, model: str) -> PreviousTraining | None:
-    """What the home has begun to train: its newest checkpoint says so, before the first one the settings of its last
-    start, if that was with this model. None for a home that has begun nothing."""
+    """Return what the home has begun to train, or None for a home that has begun nothing.
+
+    Its newest checkpoint decides. Before the first one, the settings of its last start do, if that used this model.
+    """
     try:
         last = read_object(home.settings)
         of_last = PreviousTraining(

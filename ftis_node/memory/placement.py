@@ -1,10 +1,10 @@
-"""From the memory plan to what the two workers are told, and the refusal of a model that does not fit.
+"""Settings of the two workers from the memory plan, and the refusal of a model that does not fit.
 
     settings, manifest, shape --> GpuAssignment --> memory plan --> fits? --> WorkerPlacement --> workers' settings
 
-A GPU's memory is a hard limit, and a model that does not fit on it is refused before anything is loaded. Host memory is
-not: what is free changes by the minute, there is swap, and beside a small model the rules of thumb for the processes
-are most of the estimate. So on a CPU a plan that does not fit is a warning, whatever the settings say.
+A GPU's memory is a hard limit: a model that does not fit is refused before it is loaded. Host memory is no hard limit.
+Its free part changes by the minute, there is swap, and rules of thumb for the processes are most of a small model's
+estimate. So on a CPU a plan that does not fit is a warning, whatever the settings are.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlacement:
-    """Where the workers go; the defaults: as they come.
+    """Placement of the workers. The defaults leave the choice to the workers.
 
     `takes_turns`: the generator sleeps while the learner steps; `can_sleep`: and it gives its memory back then.
     `memory_share` and `cache_bytes` as in `EngineSettings`; `learner_share` is the part of its GPU that the learner's
@@ -176,8 +176,10 @@ def place_workers_on(
 
 
 def assign_gpus(num_gpus: int, settings: NodeSettings) -> GpuAssignment:
-    """As configured, else the generator on the first GPUs and the learner on the next; both on one where there is
-    no other and each asks for one. Raises ConfigError."""
+    """Return the configured GPUs, else the first ones for the generator and the next for the learner.
+
+    Both share one if there is no other and each asks for one. Raises ConfigError.
+    """
     by_generator, by_learner = settings.generation.gpus, settings.learner.gpus
     num_gpus = usable_gpus(num_gpus, settings)
     for gpu in (*by_generator, *by_learner):

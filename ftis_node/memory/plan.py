@@ -1,4 +1,4 @@
-"""Where the two workers go, decided before anything is loaded.
+"""Placement plan of the two workers, made before any model is loaded.
 
     cpu        no GPU: both in host memory, the node's own process beside them
     split      both stay on one GPU; the generator takes a fixed share of it
@@ -6,14 +6,14 @@
     separate   two GPUs or more: the generator on the first, the learner on the next, or on as many as it asks for
     none       it does not fit; `changes` says what would
 
-A split is preferred while half of the wished-for cache has room: a generator with a smaller one decodes so few
-completions side by side that taking turns is faster. Below one group's cache nothing works.
+A split is preferred if half of the desired cache fits. A generator with a smaller cache decodes few completions side by
+side, and taking turns is faster. Below one group's cache no placement works.
 
-While the generator is awake the learner's weights and moments stay where they are, and while it sleeps its context and
-graphs do. So the learner must give freed blocks back (`torch.cuda.empty_cache`) before the generator wakes.
+While the generator is awake, the learner's weights and moments stay in place. While it sleeps, its context and graphs
+stay. So the learner must free its cached blocks (`torch.cuda.empty_cache`) before the generator wakes.
 
-What costs memory for speed comes last, out of what is left (`_with_speed`): activations that are kept instead of
-recomputed, and larger pieces of the output head. It changes neither the placement nor the cache.
+Options that trade memory for speed come last, from the memory that is left (`_with_speed`). They are activations that
+are kept instead of recomputed, and larger pieces of the output head. They change neither the placement nor the cache.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ TIGHT_SHARE = 0.9  # of what is usable: above, changes are named although it fit
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """`peak_bytes` is of the fuller device (on `none`: the least that would do), `usable_bytes` what that may hold.
+    """Memory plan. `peak_bytes` is of the fuller device (on `none`: the least that would do), `usable_bytes` its limit.
 
-    `kv_cache_bytes` is the generator's cache and `gpu_memory_utilization` the share of its GPU for weights, cache and
-    workspace, as vLLM counts it; None where no GPU is planned for. `learner_share` is the part of the GPU that is left
-    to the learner's tensors in `shared`, else None. `parts` names every part, in bytes; the hand-over comes after a
-    step and is not on top of it. `host_bytes` is what the workers need of host memory beside a GPU.
-    `recompute_activations` and `head_chunk_tokens` are the learner's; `keeping_bytes` is the peak with activations that
-    are kept, None where the setting decides.
+    `kv_cache_bytes` is the generator's cache. `gpu_memory_utilization` is the share of its GPU for weights, cache and
+    workspace, as vLLM counts it; None if no GPU is planned for. `learner_share` is the part of the GPU that is left
+    to the learner's tensors in `shared`, else None. `parts` names every part, in bytes. The hand-over comes after a
+    step and is not on top of it. `host_bytes` is the host memory that the workers need beside a GPU.
+    `recompute_activations` and `head_chunk_tokens` are the learner's. `keeping_bytes` is the peak with kept
+    activations, None if the setting decides.
     """
 
     placement: Placement
@@ -80,7 +80,7 @@ class MemoryPlan:
 
     @property
     def needed_bytes(self) -> int:
-        """The peak without what is taken for speed alone, because it has room."""
+        """The peak without the options that only use spare memory for speed."""
         return self.peak_bytes if self.without_speed_bytes is None else self.without_speed_bytes
 
     @property
@@ -124,9 +124,9 @@ def plan(
 def _with_speed(
     made: MemoryPlan, workload: Workload, place: Callable[[Workload], MemoryPlan], settings: NodeSettings
 ) -> MemoryPlan:
-    """The fastest learner that has room beside all else: `made` itself, or one that needs more.
+    """Return the fastest learner that fits beside everything else: `made` itself, or one that needs more.
 
-    Each may raise the peak where that leaves TIGHT_SHARE of what is usable: fragments and longer rows need the rest.
+    Each may raise the peak as long as TIGHT_SHARE of the usable memory is left for fragments and longer rows.
     """
     chunks = (GPU_HEAD_CHUNK_TOKENS, GPU_HEAD_CHUNK_TOKENS // 2, HEAD_CHUNK_TOKENS)
     keeping_bytes = None
@@ -166,8 +166,10 @@ def _placed(shape: ModelShape, machine: Machine, workload: Workload) -> MemoryPl
 
 
 def _on_cpu(generator: GeneratorMemory, learner: LearnerMemory, machine: Machine) -> MemoryPlan:
-    """Published versions stay beside all else where /dev/shm has room for them. On a disk they take no memory: the
-    kernel takes the pages of a file back."""
+    """Published versions use host memory if /dev/shm can hold them.
+
+    On a disk they take no memory: the kernel reclaims the pages of a file.
+    """
     usable, version = _usable(machine.host_bytes), learner.hand_over
     in_memory = has_room(VERSIONS_AT_ONCE * version, machine.memory_disk_bytes)
     learner = replace(learner, hand_over=0)
@@ -231,7 +233,7 @@ def _usable(total_bytes: int) -> int:
 
 
 def _cache_within(generator: GeneratorMemory, room: int) -> int:
-    """The cache for all completions, or as much of it as has room, at least that of one group."""
+    """Return the cache for all completions, or as much of it as fits, at least that of one group."""
     return max(generator.smallest_cache, min(generator.cache, room))
 
 
@@ -259,10 +261,13 @@ def _parts(generator: GeneratorMemory, learner: LearnerMemory, cache: int) -> di
 
 
 def _host_bytes(shape: ModelShape, workload: Workload) -> int:
-    """Beside a GPU: the node's process, the generator's and the learner's (one a rank), what the learner offloads, and
-    the largest of a hand-over (the new weights' bytes, none where the engine maps them), a checkpoint's Adam moments,
-    and what ranks read at a start: rows of the largest tensor, and each the whole adapter. Where the generator sleeps
-    its weights may wait there too: a step need not bring new ones."""
+    """Host memory beside a GPU: the processes, the learner's offloaded states, and the largest of three transient uses.
+
+    The processes are the node's, the generator's and the learner's (one a rank). The transient uses are a hand-over, a
+    checkpoint's Adam moments, and the reads of ranks at a start. A hand-over takes the new weights' bytes, none if the
+    engine maps them. Ranks read rows of the largest tensor, and each the whole adapter. If the generator sleeps, its
+    weights may wait there too, because a step need not bring new ones.
+    """
     weights = shape.num_parameters * workload.dtype_bytes
     learner = learner_memory(shape, workload)
     adapter = 0 if workload.lora_rank is None else shape.adapter_parameters(workload.lora_rank)

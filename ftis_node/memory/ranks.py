@@ -1,9 +1,9 @@
-"""What one GPU of several holds of a learner that is spread over them (`learner/distributed/shards.py`).
+"""Memory of one GPU of several for a learner that is sharded over them (`learner/distributed/shards.py`).
 
-Weights, gradients and moments are divided by their number. A unit in work (a decoder layer, or embedding and head
-together) is there whole: its weights in the compute dtype, beside those of the next layer, which is on its way; and in
-the backward pass its gradient, before it is added up over the ranks in float32. Micro-batches are not divided, so
-activations and work space stay as they are.
+Weights, gradients and moments are divided by the number of GPUs. The unit at work (a decoder layer, or embedding and
+head together) is complete. Its weights are there in the compute dtype, beside those of the next layer, which is in
+transfer. In the backward pass its gradient is there too, until it is reduced over the ranks in float32. Micro-batches
+are not divided, so activations and work space stay as they are.
 """
 
 from __future__ import annotations

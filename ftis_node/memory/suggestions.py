@@ -1,8 +1,8 @@
-"""What would make a model fit: changes in the order in which a person should think of them.
+"""Suggestions that make a model fit, in the order in which a person should consider them.
 
-In this order: an adapter, optimiser states of 8 bits or in host memory, more time for less memory, then smaller pieces,
-shorter completions, fewer of them side by side, and last the number format. A change of a number goes down by halves to
-the first that fits. Limits of `sampling` belong to the run: changing one makes another swarm.
+The order is an adapter, optimiser states of 8 bits or in host memory, then more time for less memory. Smaller pieces,
+shorter completions and fewer of them side by side follow; the number format is last. A number is halved until it fits.
+Limits of `sampling` belong to the run: a change of one makes another swarm.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class PlannedMemory(Protocol):
 
     @property
     def placement(self) -> str:
-        """Where the workers go; "does_not_fit" where they do not fit."""
+        """Placement of the workers; "does_not_fit" if they do not fit."""
 
     @property
     def peak_bytes(self) -> int:
@@ -49,8 +49,10 @@ class MemorySuggestion:
 
 
 def suggest_changes(workload: Workload, now: PlannedMemory, place: Place) -> Iterator[MemorySuggestion]:
-    """Each change alone, if it brings anything; where `now` does not fit and none of them suffices, also as many
-    together as it takes, without an adapter and with one, or all of them where even that is too little."""
+    """Return each change that reduces memory alone, and combinations if `now` does not fit and no change suffices.
+
+    A combination has as many changes as it takes, without an adapter and with one, or all if even these do not suffice.
+    """
     alone = [found[0] for sizes in CHANGES if (found := _try(sizes(workload), now.peak_bytes, place))]
     yield from alone
     if now.fits or any(change.fits for change in alone):

@@ -1,7 +1,7 @@
-"""The one reader of multiaddrs: for the command line, for what peers claim, and for what is dialled.
+"""Parser of multiaddrs for the command line, for peers' claims and for dialing.
 
-Whatever `parse_address` takes can be written as bytes, and reads back as the same address; so no address passes one
-check and fails at the next. It takes the part of the format by which nodes dial each other:
+Every address that `parse_address` accepts can be written as bytes and reads back as the same address. So no address
+passes one check and fails at the next. It accepts the part of the format by which nodes dial each other:
 
     address = host / transport [/ p2p / RELAY / p2p-circuit] [/ p2p / PEER]
     host: ip4, ip6 (without a zone), dns, dns4, dns6; transport: tcp [ws | wss], udp quic-v1

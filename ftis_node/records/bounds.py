@@ -1,11 +1,11 @@
-"""What each field of each message from a peer may hold: one table a message, and nothing is read that is not in it.
+"""Bounds of each field of each message from a peer: one table a message; fields outside it are not read.
 
 `parsing.read_message` is the only place where bytes become a message. It looks up the message's table here and checks
-every field before anybody sees one; a message without a table, or a field without a bound, is a fault of ours that the
-tests find. So whatever a reader returns fits the database, a `BackfillRequest`, a float and the calendar, and can be
-written again.
+every field before any other code reads one. A message without a table, or a field without a bound, is a defect that the
+tests find. So every value that a reader returns fits the database, a `BackfillRequest`, a float and the calendar. It
+can also be written again.
 
-A float that the door judges by a rule of its own (`sampling`, `reward_range`, `logprobs`) is `JUDGED`: any value passes
+A float that validation judges by a separate rule (`sampling`, `reward_range`, `logprobs`) is `JUDGED`. Any value passes
 here, so that the refusal has the rule's name.
 """
 
@@ -108,7 +108,7 @@ def absent(value: Any) -> bool:
 
 
 def JUDGED(value: float) -> bool:
-    """Any float, also NaN and infinity: a rule of the door has the word, under its own name."""
+    """Any float, also NaN and infinity: a rule of validation decides, under its own name."""
     return True
 
 

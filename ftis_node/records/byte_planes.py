@@ -1,11 +1,11 @@
-"""Integers told in planes of bytes, each plane one zstd frame.
+"""Integers as planes of bytes, each plane one zstd frame.
 
-The high parts of token ids and of log-probs take few values and shrink; the low parts are noise and stay as they are.
-Apart, each has statistics of its own, which is all that an entropy coder needs; what does not shrink is stored by zstd
-as it is, ten bytes longer.
+The high parts of token ids and of log-probs take few values and compress; the low parts are noise and do not. Each
+plane has separate statistics, which is all that an entropy coder needs. zstd stores an incompressible plane as it is,
+ten bytes longer.
 
-Nothing is decompressed before its size is known from elsewhere: a frame must state just that size, needs no dictionary,
-is alone in its bytes, and must decode to that size.
+No frame is decompressed before its size is known from another field. A frame must declare exactly that size and decode
+to it. It needs no dictionary and is alone in its bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     Plane = NDArray[np.uint8]
 
-# zstd's fastest strategy with a table too small, and a shortest match too long, to find repeats that are chance: on
+# zstd's fastest strategy. The table is too small, and the shortest match too long, to find repeats that are chance. On
 # noise of few values the entropy coder alone is smaller (by 10 % on the third byte of ids) and quicker.
 PARAMETERS = zstandard.ZstdCompressionParameters.from_level(
     1, strategy=zstandard.STRATEGY_FAST, window_log=14, hash_log=6, min_match=7, target_length=0

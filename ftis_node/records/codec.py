@@ -1,15 +1,15 @@
-"""The wire forms of a group that tell it by its tokens: records to bytes and back.
+"""Wire forms of a group by its tokens: records to bytes and back.
 
     exact     raw little-endian int32 ids and float32 log-probs: 8 bytes a completion token
     lossless  byte planes of both, through zstd (`compact.py`): about 5.7
     lossy     the same with log-probs in units of 1/256 nat: about 3.5
 
-Everything else takes about 300 bytes (`proto/rollout.proto` tells each field); the versions of each completion only
-where they differ. Unpacking trusts nothing: sizes are bounded before a parser sees the bytes, counts before arrays are
-made or planes decompressed; whatever does not fit is a `RecordError` with the name of the refusal. What comes out is a
-`Group` in all three cases.
+All other fields take about 300 bytes (`proto/rollout.proto` describes each). The versions of each completion are sent
+only if they differ. Unpacking trusts no input: it bounds sizes before a parser reads the bytes. It bounds counts before
+it makes arrays or decompresses planes. Input that does not fit raises a `RecordError` with the name of the refusal. The
+result is a `Group` in all three cases.
 
-A node that sends the lossy form trains on just what it sent: its own groups take the same door, as bytes.
+A node that sends the lossy form trains on exactly what it sent: its own groups pass the same validation, as bytes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CODECS: dict[CodecName, pb.Codec] = {
 
 
 def hash_prompt(prompt_ids: Sequence[int]) -> bytes:
-    """16 bytes that stand for a prompt's token ids."""
+    """Return 16 bytes that identify a prompt's token ids."""
     return hashlib.sha256(np.asarray(prompt_ids, dtype="<i4").tobytes()).digest()[:HASH_BYTES]
 
 
@@ -58,10 +58,10 @@ def pack_group(group: Group, *, codec: CodecName = "exact") -> bytes:
 
 
 def unpack_group(body_bytes: bytes) -> Group:
-    """The group inside the bytes of a `Body`.
+    """Return the group inside the bytes of a `Body`.
 
-    Raises RecordError: `parse` (no such message), `version` (another schema), `codec` (another form, or an unknown
-    one), `malformed` (counts, lengths or names that contradict each other), `size` (too many tokens for a compact one).
+    Raises RecordError: `parse` (no such message), `version` (another schema) or `codec` (another or unknown form).
+    `malformed` means counts, lengths or names that contradict each other, `size` too many tokens for a compact form.
     """
     return read_group(read_body(body_bytes, codecs=CODECS))
 

@@ -1,12 +1,12 @@
-"""The compact ways to tell ids and log-probs: all completions' arrays to compressed planes and back.
+"""Compact forms of ids and log-probs: all completions' arrays to compressed planes and back.
 
 Lossless: the bytes of the ids, as many as the largest id needs, and the four bytes of the float32 log-probs.
 
-Lossy: log-probs as 16-bit fixed point in units of 1/256 nat. Why a fixed point, and not a shorter float: an importance
-ratio is the exponential of a difference of log-probs, so what it feels is their absolute error in nats. These units are
-off by at most 1/512, 0.2 % of any ratio, whether the token was likely or not; a bfloat16 is off by 1.6 % of a ratio at
--8 nats, and spends bits on telling 1e-5 from 1e-6, which no ratio feels. The 16 bits travel as three planes cut where
-they compress best: the lowest 5, the next 8, the top 3, which are nearly always 0.
+Lossy: log-probs as 16-bit fixed point in units of 1/256 nat. An importance ratio is the exponential of a difference of
+log-probs. It depends on their absolute error in nats, so a fixed point suits it better than a shorter float. The error
+of these units is at most 1/512, 0.2 % of any ratio, for likely and unlikely tokens. A bfloat16 at -8 nats has an error
+of 1.6 % of a ratio. It spends bits on the difference of 1e-5 and 1e-6, which affects no ratio. The 16 bits are sent as
+three planes, cut where they compress best: the lowest 5, the next 8, and the top 3, which are nearly always 0.
 """
 
 from __future__ import annotations

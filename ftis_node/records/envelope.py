@@ -77,9 +77,9 @@ def open_envelope(data: bytes, *, max_bytes: int = MAX_ENVELOPE_BYTES) -> Envelo
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A group that passed the door. `group` carries the rewards scored here, `prompt_ids` the prompt made here.
+    """A group that passed validation. `group` has the rewards scored here, `prompt_ids` the prompt made here.
 
-    Of a group told as text, `group` has our tokens and `retells` is the id of its exact form.
+    If the group came as text, `group` has our tokens and `retells` is the id of its exact form.
     """
 
     envelope: Envelope
@@ -96,9 +96,10 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """\"I have this group\": what a peer needs to decide whether to pull it. Who says so is the transport's word.
+    """Announcement of a group: what a peer needs to decide whether to pull it. The transport names the announcer.
 
-    `sender` is None where that is the group's sender. `attempt`: how often it was announced before, in vain.
+    `sender` is None if the announcer is the group's sender. `attempt`: how often it was announced before without
+    result.
     """
 
     id: bytes

@@ -37,10 +37,10 @@ class CompletionStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class PromptRef:
-    """A name of a prompt, from which every node with the task makes the same prompt.
+    """Name of a prompt, from which every node with the task makes the same prompt.
 
-    `task` is the canonical task name without a path (`gsm8k`, `rg:chain_sum`), `split` one of `train` and `test`,
-    `index` the line of the data file, or the seed of a generated problem.
+    `task` is the canonical task name without a path (`gsm8k`, `rg:chain_sum`); `split` is `train` or `test`. `index` is
+    the line of the data file, or the seed of a generated problem.
     """
 
     task: str
@@ -146,7 +146,7 @@ class Group(GroupHeader):
         return cls(**header, **_columns(completions))
 
     def with_completions(self, completions: Sequence[Completion]) -> Self:
-        """Return the group with these completions in place of its own."""
+        """Return the group with these completions instead of the present ones."""
         return replace(self, **_columns(completions))
 
     @property

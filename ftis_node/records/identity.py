@@ -1,8 +1,8 @@
-"""Who a node is: one Ed25519 key, whose public half is inside the peer id.
+"""Identity of a node: one Ed25519 key, whose public half is inside the peer id.
 
-A libp2p peer id of an Ed25519 key is the identity multihash of the protobuf-wrapped public key: six fixed bytes and the
-32 bytes of the key. So anyone who knows the id can check a signature without asking anybody. Signatures cover a domain
-string and the exact bytes signed; a signature made for one kind of record never passes for another.
+A libp2p peer id of an Ed25519 key is the identity multihash of the protobuf-wrapped public key. These are six fixed
+bytes and the 32 bytes of the key. So anyone who knows the id can check a signature without a request. Signatures cover
+a domain string and the exact bytes signed. A signature for one kind of record is not valid for another.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SEED_BYTES = 32
 PEER_ID_BYTES = 38
 PEER_ID_CHARS = 52
 SHOWN_CHARS = 80  # of a text that is none, in a message
-NUM_CACHED_PEERS = 4096  # base58 costs as much as unpacking a group, and a node hears of the same peers again and again
+NUM_CACHED_PEERS = 4096  # base58 costs as much as unpacking a group, and a node meets the same peers often
 _ED25519_PEER_PREFIX = bytes.fromhex("002408011220")  # identity multihash of 36 bytes: key type 1, 32 bytes of key
 
 

@@ -1,13 +1,13 @@
-"""An identity in one file that can be kept elsewhere: small enough to print, checked before it is used.
+"""Backup of an identity in one file: small enough to print, checked before it is used.
 
     {"what": "ftis-node identity", "format": 1, "peer_id": "12D3KooW...", "created_at": "2026-01-31T12:00:00Z",
      "seed": "<64 hex>"}                                                     plain
      "sealed": {"salt": "<32 hex>", "nonce": "<24 hex>", "text": "<96 hex>"}} or under a passphrase
 
-Sealed is AES-256-GCM over the seed, with the peer id as associated data, under scrypt(passphrase) with N = 2^15, r = 8,
-p = 1 (32 MiB and about 0.1 s a guess; RFC 7914). These numbers belong to format 1 and are not read from the file, so
-that a made-up file cannot ask for all memory. The file of a home itself (`identity.key`, 64 hex characters) is taken as
-a plain backup, too.
+Sealed is AES-256-GCM over the seed, with the peer id as associated data, under scrypt(passphrase). scrypt uses
+N = 2^15, r = 8, p = 1 (32 MiB and about 0.1 s a guess; RFC 7914). These numbers belong to format 1 and are not read
+from the file. So a forged file cannot demand all memory. The key file of a home (`identity.key`, 64 hex characters) is
+accepted as a plain backup, too.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ def pack_backup(identity: Identity, *, created_at: str, passphrase: str | None) 
 
 
 def unpack_backup(data: bytes, *, name: str, ask_passphrase: Callable[[], str]) -> Identity:
-    """The identity in a file's bytes. `name` stands in errors; `ask_passphrase` is called for a sealed one only.
+    """Return the identity in a file's bytes. Errors contain `name`; `ask_passphrase` is called for a sealed one only.
 
-    Raises ConfigError where it is no backup, a damaged one or of a newer format, UsageError for a wrong passphrase.
+    Raises ConfigError for a file that is no backup, is damaged or too new, UsageError for a wrong passphrase.
     """
     if len(data) > MAX_BYTES:
         raise ConfigError(f"{name} is no backup of an identity: it is larger than {MAX_BYTES} bytes")

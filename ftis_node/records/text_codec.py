@@ -1,7 +1,7 @@
 """The text form of a group on the wire, and the reader for a body in either form.
 
-The size of every text is checked by `bounds.py`, the counts before a record is made, the UTF-8 by the parser.
-Versions are told of the group only: which of another model's weights sampled which text means nothing to the reader.
+`bounds.py` checks the size of every text, the parser the UTF-8; the counts are checked before a record is made. Only
+the group has versions: the version of another model that sampled a text has no use for the reader.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TEXT = "text"
 
 
 def hash_messages(messages: Sequence[Mapping[str, object]]) -> bytes:
-    """16 bytes that stand for a prompt's chat messages, whatever tokenizer or template will render them."""
+    """Return 16 bytes that identify a prompt's chat messages, whatever tokenizer or template renders them."""
     canonical = json.dumps([dict(message) for message in messages], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).digest()[:HASH_BYTES]
 

@@ -1,7 +1,7 @@
-"""A group told as text, for a peer whose tokenizer is another: token ids and their log-probs mean nothing there.
+"""A group sent as text, for a peer with another tokenizer, to which token ids and their log-probs mean nothing.
 
-What is left of the log-probs is their mean over the sender's tokens: the geometric mean of a completion's
-probabilities, which the receiver compares with its own over its own tokens. Everything else is as in the exact form.
+Of the log-probs only their mean over the sender's tokens remains: the geometric mean of a completion's probabilities.
+The receiver compares it with the mean over its own tokens. All other fields are as in the exact form.
 """
 
 from __future__ import annotations

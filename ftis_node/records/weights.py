@@ -1,7 +1,7 @@
-"""A learner's offer of one version of its weights, and what a generator asks about it.
+"""A learner's offer of one version of its weights, and a generator's request for it.
 
-The offer is signed: size, hashes and proof are the learner's word, wherever the bytes then come from. It names the hash
-of the list of chunk hashes, so that the list of a large file travels apart from it and is checked before it is used.
+The offer is signed, so the learner vouches for size, hashes and proof, whichever peer then serves the bytes. It has the
+hash of the list of chunk hashes. So the list of a large file is sent separately and checked before use.
 """
 
 from __future__ import annotations
