@@ -26,7 +26,6 @@ ALLOWED = {
     "ftis_node/dashboard": (27, 2),
     "ftis_node/doctor": (30, 2),
     "ftis_node/evaluation": (4, 2),
-    "ftis_node/generation": (70, 41),
     "ftis_node/gossip": (2, 7),
     "ftis_node/lab": (16, 14),
     "ftis_node/learner": (69, 50),
@@ -40,7 +39,6 @@ ALLOWED = {
     "ftis_node/tasks": (37, 23),
     "ftis_node/telemetry": (22, 2),
     "ftis_node/validation": (12, 2),
-    "ftis_node/workers": (30, 26),
 }
 
 
