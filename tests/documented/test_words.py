@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 ALLOWED = {
     "deploy": (0, 2),
-    "docs": (113, 40),
+    "docs": (90, 12),
     "ftis_node": (1, 1),
     "ftis_node/algorithms": (15, 39),
     "ftis_node/cli": (29, 2),
