@@ -1,16 +1,16 @@
-"""The daemon's side of generation: one worker, supervised, and the proof that it serves what it should.
+"""The daemon's client of the generation worker: it supervises one worker and checks a proof of the weights it serves.
 
-After each hand-over of weights the worker names the version it serves, compares the checksums of the tensors it holds
-with the learner's, and computes the log-probs of the learner's probe tokens, which are compared here. One failed proof
-is tried again; a second one restarts the worker, which loads the newest weights and proves them before any call reaches
-it. So a worker that is READY serves what it says.
+After each update of weights the worker names the version that it serves, and compares the checksums of its tensors with
+the learner's. It also computes the log-probs of the learner's probe tokens, which are compared here. One failed proof
+is tried again. A second one restarts the worker, which loads the newest weights and proves them before any call reaches
+it. So a worker that is READY serves the version that it names.
 
-A worker that dies asleep stays away until it is woken: the memory that its start needs belongs to the learner now. One
-that lacks memory at a restart has `make_room` awaited before each new try.
+A worker that dies asleep is not restarted until it is woken, because the learner now uses the memory that its start
+needs. Before each restart after a lack of memory, `make_room` is awaited.
 
-Weights may come without a file (`workers/weights/shared_weights.py`). Where the worker cannot map them the learner is
-asked for a file, now and for later versions. Asleep the worker may have discarded its weights: then those it served
-last are loaded again before anything else, if no new ones come.
+Weights may come without a file (`workers/weights/shared_weights.py`). If the worker cannot map them, the learner is
+asked for a file, now and for later versions. A sleeping worker may have discarded its weights. Unless new ones come,
+those that it served last are then loaded again before any other request.
 """
 
 from __future__ import annotations
@@ -63,21 +63,21 @@ Reply = TypeVar("Reply")
 CallWorker: TypeAlias = "Callable[[Any, type[Reply]], Awaitable[Reply]]"
 OnProblem: TypeAlias = Callable[[str], None]
 WriteWeights: TypeAlias = Callable[[str], Awaitable["PublishedWeights | None"]]
-ProofToCome: TypeAlias = "asyncio.Future[WeightProof | None]"  # None: it will never be known
+ProofToCome: TypeAlias = "asyncio.Future[WeightProof | None]"  # None: the learner could not compute it
 
 WORKER_MODULE = "ftis_node.generation.worker"
 PROOF_ATTEMPTS = 2
-# The largest root mean square, in nats, of the differences between two right forward passes of the probe.
-# float32: ten times what vLLM and torch differ by here. bfloat16: published are, for vLLM against a trainer, a standard
-# deviation of 0.050 with a largest of 0.477 among 3,916 tokens, for a trainer against itself 0.055 and 0.656
+# The largest root mean square, in nats, of the differences between two correct forward passes of the probe.
+# The bound of float32 is ten times what vLLM and torch differ by here. Published for bfloat16, vLLM and a trainer: a
+# standard deviation of 0.050, and 0.477 at most among 3,916 tokens. For a trainer and itself: 0.055 and 0.656
 # (https://github.com/huggingface/trl/issues/6789), and a root mean square of 0.039
-# (https://github.com/ServiceNow/Fast-LLM/pull/525). Five times that leaves room for other models; drawn with
-# those tails, 1 version in 75,000 exceeds it. Gross faults alone do: small ones are found by the checksums.
+# (https://github.com/ServiceNow/Fast-LLM/pull/525). The bound is more than five times that, for other models. With
+# those tails, 1 version in 75,000 exceeds it. It detects gross faults only: checksums detect small ones.
 PROOF_TOLERANCES = {"float32": 1e-4, "bfloat16": 0.25}
 
 
 class GenerationClient:
-    """`generate` and `update_weights`, and the figures of the status. `start`, `run`, `stop` as the supervisor's."""
+    """The client of the generation worker. `start`, `run` and `stop` are those of the supervisor."""
 
     def __init__(
         self,
@@ -97,9 +97,12 @@ class GenerationClient:
         on_fall_back: OnProblem | None = None,
         worker_module: str = WORKER_MODULE,
     ) -> None:
-        """`proof_tolerance` is a root mean square in nats; `on_problem` gets one sentence for every failed proof;
-        `make_room` returns when others have given memory back; `write_weights` has the learner write a file, as its
-        own `write_weights`; `on_fall_back` gets why weights do not cross as planned, once."""
+        """Take the worker's settings and the callbacks.
+
+        `proof_tolerance` is a root mean square in nats. `on_problem` gets one sentence for every failed proof.
+        `make_room` returns when other processes have freed memory. `write_weights` has the learner write a file, as its
+        method of that name does. `on_fall_back` gets the reason, once, if weights cannot be passed as planned.
+        """
         spec = WorkerSpec(
             name="generation",
             module=worker_module,
@@ -139,32 +142,32 @@ class GenerationClient:
 
     @property
     def newest(self) -> GenerationClient:
-        """What serves the newest weights: this very client."""
+        """Return this client, which serves the newest weights."""
         return self
 
     @property
     def state(self) -> WorkerState:
-        """Where the worker stands."""
+        """The worker's state."""
         return self._supervisor.state
 
     @property
     def is_alive(self) -> bool:
-        """Whether the worker serves or will serve again."""
+        """Return whether the worker serves or will serve again."""
         return self.state not in (WorkerState.STOPPED, WorkerState.FAILED)
 
     @property
     def is_asleep(self) -> bool:
-        """Whether requests wait until `wake` or new weights."""
+        """Return whether requests wait until `wake` or new weights."""
         return not self._awake.is_set()
 
     @property
     def hand_over(self) -> str:
-        """How the newest weights came, in words: `file`, or what there is faster; "" before any."""
+        """How the newest weights came, in words: `file` or a faster way; "" before any."""
         return self._source.how
 
     @property
     def restarts(self) -> int:
-        """How often the worker was started again."""
+        """The number of restarts after a death."""
         return self._supervisor.restarts
 
     @property
@@ -174,7 +177,7 @@ class GenerationClient:
 
     @property
     def last_error(self) -> FtisError | None:
-        """Why the worker ended last."""
+        """Why the last worker process ended."""
         return self._supervisor.last_error
 
     @property
@@ -207,9 +210,10 @@ class GenerationClient:
         max_tokens: int,
         seed: int | None = None,
     ) -> GenerationResult:
-        """One group, unscored. Raises WorkerDiedError, WorkerTaskError (the time limit, too) and NonFiniteError.
+        """Generate one group, unscored. Raises WorkerDiedError, WorkerTaskError (the time limit, too) and
+        NonFiniteError.
 
-        Time that the worker spends asleep, or on falling asleep, is not counted against the limit.
+        Time that the worker spends asleep, or falling asleep, does not count toward the limit.
         """
         request = Generate(
             prompt_ids=tuple(prompt_ids),
@@ -231,11 +235,11 @@ class GenerationClient:
         return generated.to_result()
 
     async def update_weights(self, weights: PublishedWeights, proof: ProofToCome | WeightProof | None = None) -> None:
-        """Return when the worker serves these weights and, where there is a proof, has proved it.
+        """Return when the worker serves these weights and, if there is a proof, has proved it.
 
-        A proof may still be in the making: the worker begins with the weights meanwhile. Raises ModelError for a file
-        that is missing, damaged or of another model (the worker goes on with what it serves), WorkerDiedError where the
-        worker died meanwhile (the next life begins with these weights).
+        The learner may still compute the proof: the worker begins with the weights meanwhile. Raises ModelError for a
+        file that is missing, damaged or of another model; the worker then continues with its old weights. Raises
+        WorkerDiedError if the worker died meanwhile; the next process begins with these weights.
         """
         async with self._handing_over:
             self._end_sleep()  # loading wakes the worker
@@ -247,17 +251,18 @@ class GenerationClient:
                 self._newest = previous
                 await self._serve_again()
                 raise
-            except WorkerTaskError as error:  # whatever it serves now, it is neither the old nor the new
+            except WorkerTaskError as error:  # it may serve neither the old nor the new weights now
                 problem = f"failed over weights {weights.version}: {error}"
                 self._report(problem)
             if problem is not None:
                 await self._begin_again(problem)
 
     async def try_weights(self, weights: PublishedWeights, proof: WeightProof) -> None:
-        """As `update_weights`, for weights that somebody else made: where they fail, what was served before is again.
+        """Serve weights of another source, as `update_weights` does. If they fail, the worker serves the previous ones
+        again.
 
-        Raises ModelError for a file that does not fit, and for weights that twice failed their proof (the worker was
-        started again with those before); WorkerDiedError where the worker died meanwhile, for whatever reason.
+        Raises ModelError for a file that does not fit, and for weights that twice failed their proof. The worker was
+        then restarted with the previous ones. Raises WorkerDiedError if the worker died meanwhile, for any reason.
         """
         async with self._handing_over:
             self._end_sleep()
@@ -281,11 +286,11 @@ class GenerationClient:
             raise ModelError(f"weights {weights.version} are not taken, because the worker {problem}")
 
     async def sleep(self, *, discard: bool = False) -> None:
-        """Return when the worker has ended what runs and given its memory back; requests wait from now on.
+        """Return when the worker has finished its requests and freed its memory. Requests wait from now on.
 
-        With `discard` new weights are to come before it is woken; where they do not, it takes the last ones again.
-        Weights that came with the model, and those of a worker that once failed over this, are kept all the same. One
-        that dies over it has given its memory back, too. Raises what made the supervisor give it up.
+        With `discard` new weights should come before it is woken; if none come, it loads the last ones again. It does
+        not discard weights that came with the model. After a failed load of discarded weights it discards none again. A
+        worker that dies meanwhile has freed its memory, too. Raises the supervisor's error if the worker is given up.
         """
         async with self._handing_over:
             if self.is_asleep:
@@ -305,7 +310,7 @@ class GenerationClient:
             self._awake.clear()
 
     async def wake(self) -> None:
-        """Return when the worker serves again what it served, in a new life where it died. Awake: nothing to do."""
+        """Return when the worker serves the previous weights again, after a restart if it died. No-op if awake."""
         async with self._handing_over:
             if self.is_asleep:
                 self._end_sleep()
@@ -316,7 +321,7 @@ class GenerationClient:
         self._time_limits.go_on()
 
     async def _bring_up(self, life: WorkerProcess) -> None:
-        """What every life does before calls reach it."""
+        """Prepare a new worker process before calls reach it."""
         self.engine = (await life.call(Describe(), Description)).engine
         self.policy_version = 0
         self._has_discarded = False
@@ -335,8 +340,9 @@ class GenerationClient:
             raise WorkerTaskError(f"generation: {problem}")  # a worker's fault, so that it is tried again
 
     async def _serve_again(self) -> None:
-        """Be awake with the newest weights, which a sleeping worker may have discarded; where that fails, in a new
-        life."""
+        """Wake the worker with the newest weights, which it may have discarded while asleep. After a failure, restart
+        it.
+        """
         problem: str | None = None
         try:
             if self._has_discarded:
@@ -344,21 +350,24 @@ class GenerationClient:
             else:
                 await self._supervisor.call(Wake(), Awake)
         except WorkerDiedError:
-            await self._supervisor.wait_ready()  # the new life has loaded them, and is awake
+            await self._supervisor.wait_ready()  # the new process has loaded them and is awake
         except FtisError as error:
             problem = f"cannot take its former weights again: {error}"
         if problem is not None:
             await self._begin_again(problem)
 
     async def _begin_again(self, problem: str) -> None:
-        """Another life takes over; after a failure to load discarded weights none are discarded any more."""
+        """Restart the worker. After a failure to load discarded weights, none are discarded any more."""
         self._may_discard = self._may_discard and not self._has_discarded
         self._supervisor.restart(problem)
         await self._supervisor.wait_ready()
 
     async def _serve_newest(self, call: CallWorker[Any], *, is_new_life: bool = False) -> str | None:
-        """As `_serve`, from wherever the newest weights can be had. A new life may find them changed in the learner's
-        memory, or have died over them before. Raises SharingError where they are nowhere."""
+        """Serve the newest weights as `_serve` does, from shared memory or from a file.
+
+        A new process may find that the learner's memory has changed, or that its predecessor died over it. Raises
+        SharingError if the weights are nowhere.
+        """
         newest = self._newest
         assert newest is not None, "called with weights to serve"
         weights, to_come = newest
@@ -380,7 +389,7 @@ class GenerationClient:
         if written is None:
             raise SharingError(f"the learner has taken weights {weights.version} back")
         if written.version != weights.version:
-            to_come = _known(None)  # its checksums prove it; the log-probs come with its own hand-over
+            to_come = _known(None)  # its checksums prove it; the log-probs come with its own update
         if self._newest is newest:  # others may wait at the gate already
             self._newest = written, to_come
         problem = await self._serve(call, written, to_come)
@@ -388,7 +397,7 @@ class GenerationClient:
         return problem
 
     async def _serve(self, call: CallWorker[Any], weights: PublishedWeights, to_come: ProofToCome) -> str | None:
-        """Load and prove, twice at most. Returns None, or what is wrong with what the worker serves."""
+        """Load and prove, at most twice. Returns None, or the fault of what the worker serves."""
         problem: str | None = None
         for _ in range(PROOF_ATTEMPTS):
             load = LoadWeights(

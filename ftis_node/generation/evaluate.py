@@ -1,9 +1,10 @@
-"""How well a model solves a task: greedy pass@1, and pass@k from samples.
+"""The evaluation of a model on a task: greedy pass@1, and pass@k from samples.
 
-pass@k is the unbiased estimator of Chen et al. 2021 (arXiv 2107.03374, section 2.1): with n samples of which c are
-right, 1 - C(n - c, k) / C(n, k), the chance that k of them drawn without replacement hold a right one.
+pass@k is the unbiased estimator of Chen et al. 2021 (arXiv 2107.03374, section 2.1). With n samples of which c are
+right it is 1 - C(n - c, k) / C(n, k). That is the probability that k of them, drawn without replacement, include a
+right one.
 
-Works over anything with the client's `generate`: the client in a daemon, `local.LocalGenerator` in a command.
+It works with any object that has the client's `generate`: the client in a daemon, `local.LocalGenerator` in a command.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ OnProgress: TypeAlias = Callable[[int, int], None]
 
 
 class Generator(Protocol):
-    """What can be evaluated."""
+    """The interface of a model that can be evaluated."""
 
     async def generate(
         self,
@@ -51,8 +52,8 @@ class Generator(Protocol):
 class EvalResult:
     """Means over `n` problems. `pass_at_1` is greedy; `pass_at_k` is None for k = 1.
 
-    `truncated` counts greedy completions that hit the token limit, `unscored` those whose scorer failed, `too_long`
-    prompts that leave no room for an answer; the latter two count as wrong.
+    `truncated` counts greedy completions that hit the token limit. `unscored` counts those whose scorer failed, and
+    `too_long` prompts that leave no space for an answer; both count as wrong.
     """
 
     pass_at_1: float
@@ -67,7 +68,7 @@ class EvalResult:
 
 @dataclass(frozen=True, slots=True)
 class ScoredAnswer:
-    """One completion and what became of it. `mean_logprob` is in nats a token."""
+    """One completion and its score. `mean_logprob` is in nats a token."""
 
     text: str
     num_tokens: int
@@ -78,13 +79,13 @@ class ScoredAnswer:
 
     @property
     def is_right(self) -> bool:
-        """Whether it has the full reward: half right is wrong."""
+        """Return whether it has the full reward; a partial reward counts as wrong."""
         return self.reward >= RIGHT_REWARD
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """One problem: its `greedy` answer, None where the prompt leaves no room for one, and `samples` for pass@k."""
+    """One problem: its `greedy` answer, None if the prompt leaves no space for one, and `samples` for pass@k."""
 
     item: TaskItem
     num_prompt_tokens: int
@@ -94,7 +95,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class _Asker:
-    """Takes problems to answers; the fields are `evaluate`'s."""
+    """The generator and settings of one evaluation; the fields are the arguments of `evaluate`."""
 
     generator: Generator
     tokenizer: PromptTokenizer
@@ -107,7 +108,7 @@ class _Asker:
     retry_pause_s: float
 
     async def ask(self, item: TaskItem) -> Answered:
-        """One problem."""
+        """Answer one problem."""
         prompt_ids = self.tokenizer.encode_prompt(item.prompt)
         if self.completion_limit(len(prompt_ids)) < 1:
             return Answered(item, len(prompt_ids))
@@ -120,7 +121,7 @@ class _Asker:
     async def _answer(
         self, item: TaskItem, prompt_ids: list[int], *, num_completions: int, sampling: SamplingSettings
     ) -> tuple[ScoredAnswer, ...]:
-        """Completions with their scores."""
+        """Return completions with their scores."""
         max_tokens = self.completion_limit(len(prompt_ids))
         for attempt in range(1, self.attempts + 1):
             try:
@@ -133,7 +134,7 @@ class _Asker:
                     raise
                 await asyncio.sleep(
                     self.retry_pause_s
-                )  # an engine that broke is missed by then: calls wait for its next life
+                )  # by then a broken engine is detected: calls wait for the restart
         texts = [self.tokenizer.decode(completion.token_ids.tolist()) for completion in result.completions]
         scores = await self.scorer.score(item, texts)
         return tuple(map(_as_answer, result.completions, texts, scores))
@@ -147,7 +148,7 @@ async def evaluate(
 
 
 def summarise(answered: Sequence[Answered], *, k: int) -> EvalResult:
-    """The figures of one or more problems; for k > 1 each has at least k samples."""
+    """Return the figures of one or more problems; for k > 1 each has at least k samples."""
     n = len(answered)
     greedy = [problem.greedy for problem in answered if problem.greedy is not None]
     return EvalResult(
@@ -178,12 +179,12 @@ async def answer_problems(
     retry_pause_s: float = 1.0,
     on_progress: OnProgress | None = None,
 ) -> list[Answered]:
-    """The answers to the first `limit` problems of `task`, in order.
+    """Return the answers to the first `limit` problems of `task`, in order.
 
-    `completion_limit` gives a completion's token limit for a prompt's length. For k > 1, `num_samples` (default 2 k) at
-    `sampling` are drawn a problem beside the greedy one. `on_progress(done, of)` is called after every problem. A
-    problem is asked again, `attempts` times in all and `retry_pause_s` seconds apart, where the worker died or its
-    engine broke. Raises ValueError for a limit or k below 1 and num_samples below k, and what `generate` raises.
+    `completion_limit` returns a completion's token limit for a prompt's length. For k > 1, `num_samples` (default 2 k)
+    at `sampling` are drawn a problem, in addition to the greedy one. `on_progress(done, of)` is called after every
+    problem. If the worker died or its engine broke, a problem is repeated: `attempts` times in all, `retry_pause_s`
+    seconds apart. Raises ValueError for a limit or k below 1 and num_samples below k, and what `generate` raises.
     """
     num_samples = 2 * k if num_samples is None else num_samples
     if limit < 1 or k < 1 or num_samples < k:
@@ -194,7 +195,7 @@ async def answer_problems(
 
 
 def estimate_pass_at_k(*, num_samples: int, num_right: int, k: int) -> float:
-    """1 - C(n - c, k) / C(n, k), for 0 <= c <= n and 1 <= k <= n."""
+    """Return 1 - C(n - c, k) / C(n, k), for 0 <= c <= n and 1 <= k <= n."""
     return 1.0 - comb(num_samples - num_right, k) / comb(num_samples, k)
 
 
@@ -215,7 +216,7 @@ def _as_answer(completion: Completion, text: str, score: tuple[float, Completion
 async def _ask_all(
     asker: _Asker, items: Sequence[TaskItem], problems_in_flight: int, on_progress: OnProgress | None
 ) -> list[Answered]:
-    """Answers in the order of `items`; the first failure ends all and is raised as itself."""
+    """Return answers in the order of `items`; the first failure ends all and is raised unchanged."""
     room = asyncio.Semaphore(problems_in_flight)
     num_done = 0
 

@@ -1,4 +1,4 @@
-"""What several models make of the same tokens, as plain numbers: for callers that hold no tensors.
+"""Computations on several models' log-probs of the same tokens, on plain numbers, for callers without tensors.
 
 Everything is in nats. A likelihood here is the sum of the log-probs of a text's tokens after its first one.
 """
@@ -18,19 +18,21 @@ if TYPE_CHECKING:
 
 
 def uniform_mixture_weights(num_experts: int, *, learns: bool = True, reads_prompt: bool = True) -> MixtureWeights:
-    """A uniform prior; without `learns` the plain mean of probabilities."""
+    """Return a uniform prior; without `learns` the mixture is the plain mean of probabilities."""
     return MixtureWeights((-log(num_experts),) * num_experts, learns=learns, reads_prompt=reads_prompt)
 
 
 def cached_mixture_weights(likelihoods: Sequence[Sequence[float]], *, decay: float) -> MixtureWeights:
-    """The prior from the J likelihoods of each of N texts, the last text the most; see `algorithms.cached_prior`."""
+    """Return the prior from the J likelihoods of each of N texts, the last text the most; see
+    `algorithms.cached_prior`.
+    """
     texts = torch.tensor(likelihoods, dtype=torch.float64)
     log_posteriors = posterior(uniform_prior(texts.shape[1]), texts.T).T
     return MixtureWeights(tuple(cached_prior(log_posteriors, decay).tolist()))
 
 
 def mixture_nats(windows: Sequence[Sequence[Sequence[float]]], weighing: MixtureWeights) -> float:
-    """Minus the log-likelihood of a text under the mixture.
+    """Return minus the log-likelihood of a text under the mixture.
 
     `windows` has for each piece of the text the experts' log-probs of its tokens; each piece begins with the prior.
     """

@@ -1,19 +1,19 @@
-"""Which of several experts answers a prompt rightly, predicted from the prompt's text: one logistic regression each.
+"""A gate that predicts from a prompt's text which experts answer it rightly: one logistic regression per expert.
 
     P(expert j is right | prompt) = 1 / (1 + exp(-w_j . x(prompt)))
 
-The weights minimise cross-entropy against the rewards that the experts got for their answers to training prompts, plus
-`RIDGE` / 2 times their squared norm. No label says of which domain a prompt is. The problem is convex and the start is
-zero, so nothing is random. A mixture of experts (arXiv 1701.06538) trains its gate with its experts; these are done.
+The weights minimise cross-entropy against the rewards of the experts' answers to training prompts, plus `RIDGE` / 2
+times their squared norm. No label gives a prompt's domain. The problem is convex and starts at zero, so nothing is
+random. A mixture of experts (arXiv 1701.06538) trains its gate with its experts; here the experts are fixed.
 
-x(prompt) is made from the prompt's last message, so it depends on no tokenizer:
+x(prompt) is computed from the prompt's last message, so it does not depend on a tokenizer:
 
 * of each of its first `NUM_PLACES` characters: which it is (one-hot); of a digit its value instead,
 * which words it has, and a constant.
 
-A digit's value enters as a number because whether two digits carry or borrow is linear in their values, and 256 prompts
-show few of the hundred pairs: with one-hot digits the choice between sums with a carry, without, and differences was
-right for 0.93 of the prompts, with values for 0.98 (labels without noise).
+A digit's value enters as a number because a carry or borrow is linear in two digits' values. 256 prompts show few of
+the hundred pairs. The task was to distinguish sums with a carry, sums without, and differences (labels without noise).
+With one-hot digits 0.93 of the prompts were right, with values 0.98.
 """
 
 from __future__ import annotations
@@ -46,20 +46,23 @@ LEAST_PROMPTS = 2  # a feature that fewer prompts have is left out
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """`columns` are the features that are known; `weights` `[F + 1, J]`, the constant's last, of J experts."""
+    """The trained gate. `columns` are the known features; `weights` is `[F + 1, J]` for J experts.
+
+    The last row is the constant's.
+    """
 
     columns: dict[Feature, int]
     weights: Tensor
 
     def chances(self, prompts: Sequence[Sequence[ChatMessage]]) -> list[list[float]]:
-        """`[J][N]` probability that each expert answers each of N prompts rightly."""
+        """Return `[J][N]`, the probability that each expert answers each of N prompts rightly."""
         inputs = _matrix([_features(prompt) for prompt in prompts], self.columns)
         found: list[list[float]] = torch.sigmoid(inputs @ self.weights).T.tolist()
         return found
 
 
 def train_gate(prompts: Sequence[Sequence[ChatMessage]], is_right: Sequence[Sequence[bool]]) -> Gate:
-    """A gate from `[J][N]`, whether each expert was right about each of N prompts."""
+    """Train a gate on `[J][N]`, whether each expert answered each of N prompts rightly."""
     found = [_features(prompt) for prompt in prompts]
     counts = Counter(feature for features in found for feature in features)
     known = [feature for feature, count in counts.items() if count >= LEAST_PROMPTS]
@@ -92,7 +95,7 @@ def _features(prompt: Sequence[ChatMessage]) -> dict[Feature, float]:
 
 
 def _matrix(rows: Sequence[dict[Feature, float]], columns: dict[Feature, int]) -> Tensor:
-    """`[N, F + 1]`; features without a column are left out, and the last column is 1."""
+    """Return `[N, F + 1]`; features without a column are left out, and the last column is 1."""
     matrix = torch.zeros(len(rows), len(columns) + 1, dtype=torch.float64)
     matrix[:, -1] = 1.0
     for place, features in enumerate(rows):

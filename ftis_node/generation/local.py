@@ -1,4 +1,4 @@
-"""An engine in this very process behind the client's `generate`: for commands that run no daemon."""
+"""An engine in this process behind the client's `generate`: for commands that run no daemon."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class LocalGenerator:
-    """`generate` as `client.GenerationClient` has it, answered by `engine`."""
+    """An adapter from `engine` to the `generate` of `client.GenerationClient`."""
 
     def __init__(self, engine: Engine, *, eos_ids: Iterable[int]) -> None:
         self._engine = engine
@@ -31,7 +31,7 @@ class LocalGenerator:
         max_tokens: int,
         seed: int | None = None,
     ) -> GenerationResult:
-        """One group, unscored."""
+        """Generate one group, unscored."""
         request = GenerateRequest(
             request_id=f"local-{next(self._numbers)}",
             prompt_ids=tuple(prompt_ids),

@@ -1,4 +1,4 @@
-"""What the generation worker is asked and answers. Arrays are little-endian: int32 ids, float32 log-probs."""
+"""The messages of the generation worker. Arrays are little-endian: int32 ids, float32 log-probs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ftis_node.workers.wire import Message
 
 
 class GenerationBoot(Message, frozen=True):
-    """How the worker is built. `model` is a folder or hub id, `eos_ids` the ids that end a completion."""
+    """The worker's configuration. `model` is a folder or hub id, `eos_ids` are the ids that end a completion."""
 
     model: str
     settings: EngineSettings
@@ -21,7 +21,7 @@ class GenerationBoot(Message, frozen=True):
 
 
 class Generate(Message, frozen=True):
-    """One group; `engines.base.GenerateRequest` says what the fields mean."""
+    """A request for one group; `engines.base.GenerateRequest` documents the fields."""
 
     prompt_ids: tuple[int, ...]
     num_completions: int
@@ -66,10 +66,11 @@ class Generated(Message, frozen=True):
 
 
 class LoadWeights(Message, frozen=True):
-    """Serve the safetensors file at `path` as `version`, and compare what is held then with `checksums`.
+    """A request to serve the safetensors file at `path` as `version`, and to compare the loaded tensors with
+    `checksums`.
 
-    Where there are none, the file's own count. With `shared` there is no file: the weights lie in the learner's memory.
-    `is_locked`: the file's pages are worth locking for the way to the GPU.
+    Without `checksums` they are computed from the file. With `shared` there is no file: the weights are in the
+    learner's memory. `is_locked`: lock the file's pages for the copy to the GPU.
     """
 
     path: str
@@ -80,9 +81,9 @@ class LoadWeights(Message, frozen=True):
 
 
 class WeightsLoaded(Message, frozen=True):
-    """The version that the engine says it serves now, and the seconds that loading took it.
+    """The version that the engine reports as served, and the seconds that loading took.
 
-    `difference` says which tensors it holds otherwise, as `workers.weights.store.find_difference` does.
+    `difference` names the tensors that differ, as `workers.weights.store.find_difference` does.
     """
 
     version: int
@@ -91,28 +92,28 @@ class WeightsLoaded(Message, frozen=True):
 
 
 class Sleep(Message, frozen=True):
-    """Admit nothing more, let what runs end, give memory back.
+    """A request to admit nothing more, finish what runs, and free memory.
 
-    With `discard` the weights go, too: only `LoadWeights` wakes it then.
+    With `discard` the weights are freed, too: only `LoadWeights` wakes the engine then.
     """
 
     discard: bool = False
 
 
 class Asleep(Message, frozen=True):
-    """It is done; requests wait."""
+    """The engine sleeps; requests wait."""
 
 
 class Wake(Message, frozen=True):
-    """Go on with the weights that were served. New weights wake, too."""
+    """A request to continue with the weights that were served. New weights wake the engine, too."""
 
 
 class Awake(Message, frozen=True):
-    """Requests are served."""
+    """The engine serves requests."""
 
 
 class Probe(Message, frozen=True):
-    """Asks for the log-probs of fixed tokens."""
+    """A request for the log-probs of fixed tokens."""
 
     token_ids: tuple[int, ...]
 
@@ -124,7 +125,7 @@ class Probed(Message, frozen=True):
 
 
 class Describe(Message, frozen=True):
-    """Asks which engine was opened."""
+    """A request for the name of the opened engine."""
 
 
 class Description(Message, frozen=True):
@@ -140,6 +141,6 @@ class TokensMade(Message, frozen=True):
 
 
 class EngineBroken(Message, frozen=True):
-    """An event: this worker can do nothing more and should be started again; `reason` follows "the engine"."""
+    """An event: this worker can do nothing more and should be restarted; `reason` follows "the engine"."""
 
     reason: str

@@ -1,4 +1,4 @@
-"""Where a generation worker's weights come from: the learner's memory, for as long as that works, or its files."""
+"""The source of a generation worker's weights: the learner's memory, as long as that works, or its files."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DIED_OVER_THEM = "the generation worker died twice over weights in the learner's memory"
-MAX_DEATHS = 2  # one may be chance
+MAX_DEATHS = 2  # a single death may have another cause
 NO_FILES = "nobody here writes them to a file"
 
 
 class WeightSource:
-    """Notes how weights crossed, and has the learner write files where they cannot be shared.
+    """The record of how weights were passed; it has the learner write files if they cannot be shared.
 
-    `how` says it in words. A worker that ends between `begin` and `end` may have died over shared memory: it takes a
-    file next, and the second time that is final.
+    `how` describes the way in words. A worker that ends between `begin` and `end` may have died over shared memory. It
+    takes a file next, and after the second such death always.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class WeightSource:
         self._told = ""
 
     def begin(self, weights: PublishedWeights) -> str | None:
-        """These are to be loaded. Returns the reason for `write` where that must be from a file, else None."""
+        """Note a load that begins. Returns the reason for `write` if the weights must come from a file, else None."""
         if weights.shared is None:
             return None
         if self._is_under_way:
@@ -49,19 +49,19 @@ class WeightSource:
         return None
 
     def abandon(self) -> None:
-        """They were refused as what does not fit: that is no death."""
+        """Note that the weights were refused because they do not fit: that is no death."""
         self._is_under_way = False
 
     def end(self, weights: PublishedWeights) -> None:
-        """They were loaded, whatever their proof says."""
+        """Note that the weights were loaded, whatever their proof shows."""
         self._is_under_way = False
         self.how = weights.how()
         self._tell(weights.fell_back)
 
     async def write(self, reason: str) -> PublishedWeights | None:
-        """The learner's present weights in a file; None where it has none but the model's own.
+        """Return the learner's present weights in a file; None if it has only the model's own.
 
-        With a `reason` all later versions come in files, too. Raises SharingError where there will be none.
+        With a `reason` all later versions come in files, too. Raises SharingError if there will be none.
         """
         self._is_under_way = False
         self._tell(reason)
@@ -73,7 +73,7 @@ class WeightSource:
             raise SharingError(f"the learner writes no weights: {error}") from error
 
     def _tell(self, reason: str) -> None:
-        """One line, once for each reason."""
+        """Report each reason in one line, once."""
         if not reason or reason == self._told:
             return
         self._told = reason

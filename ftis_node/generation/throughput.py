@@ -1,27 +1,27 @@
-"""Tokens per second over the last moments: a pure window over a running total."""
+"""Tokens per second over the last seconds: a sliding window over a running total, as a pure function of time."""
 
 from __future__ import annotations
 
 from collections import deque
 
-MAX_POINTS = 1024  # of which a window of seconds needs a few dozen; nobody may ask for long
+MAX_POINTS = 1024  # a window of seconds needs a few dozen; this bounds them if no caller reads the rate
 
 
 class Throughput:
-    """Growth of a total per second, over the last `window_s` seconds. The caller gives the time."""
+    """A sliding window: the growth of a total per second over `window_s` seconds. The caller passes the time."""
 
     def __init__(self, *, window_s: float = 15.0) -> None:
         self._window_s = window_s
         self._points: deque[tuple[float, int]] = deque(maxlen=MAX_POINTS)
 
     def reach(self, total: int, *, at_s: float) -> None:
-        """The total at a time. A total below the last one starts afresh: another worker counts now."""
+        """Note the total at a time. A total below the last one restarts the window: another worker counts now."""
         if self._points and total < self._points[-1][1]:
             self._points.clear()
         self._points.append((at_s, total))
 
     def per_second(self, *, now_s: float) -> float:
-        """The mean rate over the window; 0 where nothing has grown in it."""
+        """Return the mean rate over the window; 0 if nothing has grown in it."""
         while len(self._points) > 1 and self._points[1][0] <= now_s - self._window_s:
             self._points.popleft()
         if len(self._points) < 2:

@@ -1,6 +1,6 @@
-"""Time limits of calls in flight that stand still while the generator sleeps.
+"""Time limits of calls in flight, which pause while the generator sleeps.
 
-A request that waits because the learner has the GPU is not slow: only the time in which it could have been served
+A request that waits because the learner uses the GPU is not slow. Only the time in which it could have been served
 counts.
 """
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class TimeLimits:
-    """One limit for each call, in seconds; None: none. `halt` and `go_on` are for all calls, also those to come."""
+    """One limit for each call, in seconds; None: none. `halt` and `go_on` apply to all calls, also later ones."""
 
     def __init__(self, limit_s: float | None) -> None:
         self._limit_s = limit_s
@@ -24,7 +24,7 @@ class TimeLimits:
 
     @asynccontextmanager
     async def of_a_call(self) -> AsyncIterator[None]:
-        """Raises TimeoutError where the block takes longer."""
+        """Raise TimeoutError if the block takes longer."""
         async with asyncio.timeout(None) as timeout:
             if self._limit_s is not None:
                 self._left_s[timeout] = self._limit_s
@@ -36,7 +36,7 @@ class TimeLimits:
                 self._left_s.pop(timeout, None)
 
     def halt(self) -> None:
-        """Stop all clocks; nothing where they stand already."""
+        """Pause all clocks; no-op if they are paused."""
         if self._is_halted:
             return
         self._is_halted = True
@@ -48,7 +48,7 @@ class TimeLimits:
                 timeout.reschedule(None)
 
     def go_on(self) -> None:
-        """Let the clocks run again; nothing where they do."""
+        """Resume the clocks; no-op if they run."""
         if not self._is_halted:
             return
         self._is_halted = False

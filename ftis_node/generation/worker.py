@@ -1,8 +1,8 @@
 """The generation worker: `python -m ftis_node.generation.worker`, started by the client's supervisor.
 
-Holds one engine and answers for it. All it adds is the way between messages and the engine's own terms. Processes that
-the engine spawns end with this one, whatever ends it and however far they are: `multiprocessing` imports the main
-module before anything else, and this file ties each process to its parent there.
+Holds one engine, and translates between messages and the engine's requests. Processes that the engine spawns end with
+this one, however it ends and however deep they are nested. `multiprocessing` imports the main module before anything
+else, and this file ties each process to its parent there.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ REPORT_EVERY_S = 1.0
 
 
 class Service:
-    """The worker's requests, answered by one engine."""
+    """The request handlers of the worker, served by one engine."""
 
     def __init__(self, engine: Engine, boot: GenerationBoot) -> None:
         self._engine = engine
@@ -62,7 +62,7 @@ class Service:
         self._numbers = itertools.count()
 
     async def generate(self, request: Generate, emit: Emitter) -> Generated:
-        """One group."""
+        """Generate one group."""
         result = await self._engine.generate(
             GenerateRequest(
                 request_id=str(next(self._numbers)),
@@ -77,8 +77,11 @@ class Service:
         return Generated.from_result(result)
 
     async def load_weights(self, request: LoadWeights, emit: Emitter) -> WeightsLoaded:
-        """New weights; the answer is the engine's own word for what it serves. It is awake then, also on ModelError,
-        unless it has discarded the old ones; on SharingError it is as it was."""
+        """Load new weights and return the version that the engine reports.
+
+        The engine is awake then, also on ModelError, unless it has discarded the old weights. On SharingError it is
+        unchanged.
+        """
         began_s, path = time.monotonic(), Path(request.path)
         try:
             if request.shared is not None:
@@ -95,25 +98,25 @@ class Service:
         return WeightsLoaded(version=self._engine.policy_version, load_s=load_s, difference=difference)
 
     async def probe(self, request: Probe, emit: Emitter) -> Probed:
-        """Log-probs of fixed tokens."""
+        """Return log-probs of fixed tokens."""
         return Probed(logprobs=tuple(await self._engine.probe(request.token_ids)))
 
     async def sleep(self, request: Sleep, emit: Emitter) -> Asleep:
-        """The engine's memory for someone else."""
+        """Free the engine's memory for another process."""
         await self._engine.sleep(discard=request.discard)
         return Asleep()
 
     async def wake(self, request: Wake, emit: Emitter) -> Awake:
-        """And back."""
+        """Wake the engine."""
         await self._engine.wake()
         return Awake()
 
     async def describe(self, request: Describe, emit: Emitter) -> Description:
-        """Which engine this is."""
+        """Return the engine's name."""
         return Description(engine=self._engine.name)
 
     def handlers(self) -> Handlers:
-        """The table for the channel."""
+        """Return the table of handlers for the channel."""
         return {
             Generate: self.generate,
             LoadWeights: self.load_weights,
@@ -125,9 +128,9 @@ class Service:
 
 
 async def report_tokens(engine: Engine, emit: Emitter, *, every_s: float = REPORT_EVERY_S) -> None:
-    """Tell the daemon how many tokens were made, whenever there are more, until cancelled.
+    """Send the number of sampled tokens to the daemon whenever it has grown, until cancelled.
 
-    An engine that sleeps makes none, and the requests that wait for it must not look like a hang.
+    An engine that sleeps samples none, and the requests that wait for it must not look like a hang.
     """
     told = 0
     while True:
@@ -140,7 +143,7 @@ async def report_tokens(engine: Engine, emit: Emitter, *, every_s: float = REPOR
 
 
 async def report_break(engine: Engine, emit: Emitter) -> None:
-    """Tell the daemon when the engine is beyond use: it ends this process and starts another."""
+    """Send an event when the engine has failed for good: the daemon ends this process and starts another."""
     reason = await engine.wait_broken()
     logger.error("the engine %s", reason)
     emit(EngineBroken(reason=reason))
@@ -165,5 +168,5 @@ async def build(boot: GenerationBoot, emit: Emitter) -> AsyncIterator[Handlers]:
 
 if __name__ == "__main__":
     run_worker(build, boot_type=GenerationBoot)
-elif __name__ == "__mp_main__":  # so is this file called in processes that vLLM spawns from this one
+elif __name__ == "__mp_main__":  # the name of this module in processes that vLLM spawns from this one
     die_with_owner(os.getppid())

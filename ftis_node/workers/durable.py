@@ -1,8 +1,8 @@
-"""Folders that are whole or not there: checkpoints and published weights.
+"""Folders that are complete or absent: checkpoints and published weights.
 
-Write, then mark: the files go to a folder under a temporary name, are synced, the folder is renamed, and the marker
-file `COMPLETE` is written last. A reader takes only marked folders, so a crash or a full disk at any point leaves the
-previous one as the newest. Folders of a kind are named by a prefix and a running number: `step-00000120`.
+The files go to a folder under a temporary name and are synced. The folder is renamed, and the marker file `COMPLETE` is
+written last. A reader takes only marked folders, so a crash or a full disk at any point leaves the previous one as the
+newest. Folders of a kind are named by a prefix and a running number: `step-00000120`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ TEMPORARY_MARK = ".incomplete-"
 
 @contextmanager
 def complete_folder(target: Path, *, sync: bool = True) -> Iterator[Path]:
-    """Yield a temporary folder beside `target`; when the block ends well it becomes `target`, else it is removed.
+    """Yield a temporary folder beside `target`; rename it to `target` if the block succeeds, else remove it.
 
-    An existing `target` is replaced. Raises OSError (no space left, say), and then `target` is as it was. Without
-    `sync` a crash of the process leaves it whole or not there, a power cut may not.
+    An existing `target` is replaced. Raises OSError (no space left, for example), and then `target` is unchanged.
+    Without `sync` the folder is complete or absent after a crash of the process, but not after a power cut.
     """
     make_folder(target.parent)
     temporary = _temporary_sibling(target)
@@ -45,12 +45,12 @@ def complete_folder(target: Path, *, sync: bool = True) -> Iterator[Path]:
 
 
 def is_complete(path: Path) -> bool:
-    """Whether `path` is a folder that was written to its end."""
+    """Return whether `path` is a folder that was written completely."""
     return (path / MARKER).is_file()
 
 
 def newest_complete(parent: Path, prefix: str) -> Path | None:
-    """The complete folder `<prefix><number>` in `parent` with the highest number; None where there is none."""
+    """Return the complete folder `<prefix><number>` in `parent` with the highest number; None if there is none."""
     numbered = _complete_by_number(parent, prefix)
     return numbered[-1] if numbered else None
 
@@ -66,7 +66,9 @@ def keep_newest(parent: Path, prefix: str, keep: int) -> list[Path]:
 
 
 def take_oldest(parent: Path, prefix: str, *, beyond: int) -> Path | None:
-    """The oldest complete folder, if there are more than `beyond`, without its marker: the caller's to take apart."""
+    """Return the oldest complete folder if there are more than `beyond`. Its marker is removed: the caller may take it
+    apart.
+    """
     numbered = _complete_by_number(parent, prefix)
     if len(numbered) <= beyond:
         return None
@@ -77,8 +79,8 @@ def take_oldest(parent: Path, prefix: str, *, beyond: int) -> Path | None:
 def remove_leftovers(parent: Path, prefix: str) -> list[Path]:
     """Remove what crashes left behind in `parent`: temporary folders, and `<prefix>...` folders without a marker.
 
-    For the folder's only writer, at its start: it would also remove what someone else is just writing. Returns what
-    was removed.
+    Only the folder's one writer may call it, at its start: it also removes what another process is just writing.
+    Returns what was removed.
     """
     if not parent.is_dir():
         return []
@@ -101,7 +103,9 @@ def _temporary_sibling(target: Path) -> Path:
 
 
 def _move_into_place(temporary: Path, target: Path, *, sync: bool) -> None:
-    """Rename; an existing target steps aside first, as a folder with files in it cannot be renamed over."""
+    """Rename the folder. An existing target is moved aside first, because a rename cannot replace a folder with files
+    in it.
+    """
     if target.exists():
         aside = _temporary_sibling(target)
         target.rename(aside)
@@ -124,9 +128,9 @@ def _write_marker(target: Path, *, sync: bool) -> None:
 
 
 def _remove(path: Path) -> None:
-    """The marker goes first, so that a folder removed by half does not count as complete.
+    """Remove a folder, the marker first, so that a half-removed folder does not count as complete.
 
-    Whoever takes the marker removes the folder: daemon and learner may both be at it.
+    The process that removes the marker removes the folder: daemon and learner may both try.
     """
     try:
         (path / MARKER).unlink()

@@ -1,7 +1,7 @@
-"""Where a worker's socket lies: a file in a folder that the caller gives.
+"""The path of a worker's socket: a file in a folder that the caller gives.
 
-The kernel limits the path of a unix socket to 107 bytes, and zmq would report a longer one in words that say nothing
-about a folder. So it is refused here.
+The kernel limits the path of a unix socket to 107 bytes. For a longer one zmq reports an error that does not mention
+the folder, so it is refused here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ MAX_SOCKET_PATH_BYTES = 107  # sun_path is 108 bytes, one of them the closing ze
 
 
 def endpoint_in(sockets_dir: Path, *, name: str) -> str:
-    """A zmq endpoint in `sockets_dir`, which is made if missing. Raises ConfigError for a path over the limit."""
+    """Return a zmq endpoint in `sockets_dir`, and create that folder if missing. Raises ConfigError for a path over the
+    limit.
+    """
     path = Path(sockets_dir).absolute() / f"{name}.sock"
     num_bytes = len(os.fsencode(path))
     if num_bytes > MAX_SOCKET_PATH_BYTES:

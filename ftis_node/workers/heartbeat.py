@@ -1,8 +1,9 @@
-"""A worker's pulse: sent by a thread of its own, so that a long tensor operation in the loop's thread does not stop it.
+"""The heartbeat of a worker, sent by a separate thread, so that a long tensor operation in the loop's thread does not
+stop it.
 
-A thread that still beats says that the process lives, not that it works. So each beat carries two facts: how many
-requests are in flight, and a counter that handlers raise whenever they get somewhere. In flight and not rising for too
-long is a hang, which `liveness.py` judges on the daemon's side.
+A heartbeat alone shows that the process lives, not that it works. So each one carries two facts: how many requests are
+in flight, and a counter that handlers raise as they make progress. Requests in flight without progress for too long are
+a hang, which `liveness.py` detects on the daemon's side.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ActivityCounter:
-    """Counters that any thread may raise. Progress is monotone."""
+    """Thread-safe counters of requests in flight and of progress. Progress never falls."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -27,30 +28,30 @@ class ActivityCounter:
         self._progress = 0
 
     def begin(self) -> None:
-        """A request came."""
+        """Count a request that begins."""
         with self._lock:
             self._num_in_flight += 1
             self._progress += 1
 
     def end(self) -> None:
-        """A request was answered, in whatever way."""
+        """Count a request that ended, with a reply or an error."""
         with self._lock:
             self._num_in_flight -= 1
             self._progress += 1
 
     def progress(self) -> None:
-        """A handler got somewhere."""
+        """Count progress of a handler."""
         with self._lock:
             self._progress += 1
 
     def read(self) -> Heartbeat:
-        """The present state as a message."""
+        """Return the present counts as a message."""
         with self._lock:
             return Heartbeat(num_in_flight=self._num_in_flight, progress=self._progress)
 
 
 class HeartbeatThread:
-    """Beats while it is open: `with HeartbeatThread(activity, endpoint=..., every_s=...):`."""
+    """A context manager that sends heartbeats: `with HeartbeatThread(activity, endpoint=..., every_s=...):`."""
 
     def __init__(self, activity: ActivityCounter, *, endpoint: str, every_s: float) -> None:
         self._activity = activity
@@ -77,6 +78,6 @@ class HeartbeatThread:
             while not self._stopped.is_set():
                 try:
                     socket.send_multipart(pack(self._activity.read()), flags=zmq.NOBLOCK)
-                except zmq.Again:  # the daemon does not read: one beat less in a full queue is no loss
+                except zmq.Again:  # the daemon does not read: its queue is full, so drop this heartbeat
                     self._stopped.wait(self._every_s)
                 self._stopped.wait(self._every_s)

@@ -1,7 +1,8 @@
-"""Is a worker still alive? A pure judge: beats and ticks in, a verdict out; no clock and no socket inside.
+"""The failure detector of a worker, a pure state machine: heartbeats and ticks in, a verdict out, without clock or
+socket.
 
-Silence is counted in ticks of the daemon's own loop, not read off a clock: when the daemon itself was stopped for a
-minute (a suspended laptop, a debugger) it sees one tick without a beat, not a dead worker.
+Silence is counted in ticks of the daemon's loop, not by a clock. When the daemon itself was stopped for a minute (a
+suspended laptop, a debugger), it counts one tick without a heartbeat, not a dead worker.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class LivenessVerdict(StrEnum):
-    """What a tick may find."""
+    """The result of a tick."""
 
     ALIVE = "alive"
     SILENT = "silent"  # no heartbeat for too long
@@ -24,7 +25,7 @@ class LivenessVerdict(StrEnum):
 
 @dataclass(slots=True)
 class Liveness:
-    """Judges one life of a worker. `max_stalled_ticks` None: a worker may take as long as it likes."""
+    """The failure detector of one worker process. With `max_stalled_ticks` None a request may take any time."""
 
     max_silent_ticks: int
     max_stalled_ticks: int | None = None
@@ -34,7 +35,7 @@ class Liveness:
     is_busy: bool = False
 
     def beat(self, heartbeat: Heartbeat) -> None:
-        """A heartbeat came."""
+        """Take a heartbeat."""
         self.num_silent_ticks = 0
         self.is_busy = heartbeat.num_in_flight > 0
         if heartbeat.progress > self.last_progress:  # a request that begins is progress, too
@@ -42,7 +43,7 @@ class Liveness:
         self.last_progress = heartbeat.progress
 
     def tick(self) -> LivenessVerdict:
-        """One interval went by."""
+        """Count one interval and return the verdict."""
         self.num_silent_ticks += 1
         self.num_stalled_ticks += 1
         if self.num_silent_ticks > self.max_silent_ticks:

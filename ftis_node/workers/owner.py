@@ -1,9 +1,8 @@
-"""A worker never outlives its owner, also when the owner is killed and can say nothing.
+"""A worker ends when its owner does, even if the owner is killed.
 
-Two ways at once: the kernel's parent-death signal (Linux), which is instant but bound to the direct parent, and a
-thread that watches the owner itself, which also works under a launcher such as torchrun that stands between the two.
-The watch ends the process without clean-up: whatever a worker keeps is written by `durable.py`, which a kill cannot
-leave half done.
+Two mechanisms run at once. The kernel's parent-death signal (Linux) is instant, but bound to the direct parent. A
+thread that watches the owner itself also works if a launcher such as torchrun is between the two. The thread ends the
+process without clean-up: a worker writes its files with `durable.py`, which a kill cannot leave half done.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ POLL_EVERY_S = 0.5
 
 
 def die_with_owner(owner_pid: int, *, poll_every_s: float = POLL_EVERY_S) -> None:
-    """From now on this process ends when `owner_pid` does. Call it once, before anything that takes long."""
+    """End this process when `owner_pid` ends. Call it once, before any long work."""
     parent_pid = os.getppid()
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    if os.getppid() != parent_pid:  # it died before the signal was asked for
+    if os.getppid() != parent_pid:  # the owner died before the signal was requested
         os._exit(ORPHAN_EXIT_CODE)
     watch = threading.Thread(target=_watch, args=(owner_pid, poll_every_s), name="owner-watch", daemon=True)
     watch.start()
@@ -52,6 +51,6 @@ def _wait_for_exit(owner_pid: int) -> None:
 
 
 def _poll_parent(parent_pid: int, poll_every_s: float) -> None:
-    """Where there are no pidfds: block until someone else has become the parent."""
+    """Block until this process has another parent: for systems without pidfds."""
     while os.getppid() == parent_pid:
         time.sleep(poll_every_s)

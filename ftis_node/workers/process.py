@@ -1,8 +1,8 @@
-"""One life of a worker, as the daemon sees it: spawn, boot, calls, death.
+"""One worker process, as the daemon sees it: spawn, boot, calls, death.
 
-A life has its own process and its own socket, so nothing of an earlier life can be taken for an answer in this one.
-Every call ends exactly once: with its reply, with its failure, with the death of the worker, or because its caller
-was cancelled. The first cause of death that is noticed (exit, silence, stall, stop) is the one that all calls report.
+Each process has a separate socket, so a message of an earlier process is never taken for one of this process. Every
+call ends exactly once: with its reply, with its failure, with the death of the worker, or because its caller was
+cancelled. All calls report the first cause of death that is noticed (exit, silence, stall, stop).
 """
 
 from __future__ import annotations
@@ -64,13 +64,16 @@ class _PendingCall:
     on_event: OnEvent | None
 
     def end(self, outcome: bytes | FtisError) -> None:
-        """The first outcome counts; the caller may have been cancelled meanwhile."""
+        """Set the outcome. Only the first one counts; the caller may be cancelled already."""
         if not self.outcome.done():
             self.outcome.set_result(outcome)
 
 
 class WorkerProcess:
-    """`async with WorkerProcess(spec, ...) as life: await life.until_ready()`; leaving it ends the process."""
+    """One worker process, a context manager that ends the process on exit.
+
+    `async with WorkerProcess(spec, ...) as life: await life.until_ready()`
+    """
 
     def __init__(self, spec: WorkerSpec, *, timing: Timing, number: int, on_event: OnEvent | None = None) -> None:
         self._spec = spec
@@ -94,7 +97,7 @@ class WorkerProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether nothing has ended this life yet."""
+        """Return whether the worker has not ended yet."""
         return not self._death.done()
 
     async def __aenter__(self) -> WorkerProcess:
@@ -107,7 +110,7 @@ class WorkerProcess:
             stack.callback(remove_socket, self._endpoint)
             spawning = asyncio.create_task(self._spawn(), name=f"{self._spec.name}-spawn")
             try:
-                self._process = await asyncio.shield(spawning)  # a spawn cancelled halfway was seen never to return
+                self._process = await asyncio.shield(spawning)  # a spawn that is cancelled halfway may never return
             except asyncio.CancelledError:
                 self._process = await spawning
                 self._kill()
@@ -126,7 +129,7 @@ class WorkerProcess:
         await self._resources.aclose()
 
     async def until_ready(self) -> None:
-        """Return when the worker takes calls. Raises what its building raised, or WorkerDiedError."""
+        """Return when the worker takes calls. Raises the error of its `build`, or WorkerDiedError."""
         ends: tuple[asyncio.Future[Any], ...] = (self._ready, self._death)
         await asyncio.wait(ends, timeout=self._timing.start_grace_s, return_when=asyncio.FIRST_COMPLETED)
         if self._death.done():
@@ -135,11 +138,13 @@ class WorkerProcess:
             raise self._die(self._died(f"was not ready within {self._timing.start_grace_s:.0f} s"))
 
     async def until_death(self) -> FtisError:
-        """Return why the worker died, when it did."""
+        """Wait until the worker died and return the cause."""
         return await asyncio.shield(self._death)
 
     async def call(self, request: Message, reply_type: type[Body], *, on_event: OnEvent | None = None) -> Body:
-        """The worker's reply to one request. Raises WorkerDiedError, or what the handler raised (`wire.error_of`)."""
+        """Return the worker's reply to one request. Raises WorkerDiedError, or what the handler raised
+        (`wire.error_of`).
+        """
         if self._death.done():
             raise copy.copy(self._death.result())
         call_id = next(self._call_ids)
@@ -159,12 +164,12 @@ class WorkerProcess:
         return unpack_body(outcome, reply_type)
 
     def kill(self, how: str) -> None:
-        """End this life at once, without asking: `how` follows "the worker" in the error that every call raises."""
+        """Kill the worker at once. `how` follows "the worker" in the error that every call raises."""
         self._die(self._died(how))
         self._kill()
 
     async def _spawn(self) -> asyncio.subprocess.Process:
-        """Start the process in a session of its own, so that ctrl-C does not reach it while it imports."""
+        """Start the process in a new session, so that ctrl-C does not reach it while it imports."""
         spec = self._spec
         spec.log_path.parent.mkdir(parents=True, exist_ok=True)
         with os.fdopen(open_to_write(spec.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as worker_log:
@@ -179,7 +184,7 @@ class WorkerProcess:
             )
 
     async def _guard(self, watch: Callable[[], Awaitable[None]]) -> None:
-        """A watch that fails (bytes that are no message, a callback that raises) ends this life, aloud."""
+        """Run a watch. If it fails (bytes that are no message, a callback that raises), log that and end the worker."""
         try:
             await watch()
         except Exception as error:
@@ -210,9 +215,9 @@ class WorkerProcess:
                 self._take_event(call_id, body)
 
     def _take_event(self, call_id: int, body: bytes) -> None:
-        """To the call's own callback, or else the worker's; what a call tells after it was given up nobody hears."""
+        """Pass an event to the call's callback, or else the worker's. Drop events of a call that was given up."""
         pending = self._calls.get(call_id)
-        if pending is None and call_id != 0:  # 0: of no call, from the worker itself
+        if pending is None and call_id != 0:  # 0: an event of the worker itself, of no call
             return
         on_event = self._on_event if pending is None or pending.on_event is None else pending.on_event
         if on_event is not None and self._event_types is not None:
@@ -243,7 +248,7 @@ class WorkerProcess:
         return WorkerDiedError(f"the {self._spec.name} worker {how}; its log is {self._spec.log_path}")
 
     def _die(self, cause: FtisError) -> FtisError:
-        """The first cause ends every call in flight; later ones change nothing. Returns the cause that counts."""
+        """End every call in flight with the first cause; later causes change nothing. Returns the cause that counts."""
         if not self._death.done():
             self._death.set_result(cause)
             for pending in self._calls.values():
@@ -256,7 +261,7 @@ class WorkerProcess:
                 await self._send(Stop())
 
     async def _end_process(self) -> None:
-        """Wait for the exit after `Stop`, then terminate, then kill; also when we are cancelled meanwhile."""
+        """Wait for the exit after `Stop`, then terminate, then kill, even if the caller is cancelled meanwhile."""
         try:
             if not self._ready.done():
                 self._signal(signal.SIGTERM)  # it is still being built, reads no messages and has nothing to save
@@ -295,7 +300,7 @@ async def _cancel(task: asyncio.Task[None]) -> None:
 
 
 def _describe_exit(return_code: int) -> str:
-    """How a process ended, in words that follow its name."""
+    """Return how a process ended, as words that follow its name."""
     if return_code == -signal.SIGKILL:
         return "was killed (SIGKILL: by hand, or by the system for want of memory)"
     if return_code < 0:

@@ -1,4 +1,4 @@
-"""What a worker is and how long one waits for it: the two records that its owner fills in."""
+"""Two records that a worker's owner fills in: what the worker is, and its time limits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 class WorkerSpec:
     """What to spawn. `module` is run as `python -m module`; `boot` is the first message that it receives.
 
-    `environment` is added to the daemon's own; `launcher` stands before the module's name (torchrun goes here).
+    `environment` is added to the daemon's environment. `launcher` precedes the module's name on the command line
+    (torchrun, for example).
     """
 
     name: str
@@ -33,7 +34,7 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long is waited for what, in seconds. `stall_timeout_s` None: a request may take as long as it likes."""
+    """Time limits in seconds. With `stall_timeout_s` None a request may take any time."""
 
     start_grace_s: float = 900.0
     heartbeat_every_s: float = 1.0
@@ -43,7 +44,7 @@ class Timing:
     terminate_grace_s: float = 1.0
 
     def liveness(self) -> Liveness:
-        """A judge for one life."""
+        """Return a failure detector for one worker process."""
         stall_timeout_s = self.stall_timeout_s
         return Liveness(
             max_silent_ticks=max(1, round(self.heartbeat_timeout_s / self.heartbeat_every_s)),

@@ -1,4 +1,4 @@
-"""Keeps one worker alive: its lives in sequence, and the gate through which calls reach the present one.
+"""The supervisor of one worker: it runs the worker's processes in sequence, and passes calls to the present one.
 
       STOPPED --start()--> STARTING --ready, on_started--> READY
                               ^                              | death
@@ -7,13 +7,13 @@
                                                         (a fault that a restart cannot mend --> FAILED)
 
 A fault of the user, the machine or the engine at the first start is final. A worker that has served before may lack
-memory for a while, because others took what it had: it waits longer each time, `make_room` is awaited, and it starts
-again; so does an engine that cannot be loaded again, as after any quick death.
+memory for a while, because other processes use it. It then waits longer each time, `make_room` is awaited, and it
+starts again. An engine that cannot be loaded again is restarted as after any quick death.
 
-A call waits at the gate while the worker starts, goes to the life that is READY, and never moves to another: what a
-death interrupted raises WorkerDiedError, and whether to ask again is the caller's decision. `on_started` runs in each
-life before the gate opens, and calls the new life directly (load the newest weights, say). `until_wanted` is awaited
-before each life but the first: a worker whose memory someone else uses now need not come back yet.
+A call waits at the gate while the worker starts, then goes to the process that is READY, and never moves to another. A
+call that a death interrupts raises WorkerDiedError, and the caller decides whether to repeat it. `on_started` runs for
+each process before the gate opens, and calls the new process directly, for example to load the newest weights.
+`until_wanted` is awaited before each restart: a worker whose memory another process uses now need not start yet.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ MakeRoom: TypeAlias = Callable[[], Awaitable[object]]
 
 
 class WorkerState(StrEnum):
-    """Where the worker stands; the drawing is at the top of this file."""
+    """The state of a worker; the diagram is at the top of this file."""
 
     STOPPED = "stopped"
     STARTING = "starting"
@@ -63,7 +63,7 @@ class WorkerState(StrEnum):
 
 
 class Supervisor:
-    """Owner of one worker. Every method belongs to the loop in which `start` was called.
+    """The supervisor of one worker. Call every method in the event loop in which `start` was called.
 
     supervisor = Supervisor(WorkerSpec(name="learner", module="ftis_node.learner.worker", boot=boot, ...))
     async with asyncio.TaskGroup() as tasks:
@@ -82,7 +82,9 @@ class Supervisor:
         until_wanted: UntilWanted | None = None,
         make_room: MakeRoom | None = None,
     ) -> None:
-        """`make_room` is awaited before the worker starts again after a lack of memory; it may raise FtisError."""
+        """Take the worker's specification. `make_room` is awaited before a restart after a lack of memory; it may raise
+        FtisError.
+        """
         self._spec = spec
         self._timing = timing or Timing()
         self._restart_policy = restart_policy or RestartPolicy()
@@ -105,29 +107,30 @@ class Supervisor:
 
     @property
     def state(self) -> WorkerState:
-        """Where the worker stands."""
+        """The worker's state."""
         return self._state
 
     @property
     def restarts(self) -> int:
-        """How often it was started again after a death, since `start`."""
+        """The number of restarts after a death, since `start`."""
         return max(0, self._num_lives - 1)
 
     @property
     def pid(self) -> int | None:
-        """The process id of the present life."""
+        """The process id of the present process."""
         return None if self._life is None else self._life.pid
 
     @property
     def last_error(self) -> FtisError | None:
-        """Why the last life ended; None before any death."""
+        """Why the last process ended; None before any death."""
         return self._last_error
 
     async def start(self) -> None:
         """Return when the worker takes calls.
 
-        Raises what its building raised (ModelError, EngineError, ...; at the first start such a fault is final) or,
-        after too many quick deaths in a row, WorkerDiedError; MachineError where the last one was for that.
+        Raises the error of the worker's `build` (ModelError, EngineError, ...); at the first start such a fault is
+        final. Raises WorkerDiedError after too many quick deaths in a row, or MachineError if the last one was a
+        MachineError.
         """
         if self._keeper is None:
             self._close_gate()
@@ -137,7 +140,7 @@ class Supervisor:
         await self._pass_gate()
 
     async def wait_ready(self) -> None:
-        """Return when the worker takes calls, also after a death. Raises where it was given up or is not running."""
+        """Return when the worker takes calls, also after a death. Raises if it was given up or does not run."""
         await self._pass_gate()
 
     async def run(self) -> None:
@@ -147,16 +150,16 @@ class Supervisor:
             if self._keeper is not None:
                 await asyncio.wait({self._keeper})
                 if not self._keeper.cancelled():
-                    self._keeper.result()  # raises, where the keeper itself is at fault
+                    self._keeper.result()  # raises the supervisor's own error
             if self._state is WorkerState.FAILED:
                 await self._pass_gate()
         finally:
             await self.stop()
 
     async def stop(self) -> None:
-        """End the worker, by asking and then by force, within the timing's few seconds. Calls in flight raise."""
+        """Stop the worker: by request, then by force, within the time limits. Calls in flight raise."""
         if self._keeper is not None:
-            if not self._keeper.cancelling():  # a second cancellation would cut the worker's clean end short
+            if not self._keeper.cancelling():  # a second cancellation would interrupt the worker's clean stop
                 self._keeper.cancel()
             await asyncio.wait({self._keeper})
             self._keeper = None
@@ -166,7 +169,7 @@ class Supervisor:
         self._gate = None
 
     def restart(self, how: str) -> None:
-        """Kill the present life, if there is one; the keeper starts the next. `how` as in `WorkerProcess.kill`."""
+        """Kill the present process, if any; the supervisor starts the next. `how` as in `WorkerProcess.kill`."""
         if self._life is not None:
             self._life.kill(how)
 
@@ -178,10 +181,11 @@ class Supervisor:
         timeout_s: float | None = None,
         on_event: OnEvent | None = None,
     ) -> Body:
-        """The worker's reply to one request; waits for a worker that is starting, within the same time limit.
+        """Return the worker's reply to one request. The wait for a worker that starts counts toward the same time
+        limit.
 
-        Raises WorkerDiedError where the worker died meanwhile or is not there, the handler's own error where it is one
-        of ours, WorkerTaskError for any other and for the time limit. Events of this call go to `on_event`.
+        Raises WorkerDiedError if the worker died meanwhile or does not run. Raises the handler's error if it is an
+        FtisError, and WorkerTaskError for any other error and for the time limit. Events of this call go to `on_event`.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -192,14 +196,14 @@ class Supervisor:
             raise WorkerTaskError(message) from None
 
     async def _pass_gate(self) -> WorkerProcess:
-        """The life that takes calls now, waiting for one to come. Raises where none will."""
+        """Wait for a process that takes calls, and return it. Raises if none will come."""
         while self._gate is not None:
             passed = await asyncio.shield(self._gate)
             if isinstance(passed, FtisError):
                 raise copy.copy(passed)
             if passed.is_alive:
                 return passed
-            self._close_gate()  # it died in this very step of the loop, before the keeper could
+            self._close_gate()  # it died in this iteration of the event loop, before `_keep` closed the gate
         raise WorkerDiedError(f"the {self.name} worker is not running")
 
     def _close_gate(self) -> None:
@@ -211,7 +215,7 @@ class Supervisor:
             self._gate.set_result(passage)
 
     async def _keep(self) -> None:
-        """Live, die, wait, live again, until given up."""
+        """Start the worker, wait for its death, wait, and start it again, until it is given up."""
         policy = self._restart_policy
         num_quick_deaths = num_shortages = 0
         while True:
@@ -241,14 +245,14 @@ class Supervisor:
                 await self._ask_for_room(self._make_room)
 
     async def _ask_for_room(self, make_room: MakeRoom) -> None:
-        """Have memory given back; where nobody can, the worker starts all the same."""
+        """Ask other processes to free memory. If none can, the worker starts all the same."""
         try:
             await make_room()
         except FtisError as error:
             logger.warning("no memory is given back for the %s worker: %s", self.name, error)
 
     async def _live_once(self) -> float:
-        """One life. Sets `last_error` to its end's cause and returns for how many seconds it served."""
+        """Run one process until it ends. Sets `last_error` to the cause and returns for how many seconds it served."""
         self._state = WorkerState.STARTING
         self._close_gate()
         ready_at = None
@@ -290,5 +294,5 @@ class Supervisor:
 
 
 def _is_shortage(error: FtisError) -> bool:
-    """Whether memory was short. A worker's own exception, as `_bring_up` may meet it, has come as a text."""
+    """Return whether memory was short. In `_bring_up` the worker's own exception arrives as text."""
     return isinstance(error, OutOfMemoryError) or (isinstance(error, WorkerError) and says_out_of_memory(str(error)))

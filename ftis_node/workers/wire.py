@@ -1,9 +1,9 @@
-"""What daemon and worker say to each other, and the two-frame form in which it travels.
+"""The messages between daemon and worker, and their form of one or two frames.
 
-A message on the channel has one or two frames: a *control* message of this file, then, where the control says so, the
-*body*: a `Message` of the worker's own vocabulary (a boot, a request, a reply, an event). Control stays the same for
-every worker; bodies are typed by the room that owns the worker. Both are msgpack, decoded into declared types only, so
-nothing that arrives can name code to run.
+A message has one or two frames. The first is a *control* message of this file. If the control needs one, the *body*
+follows: a `Message` type of the worker (a boot, a request, a reply, an event). Control messages are the same for every
+worker; the package that owns the worker defines the bodies. Both are msgpack, decoded into declared types only, so no
+received bytes can name code to run.
 
     daemon                              worker
       <----------------------- Hello           connected; tell me what to be
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
-    """Base of everything that travels. Arrays are fields of type `bytes`, little-endian.
+    """The base class of all messages. Arrays are fields of type `bytes`, little-endian.
 
-    A subclass says `frozen=True` again, for the type checker's sake.
+    A subclass repeats `frozen=True`, which the type checker needs.
     """
 
 
@@ -59,13 +59,13 @@ class Call(Message, frozen=True):
 
 
 class Cancel(Message, frozen=True):
-    """Nobody waits for this call any more."""
+    """The caller no longer waits for this call."""
 
     call_id: int
 
 
 class Stop(Message, frozen=True):
-    """End yourself."""
+    """The worker must end."""
 
 
 class Reply(Message, frozen=True):
@@ -75,13 +75,13 @@ class Reply(Message, frozen=True):
 
 
 class Event(Message, frozen=True):
-    """Something that happened during a call is in the body; `call_id` 0: in the worker itself."""
+    """Something that happened during a call is in the body; with `call_id` 0 it happened in the worker itself."""
 
     call_id: int
 
 
 class Failure(Message, frozen=True):
-    """A call failed; `call_id` 0: the worker could not be built. `kind` is the name of the exception's class."""
+    """A call failed; with `call_id` 0 the worker could not be built. `kind` is the name of the exception's class."""
 
     call_id: int
     kind: str
@@ -89,7 +89,7 @@ class Failure(Message, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """The worker lives. `progress` only grows; in flight without progress means a hang."""
+    """The worker is alive. `progress` only grows; requests in flight without progress mean a hang."""
 
     num_in_flight: int
     progress: int
@@ -107,7 +107,7 @@ _control_decoder: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Con
 
 
 def pack(control: Control, body: msgspec.Struct | None = None) -> list[bytes]:
-    """The frames of a message."""
+    """Return the frames of a message."""
     frames = [_encoder.encode(control)]
     if body is not None:
         frames.append(_encoder.encode(body))
@@ -115,7 +115,7 @@ def pack(control: Control, body: msgspec.Struct | None = None) -> list[bytes]:
 
 
 def unpack(frames: Sequence[bytes]) -> tuple[Control, bytes]:
-    """Control message and the body's bytes (empty where there is none). Raises msgspec.DecodeError."""
+    """Return the control message and the body's bytes (empty if there is none). Raises msgspec.DecodeError."""
     control = _control_decoder.decode(frames[0])
     return control, frames[1] if len(frames) > 1 else b""
 
@@ -126,13 +126,13 @@ def _decoder_of(types: Any) -> msgspec.msgpack.Decoder[Any]:
 
 
 def unpack_body(body: bytes, body_type: type[Body]) -> Body:
-    """The body as a `body_type`. Raises msgspec.DecodeError where the bytes are anything else."""
+    """Return the body as a `body_type`. Raises msgspec.DecodeError if the bytes are anything else."""
     decoded: Body = _decoder_of(body_type).decode(body)
     return decoded
 
 
 def union_of(types: Sequence[type[msgspec.Struct]]) -> Any:
-    """The union of message types, for `unpack_body`. Raises ValueError for none at all."""
+    """Return the union of message types, for `unpack_body`. Raises ValueError for an empty sequence."""
     if not types:
         raise ValueError("a union needs at least one message type")
     union: Any = types[0]
@@ -142,15 +142,15 @@ def union_of(types: Sequence[type[msgspec.Struct]]) -> Any:
 
 
 def failure_of(error: BaseException, *, call_id: int) -> Failure:
-    """How an exception travels."""
+    """Return the message that carries an exception."""
     return Failure(call_id=call_id, kind=type(error).__name__, message=str(error))
 
 
 def error_of(failure: Failure, *, worker: str) -> FtisError:
-    """The exception that the caller sees.
+    """Return the exception that the caller sees.
 
-    An exception of our own tree comes out as the same class with the same message, so that its exit code survives the
-    way between processes; everything else is a `WorkerTaskError` that names the worker and the class.
+    An `FtisError` keeps its class and message, so that its exit code survives the way between processes. Any other
+    exception becomes a `WorkerTaskError` that names the worker and the class.
     """
     kind = getattr(errors, failure.kind, None)
     if isinstance(kind, type) and issubclass(kind, FtisError) and not issubclass(kind, errors.RecordError):

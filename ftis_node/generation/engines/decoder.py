@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class PartialCompletion:
-    """A completion in the making."""
+    """A completion that is being generated."""
 
     owner: ActiveRequest
     index: int
@@ -40,7 +40,7 @@ class PartialCompletion:
     finish_reason: FinishReason | None = None
 
     def take(self, token_id: int, logprob: float, *, vocab_size: int) -> None:
-        """The next token; sets the finish reason where it is the last."""
+        """Append the next token; set the finish reason if it is the last."""
         if token_id >= vocab_size:
             self.finish_reason = FinishReason.ABORT
             return
@@ -52,7 +52,7 @@ class PartialCompletion:
             self.finish_reason = FinishReason.LENGTH
 
     def completion(self) -> Completion:
-        """As a record; one that has not ended counts as aborted."""
+        """Return the completion as a record; one that has not ended counts as aborted."""
         return Completion(
             token_ids=np.array(self.token_ids, dtype=np.int32),
             logprobs=np.array(self.logprobs, dtype=np.float32),
@@ -63,7 +63,7 @@ class PartialCompletion:
 
 
 class ActiveRequest:
-    """A request from its prefill to its result, all by the weights of `policy_version`."""
+    """A request from its prefill to its result, all sampled by the weights of `policy_version`."""
 
     def __init__(self, request: GenerateRequest, *, seed: int, policy_version: int) -> None:
         self.request = request
@@ -74,16 +74,16 @@ class ActiveRequest:
 
     @property
     def has_ended(self) -> bool:
-        """Whether every completion has ended."""
+        """Return whether every completion has ended."""
         return all(partial.finish_reason for partial in self.completions)
 
     @property
     def has_begun(self) -> bool:
-        """Whether every completion has a token."""
+        """Return whether every completion has a token."""
         return all(partial.token_ids for partial in self.completions)
 
     def uniforms(self) -> Tensor:
-        """One number in [0, 1) for each completion, float64; the same sequence whichever of them have ended.
+        """Return one number in [0, 1) for each completion, float64. The sequence does not depend on ended ones.
 
         Greedy requests need none and get zeros.
         """
@@ -92,13 +92,13 @@ class ActiveRequest:
         return torch.rand(len(self.completions), generator=self._random, dtype=torch.float64)
 
     def result(self) -> GenerationResult:
-        """What was made."""
+        """Return the completions made so far."""
         return GenerationResult.from_completions(tuple(partial.completion() for partial in self.completions))
 
 
 @dataclass(slots=True)
 class DecodeBatch:
-    """R rows that are decoded together: `mask` is `[R, S]` over the cache, `next_positions` and `last_ids` `[R]`."""
+    """R rows that are decoded together: `mask` `[R, S]` over the cache, `next_positions` and `last_ids` `[R]`."""
 
     completions: list[PartialCompletion]
     cache: Any
@@ -126,7 +126,7 @@ class DecodeBatch:
 
 
 class BatchDecoder:
-    """A model with the batch that it is decoding. `vocab_size` is the tokenizer's length."""
+    """The decode loop of one model and its batch. `vocab_size` is the tokenizer's length."""
 
     def __init__(self, model: Any, *, vocab_size: int) -> None:
         self._model = model
@@ -138,14 +138,14 @@ class BatchDecoder:
 
     @property
     def num_rows(self) -> int:
-        """Completions being decoded."""
+        """The number of completions being decoded."""
         return 0 if self._batch is None else len(self._batch.completions)
 
     def advance(self, newcomers: Sequence[ActiveRequest], *, num_steps: int) -> None:
-        """Prefill `newcomers` and give every row up to `num_steps` tokens; returns early when a row has ended, and
-        after the forward pass in progress when `stop` was called.
+        """Prefill `newcomers` and sample up to `num_steps` tokens for every row.
 
-        Raises NonFiniteError where the model's logits are no numbers.
+        It returns early when a row has ended. If `stop` was called, it returns after the forward pass in progress.
+        Raises NonFiniteError if the model's logits are not finite.
         """
         with torch.inference_mode():
             if newcomers:
@@ -159,7 +159,7 @@ class BatchDecoder:
                     return
 
     def stop(self) -> None:
-        """Have `advance` return as soon as it can, now and from now on. From any thread."""
+        """Have `advance` return as soon as it can, now and from now on. Safe from any thread."""
         self._is_stopped = True
 
     def drop(self, requests: Sequence[ActiveRequest]) -> None:
@@ -175,7 +175,7 @@ class BatchDecoder:
         self._batch = None
 
     def _prefill(self, newcomers: Sequence[ActiveRequest]) -> None:
-        """Each prompt once, then its row repeated for the request's completions, then the first token of each."""
+        """Compute each prompt once, repeat its row for the request's completions, and sample their first tokens."""
         ids, mask = self._pad_left([active.request.prompt_ids for active in newcomers])
         positions = (mask.cumsum(dim=-1) - 1).clamp(min=0)
         cache = self._empty_cache()
@@ -188,7 +188,7 @@ class BatchDecoder:
             cache=cache,
             mask=select_rows(cache, mask, rows),
             next_positions=positions[rows, -1] + 1,
-            last_ids=rows,  # stands in for one step: the first tokens are chosen below
+            last_ids=rows,  # counts as one step: the first tokens are chosen below
             settings=row_settings(completions, self._device),
         )
         fresh.last_ids = self._choose(logits[rows], fresh, num_ids=self._vocab_size)
@@ -199,7 +199,7 @@ class BatchDecoder:
         self._drop_ended()
 
     def _step(self) -> None:
-        """One more token for every row."""
+        """Sample one more token for every row."""
         batch = self._batch
         assert batch is not None
         batch.mask = torch.cat([batch.mask, batch.mask.new_ones(len(batch.completions), 1)], dim=1)
@@ -209,11 +209,11 @@ class BatchDecoder:
         self._drop_ended()
 
     def _empty_cache(self) -> Any:
-        """What `_forward` fills."""
+        """Return the empty cache that `_forward` fills."""
         return empty_cache()
 
     def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> Tensor:
-        """Logits `[R, V]` of the last column; the cache grows by the columns of `ids`."""
+        """Return logits `[R, V]` of the last column; the cache grows by the columns of `ids`."""
         output = self._model(
             input_ids=ids,
             attention_mask=mask,
@@ -236,7 +236,7 @@ class BatchDecoder:
         return ids
 
     def _uniforms(self, completions: Sequence[PartialCompletion]) -> Tensor:
-        """Each row's number from its own request's sequence."""
+        """Return each row's number from its own request's sequence."""
         parts = [
             active.uniforms()[[partial.index for partial in rows]]
             for active, rows in groupby(completions, key=lambda partial: partial.owner)
@@ -255,7 +255,7 @@ class BatchDecoder:
             self._batch.select(rows)
 
     def _pad_left(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
-        """Ids and mask `[B, longest]`, both int64; padding is id 0 under mask 0."""
+        """Return ids and mask `[B, longest]`, both int64; padding is id 0 under mask 0."""
         longest = max(map(len, prompts))
         ids = [[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
         mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
@@ -263,5 +263,5 @@ class BatchDecoder:
 
 
 def row_settings(completions: Sequence[PartialCompletion], device: torch.device) -> RowSettings:
-    """Each row samples as its request asks."""
+    """Return the sampling settings of each row's request."""
     return RowSettings.of([partial.owner.request.sampling for partial in completions], device)

@@ -1,7 +1,7 @@
-"""New weights into a model that is being served: the file is checked first, then copied into the same memory.
+"""In-place update of a served model: the file is checked first, then copied into the same memory.
 
 So a file that is damaged, incomplete or of another model changes nothing. Weights that the learner shares are checked
-and copied likewise.
+and copied in the same way.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def load_in_place(model: Any, path: Path, *, locked: LockedFiles | None = None) -> dict[str, int]:
     """Copy the published weights in `path` into `model`. Raises ModelError as `check_published` does.
 
-    Returns the checksums of what `model` holds then, but for tensors that were converted.
+    Returns the checksums of what `model` holds then, except tensors that were converted.
     """
     own, tied = _own(model)
     check_published(path, _shapes(own), optional=tied)
@@ -36,7 +36,9 @@ def load_in_place(model: Any, path: Path, *, locked: LockedFiles | None = None) 
 
 
 def load_shared_in_place(model: Any, shared: SharedWeights, opened: OpenedWeights) -> dict[str, int]:
-    """As `load_in_place`, from another process' memory, which is mapped meanwhile. Raises SharingError, ModelError."""
+    """Copy weights of another process's memory, mapped meanwhile, as `load_in_place` does. Raises SharingError,
+    ModelError.
+    """
     own, tied = _own(model)
     opened.open(shared)
     try:
@@ -47,7 +49,7 @@ def load_shared_in_place(model: Any, shared: SharedWeights, opened: OpenedWeight
 
 
 def _own(model: Any) -> tuple[dict[str, Tensor], set[str]]:
-    """The model's tensors by name, and the names that are left out because they are others'."""
+    """Return the model's tensors by name, and the names that are left out because they are tied to others."""
     tied = set(tied_names(model))
     return {name: tensor for name, tensor in model.state_dict().items() if name not in tied}, tied
 

@@ -1,10 +1,10 @@
-"""Rows of a key-value cache that come and go: grow, repeat, drop, trim and join.
+"""Operations on the rows of a key-value cache: grow, repeat, drop, trim and join.
 
-A cache holds keys and values `[R, heads, S, D]` a layer. All rows end at the same column; shorter ones are padded on
-the left, and a mask `[R, S]` says which columns are real. So new rows join a running batch by padding whichever side
-is shorter, and when the longest row leaves, the columns that only it used are cut off.
+A cache holds keys and values `[R, heads, S, D]` a layer. All rows end at the same column. Shorter ones are padded on
+the left, and a mask `[R, S]` marks the real columns. New rows join a running batch by padding the shorter side. When
+the longest row leaves, the columns that only it used are cut off.
 
-Transformers' own layer copies everything to append one column. Here a layer keeps spare columns and writes into them.
+The layer of transformers copies everything to append one column. Here a layer keeps spare columns and writes into them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not t
         self._buffers: tuple[Tensor, Tensor] | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
-        """Append columns; returns all keys and values."""
+        """Append columns; return all keys and values."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
             self.keys, self.values = key_states, value_states
@@ -43,12 +43,12 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not t
         return self.keys, self.values
 
     def replace(self, keys: Tensor, values: Tensor) -> None:
-        """Other rows or columns from now on."""
+        """Replace the rows or columns."""
         self.keys, self.values, self._buffers = keys, values, None
 
 
 def empty_cache() -> Any:
-    """A cache without rows, all of whose layers keep all columns, also those of sliding-window attention."""
+    """Return a cache without rows, all of whose layers keep all columns, also those of sliding-window attention."""
     return Cache(layer_class_to_replicate=GrowingLayer)
 
 
@@ -74,12 +74,12 @@ def join(cache: Any, mask: Tensor, other: Any, other_mask: Tensor) -> Tensor:
 
 
 def _widened(states: Tensor, width: int) -> Tensor:
-    """`[R, heads, S, D]` padded on the left to `width` columns."""
+    """Return `[R, heads, S, D]` padded on the left to `width` columns."""
     return pad(states, (0, 0, width - states.shape[2], 0))
 
 
 def _with_spare(states: Tensor, num_columns: int) -> Tensor:
-    """A buffer that begins with `states` and has room for `num_columns` and some more."""
+    """Return a buffer that begins with `states` and holds at least `num_columns` columns."""
     num_rows, num_heads, num_used, width = states.shape
     buffer = states.new_empty(num_rows, num_heads, num_columns + SPARE_COLUMNS, width)
     buffer[:, :, :num_used] = states

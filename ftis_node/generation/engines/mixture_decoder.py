@@ -1,15 +1,16 @@
 """The decode loop of several models at once: every token is drawn from the mixture of their probabilities.
 
-Each expert has a cache of its own over the same rows and columns. What the experts made of a row's text so far lies
-beside them, as a layer with a "head" for each expert and one number a column: the log-prob of the token that *follows*
-the column. So it is repeated, trimmed and joined with the rows, and its sum over the columns is log p_j(text so far).
+Each expert has a separate cache over the same rows and columns. A further layer holds the evidence: what the experts
+computed for a row's text so far. It has a "head" for each expert and one number a column: the log-prob of the token
+that *follows* the column. So it is repeated, trimmed and joined with the rows, and its sum over the columns is log
+p_j(text so far).
 
     forward of all experts -> logits [R, J, V] --(posterior from the sums)--> mixture [R, V] -> one token a row
                                    `---- log-prob of that token, by each expert -> the layer's last column
 
-The posterior is taken at temperature 1, then the mixture is sampled at the row's own temperature: the mixture is the
-model. One expert alone is decoded exactly as `decoder.BatchDecoder` does it. Where the experts' embeddings are padded
-to different widths, ids at or above the tokenizer's length are cut from all; where they are equally wide they stay.
+The posterior is taken at temperature 1, then the mixture is sampled at the row's temperature: the mixture is the model.
+A single expert is decoded exactly as `decoder.BatchDecoder` does it. If the experts' embeddings are padded to different
+widths, ids at or above the tokenizer's length are cut from all. If they are equally wide, those ids stay.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MixtureWeights:
-    """How experts are weighed: `log_prior` of each in nats, and whether the text so far changes the weights.
+    """The weights of experts: `log_prior` of each in nats, and whether the text so far changes them.
 
-    Without `reads_prompt` that text begins with the completion: how likely the prompt is changes nothing. A text that
-    is only read (`--text`) has no prompt.
+    Without `reads_prompt` that text begins with the completion, so the likelihood of the prompt changes nothing. A text
+    that is only read (`--text`) has no prompt.
     """
 
     log_prior: tuple[float, ...]
@@ -43,7 +44,7 @@ class MixtureWeights:
 
 
 class MixtureCache:
-    """The caches of the experts, and what they made of the text; for `kv_cache` it is one cache with many layers."""
+    """The composite of the experts' caches and their evidence; `kv_cache` sees one cache with many layers."""
 
     def __init__(self, num_experts: int) -> None:
         self.experts = [empty_cache() for _ in range(num_experts)]
@@ -51,17 +52,17 @@ class MixtureCache:
 
     @property
     def layers(self) -> list[Any]:
-        """All layers of all experts, then the evidence."""
+        """Return all layers of all experts, then the evidence."""
         return [layer for cache in self.experts for layer in cache.layers] + [self.evidence]
 
     def text_logprobs(self) -> Tensor:
-        """`[J, R]` log p_j(text of the row so far), float64; the first token of a text is given."""
+        """Return `[J, R]` log p_j(text of the row so far), float64; the first token of a text is given."""
         sums: Tensor = self.evidence.keys.sum(dim=2).squeeze(-1)
         return sums.transpose(0, 1)
 
 
 class MixtureDecoder(BatchDecoder):
-    """Decodes from `models`, which have one tokenizer of `vocab_size` ids and lie on one device."""
+    """The decode loop of `models`, which have one tokenizer of `vocab_size` ids and are on one device."""
 
     def __init__(self, models: Sequence[Any], *, vocab_size: int, weighing: MixtureWeights) -> None:
         assert len(models) == len(weighing.log_prior) > 0
@@ -79,7 +80,7 @@ class MixtureDecoder(BatchDecoder):
         return MixtureCache(len(self._models))
 
     def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: MixtureCache) -> Tensor:
-        """Logits `[R, J, V]` of the last column; the cache grows by the columns of `ids`, and learns from them."""
+        """Return logits `[R, J, V]` of the last column; the cache grows by the columns of `ids` and their evidence."""
         reads_on = self._learns and self.weighing.reads_prompt and ids.shape[1] > 1
         logits, evidence = [], []
         for model, expert_cache in zip(self._models, cache.experts, strict=True):
@@ -100,7 +101,7 @@ class MixtureDecoder(BatchDecoder):
         return torch.stack(logits, dim=1)
 
     def _choose(self, logits: Tensor, batch: DecodeBatch, *, num_ids: int) -> Tensor:
-        """Choose and record one token for every row, from `[R, J, V]`, and what each expert made of it."""
+        """Choose and record one token for every row, from `[R, J, V]`, and each expert's log-prob of it."""
         if len(self._models) == 1:
             return super()._choose(logits[:, 0], batch, num_ids=num_ids)
         expert_logprobs = torch.log_softmax(logits.float(), dim=-1).transpose(0, 1)
@@ -114,7 +115,7 @@ class MixtureDecoder(BatchDecoder):
 
 
 def _next_logprobs(logits: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
-    """`[R, C]` float64: at each column the log-prob of the next one's id, 0 at padding and at the last column."""
+    """Return `[R, C]` float64: at each column the log-prob of the next id, 0 at padding and in the last column."""
     ahead = logits[:, :-1]
     chosen = ahead.gather(-1, ids[:, 1:, None]).squeeze(-1).float()
     logprobs = (chosen - ahead.float().logsumexp(dim=-1)).double()
@@ -123,5 +124,5 @@ def _next_logprobs(logits: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
 
 
 def _nothing(ids: Tensor, num_experts: int) -> Tensor:
-    """`[R, J, C]` zeros: no text has said anything yet."""
+    """Return `[R, J, C]` zeros: the evidence before any text."""
     return torch.zeros(ids.shape[0], num_experts, ids.shape[1], dtype=torch.float64, device=ids.device)

@@ -1,7 +1,7 @@
 """The engine of an ensemble: the torch engine over several models that answer as one, token by token.
 
-It stands behind the same seam as the others, so that whatever evaluates an engine evaluates an ensemble. The models are
-those that it was opened with: it takes no new weights. All are in memory at once, and so are their caches.
+It has the same interface as the other engines, so the same evaluation works for an ensemble. It serves the models that
+it was opened with and takes no new weights. All models and their caches are in memory at once.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from ftis_node.models import ModelSource
     from ftis_node.telemetry.progress import OnProgress
 
-MAX_PREFILL_TOKENS = 2048  # the logits of every prompt token are looked at, which takes far more than those of the last
+MAX_PREFILL_TOKENS = 2048  # the logits of every prompt token are needed, far more than those of the last
 
 
 class MixtureEngine(TorchEngine):
-    """Serves `models` of one tokenizer as their mixture; see `base.Engine`."""
+    """The engine of `models` with one tokenizer, served as their mixture; see `base.Engine`."""
 
     name = "mixture"
 
@@ -50,19 +50,19 @@ class MixtureEngine(TorchEngine):
         self._decoder = self._mixture
 
     def weigh(self, weighing: MixtureWeights) -> None:
-        """Weigh the experts so from now on, and begin again with the seed; nothing may be in flight."""
+        """Use these weights from now on, and restart from the seed; nothing may be in flight."""
         assert not self._decoding and not self._waiting
         self._mixture.weighing = weighing
         self._seeds = random.Random(self._settings.seed)
 
     async def probe(self, token_ids: Sequence[int]) -> list[float]:
-        """Log-probs of `token_ids[1:]` under the mixture; see `base.Engine`."""
+        """Return log-probs of `token_ids[1:]` under the mixture; see `base.Engine`."""
         if self.is_asleep:
             raise WorkerTaskError("the engine is asleep: it computes nothing until it is woken")
         return list(await self._compute(lambda: self._text_logprobs(token_ids)))
 
     async def load_weights(self, path: Path, version: int, *, is_locked: bool = False) -> dict[str, int]:
-        """Raises EngineError: an ensemble keeps the models that it was opened with."""
+        """Raise EngineError: an ensemble keeps the models that it was opened with."""
         raise EngineError("an ensemble serves the models that it was opened with: it takes no new weights")
 
     def _text_logprobs(self, token_ids: Sequence[int]) -> list[float]:

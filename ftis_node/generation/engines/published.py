@@ -1,11 +1,11 @@
-"""Is a published file whole, and is it this model's? Told from its header, before any weight is touched.
+"""Checks of a published file, from its header: is it complete, and is it for this model?
 
-An engine copies tensors one by one into what it serves and cannot go back; so a file that is cut short, of another
-shape or without some tensor is refused before the first one is read. A tied output head is the embedding itself: a file
-may name it once more or leave it out.
+An engine copies tensors one by one into what it serves and cannot undo that. So a file that is cut short, has another
+shape or lacks a tensor is refused before the first one is read. A tied output head is the embedding itself: a file may
+name it once more or leave it out.
 
-An adapter is a folder in peft's format. It must change all the layers that it says it does, each by two matrices that
-fit; anything that would need more than those two (DoRA, biases, ranks that differ) is refused.
+An adapter is a folder in peft's format. It must change all the layers that it names, each by two matrices that fit. Any
+setting that needs more than those two (DoRA, biases, ranks that differ) is refused.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FLOATS = ("F64", "F32", "F16", "BF16", "F8_E5M2", "F8_E4M3")  # safetensors' nam
 
 
 def shapes_in(source: ModelSource) -> tuple[dict[str, tuple[int, ...]], set[str]]:
-    """What a model's own files hold, by name, and the names that may be left out."""
+    """Return the shapes in a model's own files, by name, and the names that may be left out."""
     shapes = {
         name: tuple(entry["shape"])
         for path in source.weights_files
@@ -47,21 +47,21 @@ def shapes_in(source: ModelSource) -> tuple[dict[str, tuple[int, ...]], set[str]
 
 
 def check_published(path: Path, own: Shapes, *, optional: Iterable[str]) -> None:
-    """Raises ModelError where the file at `path` is not complete or does not hold exactly the tensors of `own`."""
+    """Raise ModelError if the file at `path` is incomplete or does not hold exactly the tensors of `own`."""
     if not is_complete(path.parent):
         raise ModelError(f"weights in {path.parent} are not completely written")
     _compare(f"weights in {path}", read_header(path).tensors, own, optional=optional)
 
 
 def check_shared(shared: SharedWeights, own: Shapes, *, optional: Iterable[str]) -> None:
-    """Raises ModelError where the learner shares other tensors than those of `own`."""
+    """Raise ModelError if the learner shares other tensors than those of `own`."""
     _compare("the weights that the learner shares", shared.entries(), own, optional=optional)
 
 
 def check_adapter(folder: Path, own: Shapes, *, max_rank: int | None) -> None:
-    """Raises ModelError where `folder` holds no complete LoRA adapter for a model of the shapes `own`.
+    """Raise ModelError if `folder` holds no complete LoRA adapter for a model of the shapes `own`.
 
-    `max_rank` is the largest rank that is served; None: none is.
+    `max_rank` is the largest rank that is served; None: no adapter is.
     """
     if max_rank is None:
         raise ModelError(f"there is an adapter in {folder}, but adapters are not served here")
@@ -87,7 +87,7 @@ def check_adapter(folder: Path, own: Shapes, *, max_rank: int | None) -> None:
 
 
 def _compare(what: str, entries: Mapping[str, Any], own: Shapes, *, optional: Iterable[str]) -> None:
-    """Raises ModelError where the tensors of a header are not exactly those of `own`, as floats."""
+    """Raise ModelError if the tensors of a header are not exactly those of `own`, as floats."""
     found = {name: tuple(entry["shape"]) for name, entry in entries.items()}
     problems = (
         ("lacks", sorted(own.keys() - found.keys())),

@@ -1,8 +1,8 @@
-"""Choosing the next token of every row: pure functions on logits.
+"""The choice of the next token of every row: pure functions on logits.
 
-A row draws by inverse transform from one uniform number of its own, so that a request's tokens do not depend on how
-many other rows are in the batch. The running sum is in float64: over a vocabulary of 150,000 the rounding of float32
-is as large as the probability of most tokens.
+A row draws by inverse transform from one uniform number that belongs to it alone. So a request's tokens do not depend
+on how many other rows are in the batch. The running sum is in float64: over a vocabulary of 150,000 the rounding of
+float32 is as large as the probability of most tokens.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class RowSettings:
 
     @classmethod
     def of(cls, settings: Sequence[SamplingSettings], device: torch.device) -> RowSettings:
-        """One row for each of `settings`."""
+        """Return one row for each of `settings`."""
         return cls(
             temperature=torch.tensor([each.temperature for each in settings], dtype=torch.float32, device=device),
             top_p=torch.tensor([each.top_p for each in settings], dtype=torch.float32, device=device),
@@ -39,7 +39,7 @@ class RowSettings:
 
 
 def choose_tokens(logits: Tensor, settings: RowSettings, uniforms: Tensor, *, num_ids: int) -> tuple[Tensor, Tensor]:
-    """One token for each row.
+    """Choose one token for each row.
 
     `logits` `[R, V]`, `uniforms` `[R]` float64 in [0, 1); only ids below `num_ids` are chosen. Returns ids `[R]` int64
     and their log-probs `[R]` float32 under the full softmax over all V at the row's temperature (1 where it is 0).
@@ -58,7 +58,7 @@ def choose_tokens(logits: Tensor, settings: RowSettings, uniforms: Tensor, *, nu
 
 
 def draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:
-    """Ids `[R]` drawn from rows of `[R, V]` that need not sum to 1, by inverse transform of `uniforms` `[R]`."""
+    """Draw ids `[R]` from rows of `[R, V]` that need not sum to 1, by inverse transform of `uniforms` `[R]`."""
     cumulative = probabilities.cumsum(dim=-1, dtype=torch.float64)
     targets = uniforms * cumulative[:, -1]
     # The first id whose running sum is above the target: an id of probability 0 adds nothing and is never the first.
@@ -67,7 +67,7 @@ def draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def keep_likely(probabilities: Tensor, settings: RowSettings) -> Tensor:
-    """`[R, V]` with everything outside top_k and top_p set to 0; the most likely id of a row always stays.
+    """Return `[R, V]` with everything outside top_k and top_p set to 0; the most likely id of a row always stays.
 
     top_p keeps the smallest set of the most likely ids whose probabilities reach it, after top_k.
     """

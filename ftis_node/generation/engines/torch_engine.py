@@ -1,13 +1,13 @@
-"""The engine for every machine: transformers' own forward pass, batched, in a thread of its own.
+"""The engine for every machine: transformers' own forward pass, batched, in a separate thread.
 
     generate() --> waiting --(room in the batch)--> decoding --> result
                       ^                                |
                       |   held back while new weights wait for the batch to empty
 
-One thread does all computing, in hops of a few tokens; between hops the driver, a task of the worker's loop, admits
-what waits, drops what was cancelled and hands out what has ended. So nothing needs a lock: either the thread computes
-or the driver looks. New weights wait until the batch is empty, and nothing is admitted meanwhile, so every group is
-sampled by one version and the wait is no longer than the longest completion in flight.
+One thread computes everything, a few tokens at a time. Between two such runs the driver, a task of the worker's loop,
+admits waiting requests, drops cancelled ones and returns finished ones. So no lock is needed: the thread and the driver
+never work at the same time. New weights wait until the batch is empty, and nothing is admitted meanwhile. So every
+group is sampled by one version, and the wait is no longer than the longest completion in flight.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
     from ftis_node.workers.weights.shared_weights import SharedWeights
 
 DEFAULT_MAX_BATCH = 128
-TOKENS_PER_HOP = 8  # more: fewer hops to pay for; fewer: newcomers and cancellations are seen sooner
+TOKENS_PER_HOP = 8  # more: less overhead; fewer: new requests and cancellations are seen sooner
 SEED_BITS = 63
 
 Answer = TypeVar("Answer")
 
 
 class _Awaited(Generic[Answer]):
-    """Something that a caller awaits; the first end counts, and the caller may have been cancelled meanwhile."""
+    """A future that a caller awaits. The first outcome counts; the caller may be cancelled already."""
 
     def __init__(self) -> None:
         self.answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
@@ -62,7 +62,7 @@ class _Awaited(Generic[Answer]):
 
 
 class _Job(_Awaited[GenerationResult]):
-    """A request; `active` from its prefill on."""
+    """A request; `active` is set from its prefill on."""
 
     def __init__(self, request: GenerateRequest) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class _Load(_Awaited[dict[str, int]]):
 
 
 class TorchEngine:
-    """Serves a transformers model. `on_progress` is called after every hop, in the loop."""
+    """The engine of a transformers model. `on_progress` is called after every few tokens, in the loop."""
 
     name = "torch"
 
@@ -116,11 +116,11 @@ class TorchEngine:
 
     @property
     def is_asleep(self) -> bool:
-        """Whether everything waits until it is woken."""
+        """Return whether all requests wait until the engine is woken."""
         return self._is_asleep
 
     async def generate(self, request: GenerateRequest) -> GenerationResult:
-        """One group; see `base.Engine`. Raises ValueError for a prompt with an id that is no token."""
+        """Generate one group; see `base.Engine`. Raises ValueError for a prompt with an id that is no token."""
         if not all(0 <= token_id < self._settings.vocab_size for token_id in request.prompt_ids):
             raise ValueError(f"the prompt has an id outside the vocabulary of {self._settings.vocab_size}")
         job = _Job(request)
@@ -144,20 +144,20 @@ class TorchEngine:
         return await load.answer
 
     async def probe(self, token_ids: Sequence[int]) -> list[float]:
-        """Log-probs of fixed tokens under the weights served, between two hops of the batch; see `base.Engine`."""
+        """Return log-probs of fixed tokens under the weights served, between two runs; see `base.Engine`."""
         if self._is_asleep:
             raise WorkerTaskError("the engine is asleep: it computes nothing until it is woken")
         return list(await self._compute(lambda: probe_logprobs(self._model, token_ids)))
 
     async def sleep(self, *, discard: bool = False) -> None:
-        """See `base.Engine`. The weights stay where they are: only what torch's allocator keeps is given back."""
+        """Sleep; see `base.Engine`. The weights stay in memory: only what torch's allocator keeps is freed."""
         sleeper = _Awaited[None]()
         self._sleepers.append(sleeper)
         self._wake_driver()
         await sleeper.answer
 
     async def wake(self) -> None:
-        """See `base.Engine`."""
+        """Wake; see `base.Engine`."""
         self._be_awake()
         self._wake_driver()
 
@@ -166,7 +166,7 @@ class TorchEngine:
         return await self._broken
 
     def cancel(self, request_ids: Iterable[str]) -> None:
-        """Cut requests short; see `base.Engine`."""
+        """End requests early; see `base.Engine`."""
         self._cancelled.update(request_ids)
         self._wake_driver()
 
@@ -192,7 +192,7 @@ class TorchEngine:
             self._driver = watched_task(self._drive(), name="decode")
 
     async def _drive(self) -> None:
-        """Until there is nothing to do. A fault of the model ends the requests being decoded, not the engine."""
+        """Run until nothing is left to do. A fault of the model ends the requests being decoded, not the engine."""
         while self._has_work():
             try:
                 await self._clear_away()
@@ -218,7 +218,7 @@ class TorchEngine:
 
     async def _fall_asleep(self) -> None:
         try:
-            await self._compute(torch.cuda.empty_cache)  # where there is no GPU it does nothing
+            await self._compute(torch.cuda.empty_cache)  # without a GPU it does nothing
         except Exception as error:
             for sleeper in self._sleepers:
                 sleeper.fail(error)
@@ -245,7 +245,7 @@ class TorchEngine:
             load.end(checksums)
 
     def _admit(self) -> list[ActiveRequest]:
-        """Move jobs from waiting to decoding while there is room; none while new weights wait."""
+        """Move jobs from waiting to decoding while the batch has space; admit none while new weights wait."""
         newcomers: list[ActiveRequest] = []
         num_rows, longest = self._decoder.num_rows, 0
         while self._waiting and not (self._loads or self._sleepers or self._is_asleep):
@@ -273,7 +273,7 @@ class TorchEngine:
                 job.end(job.active.result())
 
     async def _clear_away(self) -> None:
-        """Give cancelled requests what they have, and forget those that ended or that nobody waits for any more."""
+        """Return to cancelled requests what they have, and remove those that ended or that no caller waits for."""
         for job in (*self._waiting, *self._decoding):
             if job.request.request_id not in self._cancelled:
                 continue

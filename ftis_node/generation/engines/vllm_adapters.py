@@ -1,8 +1,8 @@
-"""The LoRA adapters that vLLM's core holds, one for each version that is served or still has completions in flight.
+"""The LoRA adapters in vLLM's core, one for each version that is served or still has completions in flight.
 
-Each gets a number of its own, because vLLM takes an adapter whose number it knows for the one that it has, and a
-version can come twice: after a crash the learner makes it anew. Nor may vLLM be given more than it has places for: it
-would drop one that is in use and look for its file again, which may be gone by then. So room is made first.
+Each load gets a new number, because vLLM reuses an adapter whose number it knows. A version can come twice, since the
+learner makes it again after a crash. The core must not get more adapters than it has slots for. It would drop one that
+is in use, and look for its file again, which may be gone by then. So a slot is freed first.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 class Adapters:
-    """Those held by one core; `current` is the number of the one that is served, None for none.
+    """The adapters of one core; `current` is the number of the one that is served, None for none.
 
-    `make_request` is vLLM's `LoRARequest`, `num_places` how many the core has room for.
+    `make_request` is vLLM's `LoRARequest`, `num_places` the number of adapters that the core can hold.
     """
 
     def __init__(self, make_request: Callable[..., Any], num_places: int) -> None:
@@ -29,17 +29,17 @@ class Adapters:
         self.current: int | None = None
 
     def request(self, number: int | None) -> Any:
-        """The `LoRARequest` that goes with every request that is to use the adapter; None for None."""
+        """Return the `LoRARequest` of every request that uses the adapter; None for None."""
         return None if number is None else self._held[number]
 
     def oldest_in_the_way(self) -> int | None:
-        """The one to be given up before another can be loaded; None where there is room."""
+        """Return the adapter to drop before another can be loaded; None if a slot is free."""
         if len(self._held) < self._num_places:
             return None
         return min(number for number in self._held if number != self.current)
 
     def load(self, core: Any, folder: Path, version: int) -> None:
-        """Serve the adapter in `folder`. Where vLLM refuses it, it raises, and nothing has changed."""
+        """Serve the adapter in `folder`. If vLLM refuses it, this raises, and nothing has changed."""
         number = next(self._numbers)
         adapter = self._make_request(lora_name=f"{number}-version-{version}", lora_int_id=number, lora_path=str(folder))
         core.add_lora(adapter)

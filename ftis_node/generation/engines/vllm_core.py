@@ -3,11 +3,11 @@
     awake    --sleep(1)--> asleep, weights in host memory --wake-----------------------> awake
              --sleep(2)--> asleep, weights discarded      --new weights, nothing else--> awake
 
-Level 2 saves the copy of all weights to the host and back. vLLM keeps a model's buffers itself and makes room for the
-parameters again when it wakes, without any values: nothing may be computed before they are loaded.
+Level 2 saves the copy of all weights to the host and back. vLLM keeps a model's buffers itself. When it wakes it
+allocates the parameters again, without values: nothing may be computed before they are loaded.
 
-Weights change only while generation is paused, because the core stamps the version on a step's tokens when they come
-out, not when they were computed: a step under way would get the version of weights that it did not see.
+Weights change only while generation is paused. The core stamps the version on a step's tokens when they come out, not
+when they were computed. A step in progress would get the version of weights that it did not use.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DISCARDED = "the engine has discarded its weights: it serves nothing before it i
 
 
 class Core:
-    """A core from `EngineCoreClient`, of which one thread alone makes use. `can_sleep`: whether it gives memory back.
+    """An adapter of vLLM's `EngineCoreClient`, for one thread only. `can_sleep`: whether it frees memory.
 
     `is_asleep`: whether it computes nothing; `has_weights`: whether it holds any.
     """
@@ -36,10 +36,10 @@ class Core:
         self._can_sleep = can_sleep
         self.is_asleep = False
         self.has_weights = True
-        self._unmapped: tuple[str, ...] = ()  # the core refuses to wake what is awake, and all that is named with it
+        self._unmapped: tuple[str, ...] = ()  # the core refuses the whole call if one of the named parts is awake
 
     def sleep(self, *, discard: bool) -> None:
-        """Give memory back where it can; with `discard` the weights go, too. Nothing may be in flight."""
+        """Free memory if it can; with `discard` the weights go, too. Nothing may be in flight."""
         if self._can_sleep and not self.is_asleep:
             self.has_weights = not discard
             self._client.sleep(DISCARD_LEVEL if discard else KEEP_LEVEL)
@@ -47,7 +47,7 @@ class Core:
         self.is_asleep = True
 
     def wake(self) -> None:
-        """Go on with the weights that it has. Raises WorkerTaskError where it has none: it sleeps on."""
+        """Continue with the weights that it has. Raises WorkerTaskError if it has none: it stays asleep."""
         if not self.has_weights:
             raise WorkerTaskError(DISCARDED)
         self._wake_memory(*WAKE_ORDER)
@@ -59,8 +59,9 @@ class Core:
         return self._load("ftis_load", (path, is_locked), version)
 
     def load_shared(self, shared: bytes, version: int) -> dict[str, int]:
-        """As `load`, for the learner's own tensors. Raises SharingError where a worker cannot map them; nothing has
-        changed then."""
+        """Serve the learner's own tensors, as `load` does. Raises SharingError if a worker cannot map them; nothing
+        changed then.
+        """
         for refused in self._client.collective_rpc("ftis_open", args=(shared,)):
             if refused:
                 raise SharingError(refused)
@@ -69,17 +70,17 @@ class Core:
     def _load(self, method: str, arguments: Sequence[Any], version: int) -> dict[str, int]:
         self._wake_memory("weights")
         if not self.is_asleep:
-            self._client.sleep(PAUSE_LEVEL, "keep")  # no step begins and those under way end
+            self._client.sleep(PAUSE_LEVEL, "keep")  # no step begins and those in progress end
         try:
             checksums: dict[str, int] = self._client.collective_rpc(method, args=tuple(arguments))[0]
-        except FtisError:  # of this very process, before a weight was touched
+        except FtisError:  # of this process, before any weight changed
             if not self.is_asleep:
                 self._client.wake_up(["scheduling"])
             raise
         self._client.set_weight_version(str(version))
         self.has_weights = True
         if self.is_asleep:
-            self._wake_memory("kv_cache")  # only now: what the hand-over needs besides is free again
+            self._wake_memory("kv_cache")  # only now: the update's temporary memory is free again
             self.is_asleep = False
         else:
             self._client.wake_up(["scheduling"])

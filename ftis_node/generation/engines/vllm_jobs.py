@@ -1,9 +1,9 @@
-"""Completions in the making, as the vLLM engine keeps them: plain records, nothing of vLLM inside.
+"""Completions in flight, as the vLLM engine keeps them: plain records that import nothing of vLLM.
 
-A group becomes one request of vLLM's for each completion, so that single completions can be cut and each has versions
-of its own. `version` is that of the weights served when a completion was handed to the engine: prompts computed before
-an update may be sampled after it, so nothing younger can be promised as the oldest. With an adapter all is simpler: a
-completion ends with the adapter that it began with, and has that one version.
+A group becomes one vLLM request for each completion, so that single completions can be ended and each has its own
+versions. `version` is that of the weights served when a completion was passed to the engine. Prompts computed before an
+update may be sampled after it, so the oldest version can be no younger. A completion with an adapter ends with the
+adapter that it began with, and has that one version.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}  # a
 class VllmCompletion:
     """One completion. `request_id` is vLLM's, `salt` that of its group's cache, `version` and `newest` as above.
 
-    `adapter` is the number of the adapter that samples it, None for the model's own weights.
-    `num_draws`: how often it was begun in vain, because its first id was no token.
+    `adapter` is the number of the adapter that samples it, None for the model's own weights. `num_draws` counts how
+    often it was restarted because its first id was no token.
     """
 
     job: Job
@@ -49,12 +49,12 @@ class VllmCompletion:
 
     @property
     def seed(self) -> int | None:
-        """Its own, another at each draw: the same one would give the same id for ever."""
+        """Return the seed, another at each draw: the same one would always give the same id."""
         request = self.job.request
         return None if request.seed is None else request.seed + self.index + self.num_draws * request.num_completions
 
     def take(self, token_ids: Sequence[int], logprobs: Sequence[float], *, version: int, vocab_size: int) -> None:
-        """The next tokens, sampled by `version` of the model's weights or, where there is one, with the adapter.
+        """Append the next tokens, sampled by `version` of the model's weights or by the adapter if there is one.
 
         An id that is padding of the embedding ends it before that id.
         """
@@ -67,12 +67,14 @@ class VllmCompletion:
             self.finish_reason = FinishReason.ABORT
 
     def completion(self) -> Completion:
-        """As a record; one that has not ended counts as aborted. Raises NonFiniteError for NaN among the log-probs."""
+        """Return the completion as a record; one that has not ended counts as aborted. Raises NonFiniteError for NaN
+        log-probs.
+        """
         if not all(map(math.isfinite, self.logprobs)):
             raise NonFiniteError("the model's logits are not finite: the weights that it serves are damaged")
         return Completion(
             token_ids=np.array(self.token_ids, dtype=np.int32),
-            logprobs=np.minimum(np.array(self.logprobs, dtype=np.float32), 0.0),  # rounding can leave 1e-7
+            logprobs=np.minimum(np.array(self.logprobs, dtype=np.float32), 0.0),  # rounding can leave up to 1e-7
             finish_reason=self.finish_reason or FinishReason.ABORT,
             policy_version=self.version,
             policy_version_newest=self.newest,
@@ -89,7 +91,7 @@ class PendingProbe:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A group from its request to its result, which any thread may await."""
+    """A group from its request to its result, a future that any thread may await."""
 
     request: GenerateRequest
     result: Future[GenerationResult] = field(default_factory=Future)
@@ -97,13 +99,13 @@ class Job:
 
     @property
     def has_ended(self) -> bool:
-        """Whether every completion has ended."""
+        """Return whether every completion has ended."""
         return len(self.partials) == self.request.num_completions and all(
             partial.finish_reason for partial in self.partials
         )
 
     def finish(self) -> None:
-        """Give what was made to whoever waits; those that have not ended count as aborted."""
+        """Return what was sampled to the caller; completions that have not ended count as aborted."""
         try:
             result = GenerationResult.from_completions(tuple(partial.completion() for partial in self.partials))
         except NonFiniteError as error:
@@ -113,12 +115,12 @@ class Job:
             self.result.set_result(result)
 
     def fail(self, error: Exception) -> None:
-        """Tell whoever waits that there is no result."""
+        """Raise an error in the caller."""
         fail(self.result, error)
 
 
 def fail(answer: Future[Any] | None, error: Exception) -> None:
-    """Tell whoever waits for `answer`, if anyone does and has not been told anything yet."""
+    """Set an exception on `answer`, unless it is None or done."""
     if answer is None or answer.done():
         return
     if answer.running() or answer.set_running_or_notify_cancel():

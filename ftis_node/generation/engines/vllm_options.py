@@ -1,7 +1,8 @@
-"""From our settings to vLLM's: its environment, and the arguments of its `EngineArgs`. Imports nothing of vLLM's.
+"""The adapter from this package's settings to vLLM's environment and the arguments of its `EngineArgs`. Imports no
+vLLM.
 
-What decides over right log-probs, weights and memory is ours and cannot be set from outside; everything else of
-`EngineArgs` can, by name, and goes before our defaults.
+Options that decide over correct log-probs, weights and memory are set here and cannot be changed from outside. All
+other arguments of `EngineArgs` can be set by name, and override the defaults here.
 """
 
 from __future__ import annotations
@@ -21,22 +22,32 @@ WORKER_EXTENSION = "ftis_node.generation.engines.vllm_worker.WorkerExtension"
 CPU_BLOCK_TOKENS = 32  # the smallest that vLLM's CPU attention takes; short prompts are shared by whole blocks only
 DEFAULT_MAX_BATCH = 256
 MAX_LORAS = 3  # the newest adapter, and the two before it for completions in flight
-MAX_LORAS_ASLEEP = 2  # where the engine sleeps while the learner steps: then nothing is in flight between two adapters
+MAX_LORAS_ASLEEP = 2  # if the engine sleeps during the learner's step: then nothing is in flight between two adapters
 BLACKWELL = 10  # major compute capability of B200, B300
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM makes room for; an adapter of less fits, too
+LORA_RANKS = (
+    1,
+    8,
+    16,
+    32,
+    64,
+    128,
+    256,
+    320,
+    512,
+)  # an adapter of a lower rank fits, too
 
 ENVIRONMENT = {
     **NO_TELEMETRY,
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a copy of a process with threads may hang; and see `worker.py`
-    "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings are about choices that are ours
-    "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # stdout belongs to the command
+    "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings are about choices made here
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # stdout is for the command's output
     "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it is compiled at the start, by a CUDA toolkit that few machines have
 }
-# On a CPU without graphs nothing is compiled but one small function of the sampler, which costs half a minute at the
+# On a CPU without graphs only one small sampler function is compiled. This costs half a minute at the
 # first request and, at run time, more than it saves. Threads are not pinned: other workers share the cores.
 CPU_ENVIRONMENT = {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
-RESERVED = {  # EngineArgs -> what to set instead; empty: nothing, it is ours
+RESERVED = {  # EngineArgs -> what to set instead; empty: nothing, it is set here
     "model": "",
     "tokenizer": "",
     "skip_tokenizer_init": "",
@@ -48,12 +59,12 @@ RESERVED = {  # EngineArgs -> what to set instead; empty: nothing, it is ours
     "max_loras": "",
     "max_cpu_loras": "",
     "enable_sleep_mode": "",
-    "trust_remote_code": "",  # a model is data: nothing in its folder is run
+    "trust_remote_code": "",  # a model is data: no code in its folder is run
     "code_revision": "",
     "load_format": "",  # safetensors; others are unpickled, or fetched
     "hf_config_path": "",
     "download_dir": "",
-    "hf_token": "",  # would stand in settings.json: the variable HF_TOKEN is for the hub
+    "hf_token": "",  # would be written to settings.json: use the variable HF_TOKEN
     "dtype": "dtype",
     "max_num_seqs": "generation.max_batch",
     "gpu_memory_utilization": "generation.gpu_memory_utilization",
@@ -61,30 +72,32 @@ RESERVED = {  # EngineArgs -> what to set instead; empty: nothing, it is ours
 
 
 def environment(settings: EngineSettings, *, device: str) -> dict[str, str]:
-    """What must stand in the environment before vLLM is imported, unless something else stands there already."""
+    """Return the environment variables that must be set before vLLM is imported, unless they are set already."""
     is_eager = settings.options.get("enforce_eager", device == "cpu")
-    # On a CPU vLLM moves its worker into yet another process where this says 1, whatever one asks for.
+    # On a CPU vLLM moves its worker into a third process if this is 1, whatever the other options are.
     multiprocessing = {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(has_separate_core(settings, device=device)))}
     return ENVIRONMENT | multiprocessing | (CPU_ENVIRONMENT if device == "cpu" and is_eager else {})
 
 
 def num_loras(*, can_sleep: bool) -> int:
-    """How many adapters vLLM makes room for at its start."""
+    """Return how many adapters vLLM reserves memory for at its start."""
     return MAX_LORAS_ASLEEP if can_sleep else MAX_LORAS
 
 
 def served_rank(rank: int) -> int:
-    """The rank that vLLM makes room for, to serve adapters of `rank`, which is at most the last of `LORA_RANKS`."""
+    """Return the rank that vLLM reserves memory for, to serve adapters of `rank`, which is at most the last of
+    `LORA_RANKS`.
+    """
     return next(served for served in LORA_RANKS if served >= rank)
 
 
 def has_separate_core(settings: EngineSettings, *, device: str) -> bool:
-    """Whether vLLM's engine core has a process of its own."""
+    """Return whether vLLM's engine core runs in a separate process."""
     return settings.engine_core == "separate" or (settings.engine_core == "auto" and device != "cpu")
 
 
 def check_options(options: Iterable[str], *, known: Iterable[str] | None = None) -> None:
-    """Raises ConfigError for an option that is ours to set, or that is none of `known`, the names of `EngineArgs`."""
+    """Raise ConfigError for an option that is set here, or that is not in `known`, the names of `EngineArgs`."""
     for name in options:
         if name in RESERVED:
             instead = f": set {RESERVED[name]}" if RESERVED[name] else ", which ftis-node sets itself"
@@ -101,9 +114,9 @@ def engine_arguments(
     seed: int,
     capability: tuple[int, int] | None = None,
 ) -> dict[str, Any]:
-    """Keyword arguments for `EngineArgs`. Raises ConfigError for options that are ours.
+    """Return keyword arguments for `EngineArgs`. Raises ConfigError for options that are set here.
 
-    `capability` is the GPU's compute capability, major and minor; None: not known.
+    `capability` is the GPU's compute capability, major and minor; None: unknown.
     """
     check_options(settings.options)
     dtype = settings.dtype
@@ -116,8 +129,8 @@ def engine_arguments(
         "seed": seed,
         "max_num_seqs": settings.max_batch or DEFAULT_MAX_BATCH,
         "max_model_len": settings.max_model_len,
-        # The full softmax at the sampling temperature; where top_p or top_k cut it, that of temperature 1 before the
-        # cut, which is why a run that cuts has temperature 1.
+        # The full softmax at the sampling temperature. If top_p or top_k truncate it, that of temperature 1 before the
+        # truncation: this is why a run that truncates has temperature 1.
         "logprobs_mode": "raw_logprobs" if settings.is_cut else "processed_logprobs",
         "enable_prefix_caching": True,
         "worker_extension_cls": WORKER_EXTENSION,
@@ -129,7 +142,7 @@ def engine_arguments(
     if device == "cpu":
         arguments["block_size"] = CPU_BLOCK_TOKENS
     else:
-        # The core alone takes 2048 where vLLM's `LLM` takes 8192; the memory plan has room for as many as are set.
+        # The core's default is 2048, that of vLLM's `LLM` 8192; the memory plan reserves memory for this number.
         arguments["max_num_batched_tokens"] = max(settings.max_prefill_tokens, arguments["max_num_seqs"])
         if capability is not None and capability[0] == BLACKWELL and "attention_config" not in settings.options:
             arguments["attention_backend"] = "FLASH_ATTN"  # vLLM would take FlashInfer there, which is compiled

@@ -1,4 +1,4 @@
-"""From our requests to those of vLLM's engine core."""
+"""The adapter from this package's requests to those of vLLM's engine core."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def core_request(
     request_id: str, prompt_ids: Sequence[int], params: SamplingParams, *, adapter: LoRARequest | None, salt: str
 ) -> EngineCoreRequest:
-    """One sequence. Prompts are shared among requests of equal `salt` only."""
+    """Return the request of one sequence. Only requests of equal `salt` share prompts."""
     return EngineCoreRequest(
         request_id=request_id,
         prompt_token_ids=list(prompt_ids),
@@ -34,12 +34,12 @@ def core_request(
 
 
 def probe_params() -> SamplingParams:
-    """The log-probs of the prompt itself; the one token that vLLM samples on top is not looked at."""
+    """Return the settings for log-probs of the prompt itself; the one token that vLLM samples as well is ignored."""
     return SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
 
 
 def sampling_params(request: GenerateRequest, *, seed: int | None) -> SamplingParams:
-    """One completion of a group, in vLLM's terms: ends at our own end-of-sequence ids and no others."""
+    """Return the settings of one completion: it ends at this model's end-of-sequence ids and no others."""
     sampling = request.sampling
     return SamplingParams(
         temperature=sampling.temperature,

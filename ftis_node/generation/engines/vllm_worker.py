@@ -1,11 +1,11 @@
-"""What runs inside vLLM's own worker, beside the model: new weights for it.
+"""The extension of vLLM's own worker, beside the model: it loads new weights.
 
-vLLM mixes this class into its worker by name (`worker_extension_cls`), so it works the same whether the engine core is
-in our process or in others, on one GPU or on many.
+vLLM mixes this class into its worker by name (`worker_extension_cls`). So it works the same with the engine core in
+this process or in others, on one GPU or on many.
 
-New weights go through vLLM's own in-place reload, which also knows sharding, fused layers and quantisation; on a CPU
-there is a faster way for plain models (`vllm_cpu_weights`). vLLM's reload leaves one thing out on a CPU: the packed
-copy of an output head that is tied to the embedding is not made again, so that the old head goes on serving (seen in
+New weights go through vLLM's own in-place reload, which also supports sharding, fused layers and quantisation. On a CPU
+there is a faster way for plain models (`vllm_cpu_weights`). On a CPU the reload of vLLM leaves one thing out: the
+packed copy of an output head that is tied to the embedding. It is not made again, so the old head stays in use (seen in
 vLLM 0.32). It is packed again here.
 """
 
@@ -32,16 +32,16 @@ RELOAD_LOGGER = "vllm.model_executor.model_loader.reload.layerwise"
 
 
 class WorkerExtension:
-    """Methods that the engine calls by name in every worker of vLLM's."""
+    """A mix-in: methods that the engine calls by name in every worker of vLLM."""
 
     model_runner: Any
-    reload_weights: Callable[..., None]  # the worker's own: the runner's alone knows no configuration of vLLM's
+    reload_weights: Callable[..., None]  # the worker's own: the runner's lacks vLLM's configuration
     ftis_direct: DirectLoader | None = None
     ftis_opened: OpenedWeights | None = None
     ftis_locked: LockedFiles | None = None
 
     def ftis_load(self, path: str, is_locked: bool = False) -> dict[str, int]:
-        """Serve the tensors of a safetensors file, which was checked before. Returns as `Engine.load_weights`."""
+        """Serve the tensors of a checked safetensors file. Returns the same as `Engine.load_weights`."""
         file, model = Path(path), self.model_runner.get_model()
         if self.model_runner.device.type == "cpu" and self.ftis_direct is None:
             self.ftis_direct = plan(model, file)
@@ -55,7 +55,7 @@ class WorkerExtension:
         return _reload(self, iter(tensors.items()), read_header(file).tensors)
 
     def ftis_open(self, shared: bytes) -> str:
-        """Map the learner's tensors (`shared_weights.encode`). Returns why that cannot be done; "" where it was."""
+        """Map the learner's tensors (`shared_weights.encode`). Returns why that failed, "" if it succeeded."""
         if self.ftis_opened is None:
             self.ftis_opened = OpenedWeights(self.model_runner.device)
         try:
@@ -67,7 +67,7 @@ class WorkerExtension:
     def ftis_load_shared(self) -> dict[str, int]:
         """Serve what was mapped last, and unmap it: mapped memory would outlive a learner that dies.
 
-        Returns as `Engine.load_weights`.
+        Returns the same as `Engine.load_weights`.
         """
         assert self.ftis_opened is not None, "nothing was mapped"
         try:
@@ -79,19 +79,19 @@ class WorkerExtension:
 def _reload(
     worker: WorkerExtension, tensors: Iterator[tuple[str, torch.Tensor]], entries: Mapping[str, Any]
 ) -> dict[str, int]:
-    """Have vLLM put `tensors` in the place of its own. Returns the checksums of what it holds then."""
+    """Have vLLM replace its tensors by `tensors`. Returns the checksums of what it holds then."""
     model = worker.model_runner.get_model()
-    logging.getLogger(RELOAD_LOGGER).setLevel(logging.ERROR)  # it warns of each tied or rotary layer, each time
+    logging.getLogger(RELOAD_LOGGER).setLevel(logging.ERROR)  # it warns of each tied or rotary layer at every load
     worker.reload_weights(weights_iterator=tensors)
     _pack_tied_head(model)
     if worker.model_runner.device.type != "cpu":
-        torch.accelerator.synchronize()  # what was read is the learner's to change from here on
-        torch.accelerator.empty_cache()  # of the largest layer's copy, which the memory plan has no room for
+        torch.accelerator.synchronize()  # from here on the learner may change what was read
+        torch.accelerator.empty_cache()  # free the copy of the largest layer, which the memory plan does not include
     return held_checksums(model, entries)
 
 
 def _pack_tied_head(model: Any) -> None:
-    """Pack the output head again where it is tied to the embedding and has a packed copy, which only CPUs have."""
+    """Pack the output head again if it is tied to the embedding and has a packed copy, which exists only on CPUs."""
     head = getattr(model, "lm_head", None)
     if head is not None and getattr(head, "cpu_linear", None) is not None:
         head.quant_method.process_weights_after_loading(head)

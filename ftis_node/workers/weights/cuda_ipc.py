@@ -1,14 +1,15 @@
-"""torch's private functions for CUDA IPC, and nothing else that is private: the one place to look at after an update.
+"""The private functions of torch for CUDA IPC. No other file uses private ones for that, so check this one after an
+update.
 
-`_share_cuda_` and `_new_shared_cuda` are what `torch.multiprocessing` sends CUDA tensors with
+`torch.multiprocessing` sends CUDA tensors with `_share_cuda_` and `_new_shared_cuda`
 (torch/multiprocessing/reductions.py, `reduce_tensor` and `rebuild_cuda_tensor`). They have had these eight fields since
-torch 1.2. Any other version of torch, and any other form of what they give, raises SharingError: weights then cross in
-a file.
+torch 1.2. Any other version of torch, and any other form of what they return, raises SharingError: weights are then
+passed in a file.
 
 Only memory from `cudaMalloc` has a handle that every process may open. Segments that grow (`expandable_segments:True`)
-are passed on as file descriptors, which needs the right to trace the other process. torch's allocator takes the setting
-for each new segment (CUDACachingAllocator.cpp, `get_free_block`: "someone might temporarily disable it"), so weights
-are allocated first and segments grow from then on (`grow_segments`).
+are passed on as file descriptors, which needs the right to trace the other process. The allocator of torch reads the
+setting for each new segment (CUDACachingAllocator.cpp, `get_free_block`: "someone might temporarily disable it"). So
+weights are allocated first, and segments grow from then on (`grow_segments`).
 
 Read in torch 2.13; nothing here has run on a GPU yet.
 """
@@ -33,7 +34,7 @@ GROWING = "expandable_segments:True"
 
 
 def export_storage(storage: torch.UntypedStorage) -> SharedStorage:
-    """What another process needs to map `storage`, which must not be freed before that process is done with it.
+    """Return what another process needs to map `storage`. Do not free `storage` before that process has closed it.
 
     Raises SharingError.
     """
@@ -51,7 +52,7 @@ def export_storage(storage: torch.UntypedStorage) -> SharedStorage:
 
 
 def open_storage(shared: SharedStorage, device: int) -> torch.UntypedStorage:
-    """Map another process' storage, for as long as the result lives. Raises SharingError where CUDA refuses."""
+    """Map another process's storage, for as long as the result lives. Raises SharingError if CUDA refuses."""
     _check_torch()
     try:
         opened: torch.UntypedStorage = torch.UntypedStorage._new_shared_cuda(
@@ -70,7 +71,7 @@ def open_storage(shared: SharedStorage, device: int) -> torch.UntypedStorage:
 
 
 def device_uuid(device: int) -> str:
-    """Names a GPU alike in every process, whatever CUDA_VISIBLE_DEVICES says there. Raises SharingError without one."""
+    """Return a GPU's UUID, whatever CUDA_VISIBLE_DEVICES is. Raises SharingError without one."""
     try:
         return str(torch.cuda.get_device_properties(device).uuid)
     except (RuntimeError, AssertionError, AttributeError) as error:
@@ -78,7 +79,7 @@ def device_uuid(device: int) -> str:
 
 
 def grow_segments() -> bool:
-    """Have the allocator take growing segments from now on, unless somebody has set it already; whether it does.
+    """Have the allocator use growing segments from now on, unless the user set that option. Returns whether it does.
 
     Free blocks of the other kind go back to the GPU.
     """

@@ -1,8 +1,9 @@
-"""Where weights wait between the learner and the generator: in memory where there is room, else in the home.
+"""The folder of published weights between learner and generator: in memory if it fits, else in the home.
 
-A new version is written after every step and read once. On a disk that is a gigabyte or more a step for nothing, since
-checkpoints hold the same weights. `/dev/shm` is memory behind the names of files. A container often gets 64 MiB of it:
-then the home it is (or `docker run --shm-size`). What a killed node left there goes when its home is used again.
+A new version is written after every step and read once. On a disk that would cost a gigabyte or more a step, although
+checkpoints hold the same weights. `/dev/shm` is a file system in memory. A container often gets 64 MiB of it: then the
+folder is in the home (or use `docker run --shm-size`). What a killed node left in memory is removed when its home is
+used again.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ log = logging.getLogger(__name__)
 MEMORY_DISK = Path("/dev/shm")  # nosec B108: only a folder of 0700 is made in it
 VERSIONS_KEPT = 2
 VERSIONS_AT_ONCE = VERSIONS_KEPT + 1  # and one is being written
-VERSIONS_AS_A_RESERVE = 2  # the same files, should weights that cross without any need them: the oldest is written over
-FREE_SHARE = 0.5  # of what is free there, at most: others use it, too
+VERSIONS_AS_A_RESERVE = 2  # the same files if shared weights fall back to files: the oldest is overwritten
+FREE_SHARE = 0.5  # at most this share of the free bytes: other programs use it, too
 
 
 @contextmanager
 def weights_folder(
     home: Home, *, version_bytes: int, num_versions: int = VERSIONS_AT_ONCE, memory_disk: Path = MEMORY_DISK
 ) -> Iterator[Path]:
-    """The folder for so many published weights of `version_bytes`; removed at the end where it lies in memory.
+    """Yield the folder for so many published weights of `version_bytes`. At the end it is removed if it is in memory.
 
     In the home the published versions are removed: a learner publishes its weights again at its start.
     """
@@ -55,12 +56,12 @@ def weights_folder(
 
 
 def has_room(num_bytes: int, free_bytes: int) -> bool:
-    """Whether versions of `num_bytes` together go into memory of which `free_bytes` are free."""
+    """Return whether versions of `num_bytes` together fit in memory of which `free_bytes` are free."""
     return num_bytes <= FREE_SHARE * free_bytes
 
 
 def free_in_memory(memory_disk: Path = MEMORY_DISK) -> int:
-    """Free bytes of the file system in memory; 0 where there is none."""
+    """Return the free bytes of the file system in memory; 0 if there is none."""
     try:
         return shutil.disk_usage(memory_disk).free
     except OSError:
@@ -68,15 +69,15 @@ def free_in_memory(memory_disk: Path = MEMORY_DISK) -> int:
 
 
 def _claim(folder: Path, *, num_bytes: int) -> bool:
-    """Make `folder` afresh, for this user's eyes alone. False where there is no such place or not enough room."""
+    """Create `folder` again, readable by this user only. Returns False without such a place or enough space."""
     try:
         if os.path.lexists(folder) and folder.lstat().st_uid == os.getuid():
-            shutil.rmtree(folder)  # of a node that was killed: the home's lock is ours
+            shutil.rmtree(folder)  # left by a node that was killed: this process holds the home's lock
         free_bytes = shutil.disk_usage(folder.parent).free
         if not has_room(num_bytes, free_bytes):
             log.info("weights go through the home: %s has %d bytes free, %d are wanted", folder, free_bytes, num_bytes)
             return False
-        folder.mkdir(mode=0o700)  # raises where someone else has put anything in this place
+        folder.mkdir(mode=0o700)  # raises if another user has created anything at this path
     except OSError as error:
         log.info("weights go through the home: %s", error)
         return False

@@ -1,11 +1,11 @@
 """Weight files in memory whose pages the GPU copies to and from directly.
 
-Such a copy is several times faster than one through pageable memory, which the driver copies once more. Locking pages
-takes longer than the copy itself, so mappings stay locked for as long as their file is there: the store writes over the
-files of old versions (`weights.WeightStore`), so there are three at most.
+Such a copy is several times faster than one from pageable memory, which the driver copies once more. Locking pages
+takes longer than the copy itself, so mappings stay locked for as long as their file exists. The store overwrites the
+files of old versions (`weights.WeightStore`), so there are at most three.
 
-Where CUDA does not lock a mapping (no GPU, a limit, a file system that is not memory) nothing is locked from then on
-and files are written and read as ever.
+If CUDA cannot lock a mapping (no GPU, a limit, a file system that is not memory), nothing is locked from then on. Files
+are then written and read without locks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ PORTABLE = 1  # cudaHostRegisterPortable: for every context of this process
 
 
 class LockedFiles:
-    """Mappings of files, by what the file system calls them. `lock` gives None where there is no locked mapping.
+    """A cache of page-locked mappings by device and inode of the file. `lock` returns None if a mapping cannot be
+    locked.
 
     Not for use by several threads at once.
     """
@@ -38,9 +39,9 @@ class LockedFiles:
         self._held: dict[tuple[int, int], tuple[int, Tensor]] = {}
 
     def lock(self, path: Path) -> Tensor | None:
-        """The bytes of the file as a tensor that is page-locked; what is written into it is in the file.
+        """Return the bytes of the file as a page-locked tensor; what is written into it is in the file.
 
-        The file has its final size, and room for it on its file system. Once locking has failed it is not tried again.
+        The file has its final size, and its file system has space for it. After one failure no further lock is tried.
         """
         self._forget_removed()
         if self.why_not:
@@ -69,7 +70,7 @@ class LockedFiles:
             self._release(key)
 
     def _forget_removed(self) -> None:
-        """A mapping keeps the memory of a removed file."""
+        """Unlock the mappings of removed files, which keep their memory."""
         for key, (descriptor, mapping) in list(self._held.items()):
             status = os.fstat(descriptor)
             if status.st_nlink == 0 or status.st_size != mapping.numel():
@@ -83,7 +84,7 @@ class LockedFiles:
 
 
 def register(mapping: Tensor) -> None:
-    """Lock the pages of a tensor on the CPU. Raises RuntimeError where CUDA refuses, AssertionError without CUDA."""
+    """Lock the pages of a tensor on the CPU. Raises RuntimeError if CUDA refuses, AssertionError without CUDA."""
     runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     _check(runtime, runtime.cudaHostRegister(mapping.data_ptr(), mapping.numel(), PORTABLE))
 
@@ -95,7 +96,7 @@ def unregister(mapping: Tensor) -> None:
 
 
 def _check(runtime: Any, result: Any) -> None:
-    """Raise RuntimeError for an error, and clear it: CUDA would report it again at this thread's next kernel."""
+    """Raise RuntimeError for an error, and clear it: else CUDA reports it again at this thread's next kernel."""
     if result == runtime.cudaError.success:
         return
     with suppress(RuntimeError):  # that next kernel

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Exporter:
-    """The tensors of one process, exported once for as long as they stay where they are."""
+    """The exporter of one process's tensors: it exports them once, for as long as their memory does not move."""
 
     def __init__(self) -> None:
         self._places: list[tuple[object, ...]] = []
@@ -30,9 +30,9 @@ class Exporter:
         self._shared: SharedWeights | None = None
 
     def share(self, tensors: Mapping[str, Tensor]) -> SharedWeights:
-        """How to map `tensors`, whose values are final: what their device was asked to do with them is done.
+        """Return how to map `tensors`. It waits until all work of their device is done, so their values are final.
 
-        Raises SharingError where one is not contiguous, of an integer type, or cannot be exported.
+        Raises SharingError if one is not contiguous, has an integer type, or cannot be exported.
         """
         places: list[tuple[object, ...]] = [
             (name, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()
@@ -47,7 +47,7 @@ class Exporter:
 
 
 class OpenedWeights:
-    """Another process' storages, mapped into `device` of this one until `close`, or until another export comes."""
+    """Another process's storages, mapped into `device` of this process until `close` or until another export comes."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -55,7 +55,7 @@ class OpenedWeights:
         self._shared: SharedWeights | None = None
 
     def open(self, shared: SharedWeights) -> None:
-        """Map what is not mapped yet; nothing of it stays open where that fails. Raises SharingError."""
+        """Map what is not mapped yet; after an error nothing of it stays open. Raises SharingError."""
         if self._shared is None or self._shared.export_id != shared.export_id:
             self.close()
         check(shared)
@@ -70,19 +70,21 @@ class OpenedWeights:
         self._storages, self._shared = storages, shared
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Those of the export that is open, in its order: views of the other process' memory, never to be changed."""
+        """Return the tensors of the open export, in its order: views of the other process's memory, which must not be
+        changed.
+        """
         assert self._shared is not None, "nothing is open"
         for each in self._shared.tensors:
             empty = torch.empty(0, dtype=DTYPES[each.dtype], device=self._device)
             yield each.name, empty.set_(self._storages[each.storage], each.offset, each.shape, _strides(each.shape))
 
     def entries(self) -> dict[str, dict[str, object]]:
-        """Types and shapes of those that are open, as in a safetensors header."""
+        """Return types and shapes of the open tensors, as in a safetensors header."""
         assert self._shared is not None, "nothing is open"
         return self._shared.entries()
 
     def close(self) -> None:
-        """Unmap what is open, in which no view may be left."""
+        """Unmap what is open. No view of it may be left."""
         self._storages, self._shared = [], None
 
     def _open(self, storages: tuple[SharedStorage, ...]) -> list[torch.UntypedStorage]:

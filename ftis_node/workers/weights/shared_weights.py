@@ -3,8 +3,9 @@
 A message of plain bytes and integers, without torch and without pickle. The CUDA driver accepts only handles that it
 made itself, and every field is bounded where it is read.
 
-Two processes on one GPU map the same memory, so a handle is no copy: what it shows is what the learner holds now. The
-learner's next update waits until the hand-over is over, and a reader that comes later compares checksums.
+Two processes on one GPU map the same memory, so a handle is no copy: the reader sees what the learner holds now. The
+learner's next update waits until the reader is done. A reader that comes later detects changed weights by their
+checksums.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Size: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_BYTES)]
 class SharedStorage(msgspec.Struct, frozen=True, array_like=True):
     """A part of an allocation, in the terms of torch's `_share_cuda_`; sizes and offsets in bytes.
 
-    `ref_counter` names the file in which torch counts readers, `event` what a reader waits for where it `must_wait`.
+    `ref_counter` names the file in which torch counts readers, `event` what a reader waits for if it `must_wait`.
     """
 
     handle: Annotated[bytes, Meta(min_length=1, max_length=256)]
@@ -75,7 +76,7 @@ class SharedWeights(Message, frozen=True):
 
 
 def encode(shared: SharedWeights) -> bytes:
-    """For `decode` in another process."""
+    """Return the bytes that `decode` reads in another process."""
     return msgspec.msgpack.encode(shared)
 
 
@@ -90,7 +91,7 @@ def decode(message: bytes) -> SharedWeights:
 
 
 def check(shared: SharedWeights) -> None:
-    """Raises SharingError where a tensor has no storage, reaches beyond it, or is named twice."""
+    """Raise SharingError if a tensor has no storage, reaches beyond it, or is named twice."""
     if len({each.name for each in shared.tensors}) < len(shared.tensors):
         raise SharingError("the list of shared weights names a tensor twice")
     for each in shared.tensors:

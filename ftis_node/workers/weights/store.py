@@ -1,22 +1,22 @@
-"""Weights from the learner to the generator: a file of safetensors per version, and the proof that they are served.
+"""Published weights, from the learner to the generator: a safetensors file per version, and a proof that they are
+served.
 
-The learner publishes version n into a complete folder; the generator loads it from there. The folder may lie in memory
-(`/dev/shm`), and nothing in it is synced to a disk: a checkpoint holds the same weights, and a learner that starts
-publishes them anew. The file of a version that has had its day is written over, because fresh pages cost more than the
-copying.
+The learner publishes version n into a complete folder, and the generator loads it from there. The folder may be in
+memory (`/dev/shm`), and nothing in it is synced to a disk: a checkpoint holds the same weights. A learner that starts
+publishes them again. The file of an old version is overwritten, because fresh pages cost more than the copy.
 
-What is published is the whole model, or a LoRA adapter alone in peft's format, which an engine adds to the model that
-it has. An adapter's file is never written over: engines read it through a mapping.
+A version is the whole model, or only a LoRA adapter in peft's format, which an engine adds to its base model. An
+adapter's file is never overwritten: engines read it through a mapping.
 
-An engine may say that it loaded new weights and go on with the old ones (seen with tied embeddings), so saying so is
-not enough. Two things are compared. Each tensor has a checksum of what was written, and an engine gives the checksums
-of what it holds after loading: they are equal or a tensor is wrong, however small the difference. And the learner
-computes the log-probs of a few fixed tokens under the published weights: this finds a fault in what is computed from
-the right tensors, and decides alone over tensors that an engine holds in another form.
+An engine may report that it loaded new weights and still use the old ones (seen with tied embeddings). So two things
+are compared. Each tensor has a checksum of what was written, and an engine returns the checksums of what it holds after
+loading. Any difference means that a tensor is wrong, however small the error. The learner also computes the log-probs
+of a few fixed tokens under the published weights. This finds a fault in what is computed from the right tensors. It is
+the only check of tensors that an engine holds in another form.
 
-Two right forward passes differ by rounding: in bfloat16 by 0.05 nats a token (standard deviation), and by up to 0.66
-among 4,000 tokens (`generation.client.PROOF_TOLERANCES` has the sources). So the root of the mean square is compared
-with a bound, never the largest difference.
+Two correct forward passes differ by rounding. In bfloat16 the standard deviation is 0.05 nats a token, and the largest
+of 4,000 tokens differs by 0.66 (`generation.client.PROOF_TOLERANCES` has the sources). So the root of the mean square
+is compared with a bound, never the largest difference.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ PROBE_MULTIPLIER = 2_654_435_761  # Knuth's, near 2^32 divided by the golden rat
 
 
 class PublishedWeights(Message, frozen=True):
-    """Where a version lies: `path` is the safetensors file, an adapter's by its name; `num_bytes` is its size.
+    """A published version: `path` is the safetensors file (an adapter's has its own name), `num_bytes` its size.
 
-    `way` is how it crosses: "ipc" in `shared`, the learner's own tensors, without a file; "pinned" in a file whose
-    pages are locked. `fell_back` says why that is not the way that was planned.
+    `way` is how it reaches the engine: "ipc" means the learner's own tensors, described in `shared`, without a file.
+    "pinned" means a file whose pages are locked. `fell_back` says why that is not the planned way.
 
-    `step_done_at_s` is when the step that made it ended, by the monotonic clock that all processes of a machine share;
-    None where it was published again later. `checksums` are those of its tensors by name, as `tensor_file.checksum`
-    makes them; empty where they are not known.
+    `step_done_at_s` is when the step that made it ended, by the monotonic clock that all processes of a machine share.
+    It is None if the version was published again later. `checksums` are those of its tensors by name, as
+    `tensor_file.checksum` computes them; empty if unknown.
     """
 
     version: int
@@ -71,14 +71,15 @@ class PublishedWeights(Message, frozen=True):
     fell_back: str = ""
 
     def how(self) -> str:
-        """How it crosses, in words for people."""
+        """The way to the engine, as words for people."""
         return f"{WAYS[self.way]} ({self.fell_back})" if self.fell_back else WAYS[self.way]
 
 
 class WeightProof(Message, frozen=True):
-    """Fixed tokens and their log-probs under a version: `logprobs[i]` is that of `probe_ids[i + 1]` given those before.
+    """A proof of a version: fixed tokens and their log-probs. `logprobs[i]` is that of `probe_ids[i + 1]` given those
+    before.
 
-    Temperature 1, float32, so one log-prob fewer than there are ids.
+    The temperature is 1 and the type float32. There is one log-prob fewer than there are ids.
     """
 
     version: int
@@ -86,9 +87,9 @@ class WeightProof(Message, frozen=True):
     logprobs: tuple[float, ...]
 
     def rms_difference(self, logprobs: Sequence[float]) -> float:
-        """Root of the mean square of the differences between these log-probs and the proof's, in nats.
+        """Return the root mean square of the differences between these log-probs and the proof's, in nats.
 
-        Infinite where they do not compare.
+        It is infinite if the two cannot be compared.
         """
         if len(logprobs) != len(self.logprobs):
             return math.inf
@@ -97,7 +98,7 @@ class WeightProof(Message, frozen=True):
 
 
 class WeightStore:
-    """The published versions in one folder; the newest `keep` stay. One writer, any number of readers."""
+    """The published versions in one folder; the newest `keep` stay. It has one writer and any number of readers."""
 
     def __init__(self, folder: Path, *, keep: int = 2) -> None:
         self._folder = Path(folder)
@@ -106,7 +107,8 @@ class WeightStore:
     def publish(self, version: int, tensors: Mapping[str, torch.Tensor], **how: Any) -> PublishedWeights:
         """Write a version and prune old ones; `how` as in `tensor_file.write_tensors`. Name tied weights once.
 
-        Raises OSError where the disk refuses and ValueError for what are no floats; nothing of it is visible then.
+        Raises OSError if the disk refuses, and ValueError for tensors that are not floats. Readers see nothing of it
+        then.
         """
         from ftis_node.workers.weights.tensor_file import write_tensors
 
@@ -114,7 +116,7 @@ class WeightStore:
         with complete_folder(target, sync=False) as temporary:
             if self._keep > 1 and (spent := take_oldest(self._folder, PREFIX, beyond=self._keep - 1)) is not None:
                 old = spent / WEIGHTS_FILE
-                if old.exists() and old.stat().st_nlink == 1:  # nobody else holds it by a name of their own
+                if old.exists() and old.stat().st_nlink == 1:  # no other object refers to it under another name
                     os.replace(old, temporary / WEIGHTS_FILE)
                 shutil.rmtree(spent)
             checksums = write_tensors(temporary / WEIGHTS_FILE, tensors, **how)
@@ -124,7 +126,7 @@ class WeightStore:
     def publish_adapter(
         self, version: int, tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any], **how: Any
     ) -> PublishedWeights:
-        """As `publish`, for an adapter under peft's names, with peft's `config`."""
+        """Publish an adapter under peft's names, with peft's `config`, as `publish` does."""
         from ftis_node.workers.weights.tensor_file import write_tensors
 
         target = self._target(version)
@@ -135,12 +137,12 @@ class WeightStore:
         return _published(target, checksums)
 
     def newest(self) -> PublishedWeights | None:
-        """The newest complete version, with the checksums of what its file holds now; None before the first."""
+        """Return the newest complete version, with the checksums of what its file holds now; None before the first."""
         newest = newest_complete(self._folder, PREFIX)
         return None if newest is None else _published(newest, file_checksums(_file_in(newest)))
 
     def load(self, version: int) -> dict[str, torch.Tensor]:
-        """The tensors of a version, on the CPU. Raises ModelError where it is not there or damaged."""
+        """Return the tensors of a version, on the CPU. Raises ModelError if it is missing or damaged."""
         from ftis_node.workers.weights.tensor_file import read_tensors
 
         target = self._target(version)
@@ -153,12 +155,12 @@ class WeightStore:
 
 
 def probe_token_ids(vocab_size: int, length: int = PROBE_LENGTH) -> tuple[int, ...]:
-    """Fixed ids below `vocab_size` (the tokenizer's length), spread over the vocabulary, the same on every machine."""
+    """Return fixed ids below `vocab_size` (the tokenizer's length), spread over the vocabulary and equal everywhere."""
     return tuple((index + 1) * PROBE_MULTIPLIER % 2**32 % vocab_size for index in range(length))
 
 
 def probe_logprobs(model: Any, probe_ids: Sequence[int]) -> tuple[float, ...]:
-    """Log-probs of `probe_ids[1:]` under a transformers model: one forward pass, softmax in float32."""
+    """Return log-probs of `probe_ids[1:]` under a transformers model: one forward pass, softmax in float32."""
     import torch
 
     ids = torch.tensor([list(probe_ids)], device=model.device)
@@ -169,15 +171,15 @@ def probe_logprobs(model: Any, probe_ids: Sequence[int]) -> tuple[float, ...]:
 
 
 def prove(model: Any, *, version: int, vocab_size: int) -> WeightProof:
-    """What the learner sends along with a version; `vocab_size` is the tokenizer's length."""
+    """Return the proof that the learner sends with a version; `vocab_size` is the tokenizer's length."""
     probe_ids = probe_token_ids(vocab_size)
     return WeightProof(version=version, probe_ids=probe_ids, logprobs=probe_logprobs(model, probe_ids))
 
 
 def find_difference(published: Mapping[str, int], held: Mapping[str, int]) -> str | None:
-    """What differs between the checksums of a version and of what an engine holds, in words that follow "the worker".
+    """Return how the checksums of a version and of an engine's tensors differ, in words that follow "the worker".
 
-    A tensor that one side alone has is left out: the engine holds it in another form, or the file names a tied one.
+    A tensor that only one side has is left out: the engine holds it in another form, or the file names a tied one.
     """
     known = published.keys() & held.keys()
     wrong = sorted(name for name in known if published[name] != held[name])
@@ -187,9 +189,9 @@ def find_difference(published: Mapping[str, int], held: Mapping[str, int]) -> st
 
 
 def file_checksums(path: Path) -> dict[str, int]:
-    """The checksums of a file's tensors by name, as `tensor_file.checksum` makes them, without torch.
+    """Return the checksums of a file's tensors by name, as `tensor_file.checksum` computes them, without torch.
 
-    Raises ModelError where the file is missing or damaged.
+    Raises ModelError if the file is missing or damaged.
     """
     header = read_header(path)
     spans = {name: entry["data_offsets"] for name, entry in header.tensors.items()}

@@ -1,9 +1,10 @@
-"""Safetensors files that are handed over after every step: written into one that may already be there, and read.
+"""Safetensors files for weights that are passed on after every step: a writer that overwrites an old file, and a
+reader.
 
-safetensors' own writer makes a copy of all bytes first and a new file each time. This one goes tensor by tensor,
-converting each on the way, into the pages that the previous version has left: fresh pages cost half as much again as
-the copying, and mapping the file more than that. Its reader (0.8.0, with torch 2.13) never gives back 64 bytes a
-tensor, which in a node that runs for weeks adds up to a gigabyte.
+The writer of safetensors copies all bytes first and creates a new file each time. This one converts and writes tensor
+by tensor, into the pages of the previous version. Fresh pages cost half as much again as the copy, and mapping the file
+costs more than that. The reader of safetensors (0.8.0, with torch 2.13) leaks 64 bytes a tensor. In a node that runs
+for weeks that adds up to a gigabyte.
 
 Format: the safetensors README, section "Format" (eight bytes of header length, a JSON header, the tensors' bytes).
 """
@@ -58,9 +59,9 @@ def write_tensors(
 ) -> dict[str, int]:
     """Write `tensors` by name as `dtype` (None: each its own), each after `change(name, tensor)` of the same shape.
 
-    With `locked` they are copied straight into the file's pages, where those can be locked. Returns the checksum of
-    each. A file that is there is written over. Raises ValueError for a dtype that the format has not, and where others
-    than floats were to become `dtype`; OSError where the disk is full: the file is then of no use.
+    With `locked` they are copied straight into the file's pages, if those can be locked. Returns the checksum of each.
+    An existing file is overwritten. Raises ValueError for a dtype that the format lacks, and for a tensor that is not
+    of floats if `dtype` is given. Raises OSError if the disk is full: the file is then unusable.
     """
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -94,7 +95,7 @@ def write_tensors(
 
 
 def _copy_all(data: Tensor, values: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
-    """Copy tensors one behind the other into `data`; it has them when this returns."""
+    """Copy tensors one after the other into `data`; the copies are complete when this returns."""
     checksums, start = {}, 0
     for name, value in values:
         checksums[name] = checksum(value)
@@ -107,10 +108,10 @@ def _copy_all(data: Tensor, values: Iterable[tuple[str, Tensor]]) -> dict[str, i
 
 
 def checksum(tensor: Tensor) -> int:
-    """Sum modulo 2^64 of a tensor's bytes as little-endian 64-bit words, the last one filled up with zeros.
+    """Return the sum modulo 2^64 of a tensor's bytes as little-endian 64-bit words, the last one padded with zeros.
 
-    It is exact, the same on every device, and any other value of one element changes it; words that change places do
-    not. A core sums 12 GB/s, where the CRC-32 of a checkpoint takes 2.
+    It is exact and the same on every device. Any other value of one element changes it, but words in another order do
+    not. A core sums 12 GB/s, while the CRC-32 of a checkpoint runs at 2 GB/s.
     """
     data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     whole = data.numel() // WORD_BYTES * WORD_BYTES
@@ -121,16 +122,16 @@ def checksum(tensor: Tensor) -> int:
 
 
 def _write_all(file: FileIO, data: memoryview) -> None:
-    """One write may take less than it is given, above 2 GiB always."""
+    """Write all bytes. One write may take fewer than it is given, and always does above 2 GiB."""
     while data:
         data = data[file.write(data) :]
 
 
 def read_tensors(path: Path, *, locked: LockedFiles | None = None) -> dict[str, Tensor]:
-    """The tensors of a file, on the CPU: views of one private mapping, whose pages are read when they are touched.
+    """Return the tensors of a file, on the CPU: views of one private mapping, whose pages are read on first use.
 
-    With `locked`, where the file's pages can be locked, they are views of the file itself and must not be changed.
-    Raises ModelError where the file is missing or damaged.
+    With `locked`, if the file's pages can be locked, they are views of the file itself and must not be changed. Raises
+    ModelError if the file is missing or damaged.
     """
     header = read_header(path)
     try:
