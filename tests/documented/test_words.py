@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 ALLOWED = {
     "deploy": (0, 2),
-    "docs": (113, 40),
+    "docs": (90, 12),
     "ftis_node": (1, 1),
-    "ftis_node/algorithms": (15, 39),
+    "ftis_node/algorithms": (0, 1),
     "ftis_node/cli": (29, 2),
     "ftis_node/config": (45, 9),
     "ftis_node/dashboard": (27, 2),

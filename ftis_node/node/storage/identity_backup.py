@@ -38,9 +38,9 @@ class Restored:
 
 
 def back_up_identity(home: Home, out: Path, *, passphrase: str | None, replace: bool) -> str:
-    """Writes the home's identity to the file `out` (0600) and returns its peer id.
+    """Write the home's identity to the file `out` (0600) and return its peer id.
 
-    Raises ConfigError where there is no sound identity, UsageError where `out` is there (unless `replace`) or cannot be
+    Raise ConfigError if there is no sound identity, UsageError if `out` exists (unless `replace`) or cannot be
     written.
     """
     identity = Identity.load(home.identity)
@@ -55,9 +55,9 @@ def back_up_identity(home: Home, out: Path, *, passphrase: str | None, replace: 
 
 
 def restore_identity(home: Home, source: Path, *, ask_passphrase: Callable[[], str], replace: bool) -> Restored:
-    """Puts the identity of a backup into a home on which no node runs; a key that was there is kept under another name.
+    """Put the identity of a backup into a home on which no node runs; a key that was there is kept under another name.
 
-    Raises UsageError and ConfigError: no readable backup, wrong passphrase, another identity in the home (unless
+    Raise UsageError and ConfigError: no readable backup, wrong passphrase, another identity in the home (unless
     `replace`); HomeInUseError where a node runs.
     """
     identity = unpack_backup(_read(source), name=str(source), ask_passphrase=ask_passphrase)

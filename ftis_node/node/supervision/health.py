@@ -64,7 +64,7 @@ class RunningLoops:
 
 
 def worker_problems(states: Mapping[str, str]) -> list[str]:
-    """A sentence for each worker that will not come back."""
+    """Return a sentence for each worker that will not come back."""
     given_up = [name for name, state in states.items() if state == "failed"]
     return [f"the {name} worker was given up: look into logs/{name}.log" for name in given_up]
 

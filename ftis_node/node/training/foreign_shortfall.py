@@ -24,7 +24,7 @@ class ForeignShortfall:
         self._plenty = 0  # of steps before, not yet left out
 
     def shares(self, own: int, foreign: int) -> tuple[int, int]:
-        """I and J as the next step takes them."""
+        """Return I and J for the next step."""
         extra = min(self.extra, foreign)
         return own + extra, foreign - extra
 

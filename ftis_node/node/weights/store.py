@@ -63,7 +63,7 @@ class HeldVersions:
         return found
 
     def put(self, file: Path, offer: WeightsOffer, signed: bytes) -> None:
-        """Takes a fetched file under its name, with what is said of it; whole and on the disk, or not there."""
+        """Take a fetched file under its name, with what is said of it; whole and on the disk, or not there."""
         with complete_folder(self._path(offer.version)) as temporary:
             os.replace(file, temporary / _file_name(offer))
             (temporary / OFFER_FILE).write_bytes(signed)
@@ -89,12 +89,12 @@ class HeldVersions:
             self.remove(older)
 
     def remove(self, version: int) -> None:
-        """Nothing is left of a version."""
+        """Remove all files of a version."""
         del self._offers[version]
         shutil.rmtree(self._path(version))
 
     def clear_partial(self, *, but: bytes) -> None:
-        """Removes partial files of versions that nobody waits for any longer; `but` is the hash of the one awaited."""
+        """Remove partial files of versions that are no longer wanted; `but` is the hash of the wanted one."""
         for path in self.partial.glob("*"):
             if path.stem != but.hex():
                 path.unlink()
