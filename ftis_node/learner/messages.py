@@ -40,7 +40,9 @@ LORA_LEARNING_RATE = 1e-4
 
 
 class LoraSettings(msgspec.Struct, frozen=True):
-    """The shape of an adapter; the defaults are the F-TIS paper's. `target_modules`: "all-linear" or module names."""
+    """The shape of an adapter; the defaults are those of the F-TIS paper. `target_modules`: "all-linear" or module
+    names.
+    """
 
     rank: int = 128
     alpha: int = 256
@@ -113,13 +115,13 @@ class LearnerBoot(Message, frozen=True):
 
     @property
     def effective_learning_rate(self) -> float:
-        """The given rate, or the paper's for what is trained."""
+        """Return the given rate, or the paper's for what is trained."""
         if self.learning_rate is not None:
             return self.learning_rate
         return FULL_LEARNING_RATE if self.lora is None else LORA_LEARNING_RATE
 
     def learning_rate_at(self, step: int) -> float:
-        """The rate of step `step`, as the schedule has it."""
+        """Return the rate of step `step` by the schedule."""
         return learning_rate(self.schedule, step, peak=self.effective_learning_rate)
 
 
@@ -132,6 +134,11 @@ class TrainGroup(msgspec.Struct, frozen=True):
 
     Groups of one `advantage_key` share their mean and deviation. In the vertical mode each group has its own key
     (prompt and sender), in the horizontal mode the prompt's.
+
+    `own`: this node signed the group. `of_own_weights`: another node signed it, the operator trusts that node, and it
+    sampled with this node's weights. The learner then measures it as an own group, and judges it as a peer's. `sender`
+    is the peer id of the signer, a label only; a peer's group without one is its own sender. Advantages are multiplied
+    by `weight`.
     """
 
     group_id: str
@@ -254,7 +261,7 @@ class CheckRequest(Message, frozen=True):
 
 
 class CheckReply(Message, frozen=True):
-    """It was measured or dropped: the report of the next step says."""
+    """The group was measured or dropped: the report of the next step says which."""
 
 
 class AuditRequest(Message, frozen=True):
@@ -278,7 +285,7 @@ class ExportRequest(Message, frozen=True):
 
 
 class ExportReply(Message, frozen=True):
-    """It lies at `out`, trained for `step` steps."""
+    """The export is in the folder `out`, trained for `step` steps."""
 
     out: str
     step: int

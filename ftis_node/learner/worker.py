@@ -87,7 +87,7 @@ class ModelThread:
 
 @asynccontextmanager
 async def build(boot: LearnerBoot, emit: Emitter) -> AsyncIterator[Handlers]:
-    """A learner made from `boot`, with its handlers; saved at the end where its newest step is not on disk."""
+    """Build a learner from `boot`, with its handlers; at the end save its newest step if it is not on disk."""
     with start_ranks(boot.num_processes) as address, closing(ModelThread()) as thread:
         learner = await thread.work(lambda between: _open(boot, address, emit), emit)
         saving = asyncio.create_task(_save_while_idle(boot, thread, learner, emit))
@@ -113,7 +113,7 @@ async def build(boot: LearnerBoot, emit: Emitter) -> AsyncIterator[Handlers]:
 
 
 async def _save_while_idle(boot: LearnerBoot, thread: ModelThread, learner: Learner, emit: Emitter) -> None:
-    """Begins the checkpoint of the newest step when it is due, though no next step comes."""
+    """Begin the checkpoint of the newest step when it is due, even if no next step comes."""
     while boot.checkpoint_every_steps is None:
         await asyncio.sleep(IDLE_LOOK_S)
         try:

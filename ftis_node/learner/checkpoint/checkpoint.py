@@ -209,7 +209,7 @@ def tidy(folder: Path, damaged: Sequence[CheckpointSkipped]) -> None:
 
 @torch.no_grad()
 def restore_weights(checkpoint: Checkpoint, trainable: Mapping[str, Parameter]) -> None:
-    """Put the weights back where they were."""
+    """Copy the weights of a checkpoint into the model."""
     for name, parameter in trainable.items():
         parameter.copy_(part_like(parameter, checkpoint.weights[name]))
 
@@ -225,7 +225,7 @@ def restore_optimizer(
 
 
 def _random_states() -> dict[str, Tensor]:
-    """Of the processor, and of the GPU where this process has one in use."""
+    """Return the random states of the CPU, and of the GPU if this process uses one."""
     states = {RANDOM_STATE: torch.get_rng_state()}
     if _uses_gpu():
         states[CUDA_RANDOM_STATE] = torch.cuda.get_rng_state()

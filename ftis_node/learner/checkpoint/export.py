@@ -78,7 +78,7 @@ def write_weights(
 
 
 def adapter_state(policy: Policy) -> dict[str, Tensor]:
-    """The adapter's weights, whole, under the names of the adapted model. All ranks call it, and each gets them."""
+    """Return the adapter's full weights, under the names of the adapted model, on every rank. All ranks call it."""
     assert policy.adapted is not None
     return {name: whole(value).cpu() for name, value in policy.adapted.state_dict().items() if ".lora_" in name}
 

@@ -66,7 +66,7 @@ class Publisher:
             self.way, self.fell_back = "pinned", reason
 
     def write(self, policy: Policy, *, version: int) -> PublishedWeights:
-        """The weights of `version` in a file, whatever the way is. Raises OSError where the disk refuses."""
+        """Write the weights of `version` to a file, whatever the way is. Raises OSError if the disk refuses."""
         with gathering_of(policy, form=self._form) as gathering:
             dtype = policy.compute_dtype
             if self._form == "adapter":
@@ -83,7 +83,7 @@ class Publisher:
         return replace(weights, way="file" if why_not else "pinned", fell_back=self.fell_back or why_not)
 
     def close(self) -> None:
-        """Unlock what is locked."""
+        """Unlock all pages."""
         if self._locked is not None:
             self._locked.close()
 

@@ -42,7 +42,7 @@ class CheckpointSaver:
         self._not_before = clock()
 
     def goes_on_at(self, step: int) -> None:
-        """The newest checkpoint on disk is of `step`."""
+        """Note that the newest checkpoint on disk is of `step`."""
         self.saved_step = self.begun_step = step
 
     @property
@@ -58,11 +58,11 @@ class CheckpointSaver:
         return unsaved > 0 and (self._clock() >= self._not_before or unsaved >= MAX_UNSAVED_STEPS)
 
     def expire(self) -> None:
-        """The pause after the last checkpoint is over."""
+        """End the pause after the last checkpoint."""
         self._not_before = self._clock()
 
     def begin(self, step: int, write: Callable[[], object]) -> None:
-        """Have `write()` called in the thread, after the one before. Raises what that one raised."""
+        """Have the thread call `write()`, after the checkpoint before. Raises what that one raised."""
         self.wait()
         self.begun_step = step
         self._writing = self._thread.submit(self._write, step, write)
@@ -82,19 +82,19 @@ class CheckpointSaver:
             self.waited_s += self._clock() - began_at
 
     def raise_failure(self) -> None:
-        """As `wait`, where writing has ended already; else nothing."""
+        """Raise as `wait` does, if writing has ended already; else do nothing."""
         if self._writing is not None and self._writing.done():
             self.wait()
 
     def pause(self, between: Callable[[], object]) -> None:
-        """Until nothing is written any more, with `between()` called meanwhile; a failure is kept for `wait`."""
+        """Wait until nothing is written any more, calling `between()` meanwhile; a failure is kept for `wait`."""
         began_at = self._clock()
         while self._writing is not None and wait([self._writing], timeout=LOOK_S).not_done:
             between()
         self.waited_s += self._clock() - began_at
 
     def close(self) -> None:
-        """End the thread when what it writes is written."""
+        """Finish the present write and end the thread."""
         self._thread.shutdown()
 
     def _write(self, step: int, write: Callable[[], object]) -> None:

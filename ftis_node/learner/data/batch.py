@@ -73,12 +73,12 @@ class TrainBatch:
 
     @property
     def num_tokens(self) -> int:
-        """Completion tokens."""
+        """Return the number of completion tokens."""
         return int(self.mask.sum())
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each completion with its prompt, `[N]`."""
+        """Return the tokens of each completion with its prompt, `[N]`."""
         return [len(prompt) + len(ids) for prompt, ids in zip(self.prompts, self.completions, strict=True)]
 
     def sampled_by(self, version: int) -> Tensor:

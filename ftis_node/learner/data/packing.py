@@ -45,7 +45,7 @@ def make_packed_micro_batches(batch: TrainBatch, *, max_tokens: int, shares_prom
 
 
 def _groups(batch: TrainBatch, shares_prompts: bool) -> list[list[int]]:
-    """Rows of the batch, not those without tokens, by the prompt that they share."""
+    """Return the rows of the batch by the prompt that they share, without rows that have no tokens."""
     numbers = batch.group_ids.tolist() if shares_prompts else range(len(batch.completions))
     groups: dict[int, list[int]] = {}
     for row, number in enumerate(numbers):
@@ -55,7 +55,7 @@ def _groups(batch: TrainBatch, shares_prompts: bool) -> list[list[int]]:
 
 
 def _cut(batch: TrainBatch, rows: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """The rows of one prompt in parts that fit, the parts of about one length."""
+    """Return the rows of one prompt in parts that fit, of about equal length."""
     longest_first = sorted(rows, key=lambda row: (-len(batch.completions[row]), row))
     parts: list[list[int]] = []
     for row in longest_first:
@@ -68,12 +68,12 @@ def _cut(batch: TrainBatch, rows: Sequence[int], max_tokens: int) -> list[list[i
 
 
 def _length(batch: TrainBatch, rows: Sequence[int]) -> int:
-    """Positions of one prompt and these completions."""
+    """Return the positions of one prompt and these completions."""
     return len(batch.prompts[rows[0]]) + sum(len(batch.completions[row]) - 1 for row in rows)
 
 
 class _Row:
-    """A row being filled."""
+    """A row that is being filled."""
 
     def __init__(self) -> None:
         self.length = 0

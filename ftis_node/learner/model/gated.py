@@ -51,13 +51,13 @@ class Gated(Function):
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
-        """Keeps its inputs alone."""
+        """Save only the inputs."""
         ctx.save_for_backward(gate, up)
         return functional.silu(gate).mul_(up)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        """Silu is made again."""
+        """Compute silu again."""
         gate, up = ctx.saved_tensors
         return _gated_backward(gradients[0], gate, up, functional.silu(gate))
 
@@ -67,13 +67,13 @@ class GatedLinear(Function):
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor, weight: Tensor) -> Tensor:
-        """Keeps its inputs alone."""
+        """Save only the inputs."""
         ctx.save_for_backward(gate, up, weight)
         return functional.linear(functional.silu(gate).mul_(up), weight)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Silu and the product are made again."""
+        """Compute silu and the product again."""
         gate, up, weight = ctx.saved_tensors
         gradient = gradients[0]
         silu = functional.silu(gate)

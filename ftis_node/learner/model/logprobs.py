@@ -69,12 +69,12 @@ class EntropyMeter:
         self._num_tokens = 0
 
     def add(self, entropies: Tensor) -> None:
-        """Of some tokens, `[M]`."""
+        """Add the entropies of some tokens, `[M]`."""
         self._sum += float(entropies.double().sum())
         self._num_tokens += entropies.numel()
 
     def share(self, ranks: Ranks) -> None:
-        """Rank 0 takes over what the others have."""
+        """Move the sums of all ranks to rank 0."""
         totals = torch.tensor([self._sum, self._num_tokens], dtype=torch.float64)
         ranks.add_up(totals)
         self._sum, self._num_tokens = (float(totals[0]), int(totals[1])) if ranks.rank == 0 else (0.0, 0)
@@ -118,7 +118,7 @@ class HeadLogprobs(Function):
         chunk_tokens: int,
         entropies: EntropyMeter | None = None,
     ) -> Tensor:
-        """Chunk by chunk."""
+        """Compute chunk by chunk."""
         exact = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         logprobs = hidden.new_empty(len(target_ids), dtype=exact)
         logsumexp = torch.empty_like(logprobs)
@@ -135,7 +135,7 @@ class HeadLogprobs(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Tokens with a gradient alone are computed again."""
+        """Compute only tokens with a gradient again."""
         hidden, weight, target_ids, logsumexp = ctx.saved_tensors
         needs_hidden, needs_weight, *_ = ctx.needs_input_grad
         rows = gradients[0].nonzero()[:, 0]

@@ -77,7 +77,7 @@ class Policy:
         return "packed rows" if self.packs else "padded rows"
 
     def trainable(self) -> dict[str, Parameter]:
-        """What is trained, by name; the optimiser moves its masters."""
+        """Return the trained tensors by name; the optimizer moves their masters."""
         return {name: value for name, value in self.causal_lm.named_parameters() if value.requires_grad}
 
     @property
@@ -92,11 +92,11 @@ class Policy:
         return sum(value.numel() for value in self.trainable().values())
 
     def compute(self, work: Callable[[Any], Result]) -> Result:
-        """`work(causal_lm)`. All that runs the model goes through here, on all ranks at once."""
+        """Return `work(causal_lm)`. All code that runs the model calls this, on all ranks at once."""
         return work(self.causal_lm) if self.root is None else self.root(work)
 
     def logprobs(self, micro_batch: MicroBatch) -> Tensor:
-        """Log-probs `[M]` of a micro-batch's completion tokens."""
+        """Return log-probs `[M]` of a micro-batch's completion tokens."""
         return self.compute(
             lambda model: completion_logprobs(
                 model,
@@ -252,7 +252,7 @@ def recompute_activations(causal_lm: Any) -> bool:
 
 
 def _has_dropout(causal_lm: Any) -> bool:
-    """Whether a module or a setting has a dropout above 0."""
+    """Return whether a module or a setting has a dropout above 0."""
     settings = causal_lm.config.to_dict()
     rates = [value for name, value in settings.items() if "dropout" in name or name.endswith("_pdrop")]
     rates += [module.p for module in causal_lm.modules() if isinstance(module, torch.nn.Dropout)]

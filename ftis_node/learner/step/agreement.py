@@ -112,7 +112,7 @@ def _slots(batch: TrainBatch) -> Tensor:
 
 
 def _cosine(one: Tensor, other: Tensor) -> float | None:
-    """None where one of them is 0, or not finite."""
+    """Return the cosine; None if one of them is 0, or not finite."""
     norms = float(one.norm() * other.norm())
     value = float((one * other).sum()) / norms if norms > 0 else float("nan")
     return max(-1.0, min(1.0, value)) if value == value else None

@@ -161,7 +161,7 @@ def _two_passes(
     between: StepCallback,
     ranks: Ranks,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """As `_one_pass`, for a loss that ties completions together."""
+    """Compute as `_one_pass` does, for a loss that ties completions together."""
     _fill(logprobs, forward, micro_batches, between, ranks)
     _check(logprobs, "a learner log-prob")
     gradient = _gradient_of(logprobs, loss_of).view(-1)
