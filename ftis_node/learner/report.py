@@ -34,9 +34,10 @@ def report_of(
     micro_batch_tokens: int,
     out_of_memory: int,
 ) -> StepReport:
-    """The report of step `step`; `version_before` is the policy version that the step started from.
+    """Return the report of step `step`; `version_before` is the policy version that the step started from.
 
-    The mismatch is that of the batch's own tokens of this version; where it has none, `checked`, the check group's.
+    The mismatch is that of the batch's own tokens of this version. If it has none, the check group's (`checked`) is
+    used.
     """
     first = outcome.first
     tokens = batch.sampled_by(version_before)

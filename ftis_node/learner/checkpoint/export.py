@@ -1,4 +1,4 @@
-"""The trained model in the hub's format: by the learner at work, or out of its home while it works or rests."""
+"""Export of the trained model in the hub's format, by the running learner or from its home."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ MAX_FILE_BYTES: Final = 5 * 10**9
 
 
 def export_policy(policy: Policy, out: Path, *, merge: bool) -> None:
-    """Write `policy` to the folder `out`; `merge` False: the LoRA adapter alone, where there is one.
+    """Write `policy` to the folder `out`; with `merge` False only the LoRA adapter, if there is one.
 
-    Raises ConfigError where `out` exists and is not an empty folder.
+    Raises ConfigError if `out` exists and is not an empty folder.
     """
     if merge or policy.adapted is None:
         with gathering_of(policy) as gathering:

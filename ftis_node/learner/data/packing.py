@@ -1,10 +1,10 @@
-"""Micro-batches without padding: sequences lie end to end in one row, and a group's prompt lies there once.
+"""Micro-batches without padding: sequences are end to end in one row, and a group's prompt occurs there once.
 
     prompt p1 p2 p3 | a1 a2 | b1 | c1 c2 c3        a, b, c see the prompt and themselves, not each other
 
 With G completions the prompt goes through the model once and not G times. A completion's last token predicts nothing
-and is left out. Whole groups are packed, longest first, each into the first row that has room; a group that is longer
-than a row's budget is cut between completions, and its prompt lies in each part.
+and is left out. Whole groups are packed, longest first, each into the first row with enough space. A group that is
+longer than a row's budget is cut between completions, and each part contains its prompt.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def make_packed_micro_batches(batch: TrainBatch, *, max_tokens: int, shares_prompts: bool = True) -> list[MicroBatch]:
-    """Rows of at most `max_tokens` positions; a completion that is longer with its prompt gets a row of its own.
+    """Return rows of at most `max_tokens` positions. A completion that is longer with its prompt gets a separate row.
 
     Without `shares_prompts` each completion has its prompt before it.
     """

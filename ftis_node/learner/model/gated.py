@@ -2,9 +2,9 @@
 
     down(silu(gate(x)) * up(x))        kept: gate(x), up(x)        made again: silu, the product
 
-Left to itself autograd keeps the input of every operation, here four tensors of the widest size in the model, most of
-what a layer keeps. Making two of them again costs two elementwise passes and no matrix product. Where the last map is
-not one plain matrix (it carries an adapter), it keeps its own input, the product, and three of four remain.
+By default autograd keeps the input of every operation. Here that is four tensors of the widest size in the model, most
+of what a layer keeps. Computing two of them again costs two elementwise passes and no matrix product. If the last map
+is not one plain matrix (it has an adapter), it keeps its input, the product, and three of four remain.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PARTS = ("gate_proj", "up_proj", "down_proj", "act_fn")
 def save_memory(causal_lm: nn.Module) -> int:
     """Have all gated blocks of `causal_lm` with SiLU computed this way, by transformers' names of their parts.
 
-    Returns how many there are. Values are the same to the bit, gradients to rounding.
+    Returns how many there are. Values are identical, gradients equal up to rounding.
     """
     found = [module for module in causal_lm.modules() if all(hasattr(module, part) for part in PARTS)]
     gated = [module for module in found if _is_silu(module.act_fn)]

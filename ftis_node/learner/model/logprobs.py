@@ -1,14 +1,14 @@
 """Log-probs of the completion tokens under the model being trained.
 
-The output head is where memory goes: a vocabulary of 150,000 in float32 is 0.6 MB a token. So the decoder runs alone,
-only the positions that predict a completion token are taken from its output, and the head is applied to them in chunks
-whose logits are thrown away and made again in the backward pass. There the gradient is written down, not derived:
+The output head needs the most memory: a vocabulary of 150,000 in float32 is 0.6 MB a token. So the decoder runs alone,
+and only the positions that predict a completion token are taken from its output. The head is applied to them in chunks,
+whose logits are discarded and computed again in the backward pass. Its gradient is explicit:
 
     dlp_t / dlogits = onehot(token) - softmax(logits)
 
-so one buffer of a chunk's logits is all that is ever held, and tokens whose share of the loss is zero (filtered, or
-without advantage) are left out. Log-sum-exp is in float32, or better, whatever the head computes in. Log-probs are
-those of the full softmax at the sampling temperature, as generators report them.
+so only one buffer of a chunk's logits is in memory. Tokens with a gradient of zero (filtered, or without advantage) are
+left out. Log-sum-exp is in float32 or better, whatever type the head uses. Log-probs are those of the full softmax at
+the sampling temperature, as generators report them.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from ftis_node.learner.data.batch import MicroBatch
     from ftis_node.learner.distributed.ranks import Ranks
 
-HEAD_CHUNK_TOKENS = (
-    512  # 0.3 GB of float32 logits at a vocabulary of 150,000; on a GPU as many as the plan has room for
-)
+HEAD_CHUNK_TOKENS = 512  # 0.3 GB of float32 logits at a vocabulary of 150,000; on a GPU the memory plan sets it
 
 
 def completion_logprobs(
@@ -82,7 +80,7 @@ class EntropyMeter:
         self._sum, self._num_tokens = (float(totals[0]), int(totals[1])) if ranks.rank == 0 else (0.0, 0)
 
     def take(self) -> float | None:
-        """The mean, None without tokens; then it begins anew."""
+        """Return the mean, None without tokens, and reset the meter."""
         mean = self._sum / self._num_tokens if self._num_tokens else None
         self._sum, self._num_tokens = 0.0, 0
         return mean

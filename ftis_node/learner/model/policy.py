@@ -1,8 +1,8 @@
 """The model being trained: in full, or a LoRA adapter on a frozen model.
 
-Precision. The model, and an adapter on it, is held and computed in `dtype`, as engines hold it. Where that is bfloat16
-what is trained has float32 masters besides (`masters.py`), because an update at a learning rate of 1e-6 is smaller than
-bfloat16 can add to a weight.
+The model and its adapter are held and computed in `dtype`, as engines hold them. If that is bfloat16, trained weights
+have float32 masters as well (`masters.py`). An update at a learning rate of 1e-6 is smaller than bfloat16 can add to a
+weight.
 
 The model stays in eval mode: two passes over a batch must agree, so there is no dropout. Layers whose activations are
 recomputed in the backward pass are the exception, since transformers does that in training mode only.
@@ -44,9 +44,9 @@ Result = TypeVar("Result")
 
 log = logging.getLogger(__name__)
 
-ADAPTER = "default"  # peft's name for the only adapter
-# Nats, on average over the probe. In bfloat16 a logit of 20 is rounded to a multiple of 0.125, so single log-probs may
-# differ by that much between two ways of computing them; a soft cap or a logit scale moves them by far more.
+ADAPTER = "default"  # peft's name for the only adapter.
+# Nats, on average over the probe. In bfloat16 a logit of 20 is a multiple of 0.125: single log-probs may
+# differ by that much between two ways of computing them. A soft cap or a logit scale moves them by far more.
 LOGITS_TOLERANCE = 0.25
 
 
@@ -54,10 +54,9 @@ LOGITS_TOLERANCE = 0.25
 class Policy:
     """`causal_lm` is the transformers model; with LoRA its linear layers carry the adapter that `adapted` wraps.
 
-    `packs`: it computes packed rows (see `choose_layout`). `entropies`: where that is asked
-    for, takes those of all log-probs that are computed with a gradient. `root` is there where the model is spread over
-    ranks (`shards.py`): its weights are whole inside of it alone. `head_chunk_tokens` go through the head
-    at once. `kernels` compute its layers (`kernels.py`).
+    `packs`: it computes packed rows (see `choose_layout`). `entropies`, if set, takes the entropies of all log-probs
+    that are computed with a gradient. `root` is set if the model is spread over ranks (`shards.py`): only inside it are
+    the weights whole. `head_chunk_tokens` go through the head at once. `kernels` compute its layers (`kernels.py`).
     """
 
     source: ModelSource
