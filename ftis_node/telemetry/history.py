@@ -109,7 +109,7 @@ class HistoryBuilder:
         self._damaged_lines = 0
 
     def add(self, line: bytes) -> str | None:
-        """One line; gives the event's name, or None for a damaged one."""
+        """Add one line; return the event's name, or None if the line is damaged."""
         name = event_name(line)
         try:
             if name == "step":
@@ -166,7 +166,7 @@ def event_name(line: bytes) -> str | None:
 
 
 def _event_or_none(line: bytes) -> dict[str, Any] | None:
-    """None for a line whose head could be read, and no more of it."""
+    """Return the event; None if only the head of the line could be read."""
     try:
         return read_event(line)
     except ValueError:
@@ -205,6 +205,6 @@ def evaluation_point(event: dict[str, Any]) -> EvaluationPoint:
 
 
 def _finite(value: Any) -> Any:
-    """A number as it is; None for anything else."""
+    """Return a finite number; None for anything else."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return value if is_number and math.isfinite(value) else None

@@ -209,7 +209,7 @@ class TrainLoop:
         )
 
     def _weigh_peers(self, report: StepReport, batch: Sequence[TrainGroup]) -> None:
-        """What the step says of the peers' agreement counts from the next one on; the trail has what counted in it."""
+        """Apply the peers' agreement in a step from the next step on; record the weights that applied in this one."""
         if self._context.manifest.method.peer_weights is None or report.repeated:
             return
         weights = {group.sender: round(group.weight, 4) for group in batch if not group.own}

@@ -48,7 +48,7 @@ class SwarmLogMessages:
     ) -> Iterator[Line]:
         """Yield the log lines for these facts. `clock_skew_s`: the peers' clocks less ours; None before one was met.
 
-        `advice`: what to do where most members speak a newer version of the wire; said once a start.
+        `advice`: what to do if most members have a newer wire version; logged once a start.
         """
         said = (str(state.state), _gist(state))
         if said != self._said and state.state is not SwarmPhase.STARTING:

@@ -91,7 +91,7 @@ class ProcessNodeFactory:
         return self._network.listen_addresses
 
     def arrange(self, settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> WorkerPlacement:
-        """As the memory plan has it. Raise MachineError if the model does not fit, ConfigError for GPUs.
+        """Apply the memory plan. Raise MachineError if the model does not fit, ConfigError for GPUs.
 
         The plan is for two workers on one machine; one alone has all that the settings give it.
         """
@@ -158,7 +158,7 @@ class ProcessNodeFactory:
 
 
 def gossip_limits(settings: NodeSettings, manifest: RunManifest) -> GossipLimits:
-    """What this node takes from its peers and gives to them."""
+    """Return the limits of what this node takes from its peers and gives to them."""
     return GossipLimits(
         max_announcement_bytes=MAX_ANNOUNCEMENT_BYTES,
         max_body_bytes=manifest.wire.max_envelope_bytes,

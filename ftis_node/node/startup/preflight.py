@@ -115,7 +115,7 @@ def check_saved(home: Home, source: ModelSource, settings: NodeSettings, *, step
 
 
 def checkpoint_bytes(source: ModelSource, settings: NodeSettings) -> int:
-    """What one checkpoint takes: weights in float32 and Adam's moments, of all weights or of the adapter."""
+    """Return the bytes of one checkpoint: float32 weights and Adam's moments, of all weights or of the adapter."""
     num_trained = parameter_count(source)
     if settings.lora:
         with suppress(ModelError):  # of a model that cannot be planned it is at most as much

@@ -147,7 +147,7 @@ def own_manifest(home: Home, *, is_given: bool) -> RunManifest | None:
 
 
 def _check_same_run(manifest: RunManifest, own: RunManifest | None, home: Home) -> None:
-    """A home holds the checkpoints and groups of one run."""
+    """Raise if the home belongs to another run: it holds the checkpoints and groups of one."""
     if own is not None and own.run_id != manifest.run_id:
         raise ConfigError(
             f"{home.root} belongs to run {own.name} ({own.run_id[:12]}, task {own.task}), not to {manifest.name} "

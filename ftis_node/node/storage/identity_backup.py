@@ -86,7 +86,7 @@ def _read(source: Path) -> bytes:
 
 
 def _present(path: Path) -> Identity | None:
-    """What is there; None for nothing, and for what no node could use."""
+    """Return the present identity; None if there is none, or none that a node could use."""
     try:
         return Identity.load(path)
     except ConfigError:
@@ -94,7 +94,7 @@ def _present(path: Path) -> Identity | None:
 
 
 def _keep(path: Path) -> Path | None:
-    """A second name for the key that is there, so that no moment is without one."""
+    """Link the present key to a second name, so that a key exists at each moment."""
     if not path.exists():
         return None
     kept = path.with_name(f"{path.name}.{time.strftime(KEPT_NAME, time.gmtime())}")
@@ -104,7 +104,7 @@ def _keep(path: Path) -> Path | None:
 
 
 def _go_on_numbering(replay: Path, identity: Identity) -> None:
-    """Sees to it that the next group's number is none that this identity has used."""
+    """Set the next group's number above any that this identity has used."""
     if replay.exists():
         reader = ReplayReader(replay)
         try:

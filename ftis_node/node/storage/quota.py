@@ -56,7 +56,7 @@ def num_versions(settings: NodeSettings, way: Way = "file") -> int:
 
 
 def version_bytes(settings: NodeSettings, source: ModelSource) -> int:
-    """What one hand-over of new weights takes."""
+    """Return the bytes of one hand-over of new weights."""
     if serves_adapters(settings):
         num_values = read_shape(source).adapter_parameters(settings.lora_adapter.rank)
     else:

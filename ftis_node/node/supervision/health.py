@@ -70,7 +70,7 @@ def worker_problems(states: Mapping[str, str]) -> list[str]:
 
 
 def not_ready(states: Mapping[str, str], *, swarm_state: str, swarm_reason: str) -> str:
-    """Why the node cannot contribute yet; "" where it can. The first node of a swarm is ready without any peer."""
+    """Return why the node cannot contribute yet; "" if it can. The first node of a swarm is ready without any peer."""
     for name, state in states.items():
         if state not in ("ready", "off"):
             return f"the {name} worker is {state}"

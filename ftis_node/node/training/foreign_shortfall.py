@@ -29,7 +29,7 @@ class ForeignShortfall:
         return own + extra, foreign - extra
 
     def note(self, wanted: int, senders: Sequence[str]) -> None:
-        """A step starts that takes up to `wanted` foreign groups; `senders` made those that are there, a name a group.
+        """Note the start of a step of up to `wanted` foreign groups; `senders` has the sender of each present group.
 
         More than were wanted is a plenty only where so many came since the last step: a stock is used up.
         """

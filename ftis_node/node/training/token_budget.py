@@ -69,5 +69,5 @@ class GenerateBudget:
 
 
 def generate_budget(limits: BudgetSection, *, num_tokens: int, num_groups: int) -> GenerateBudget:
-    """Of a node whose home has so many own tokens in so many own groups."""
+    """Return the budget of a node whose home has so many own tokens in so many own groups."""
     return GenerateBudget(limits.generate_tokens, num_tokens=num_tokens, num_groups=num_groups)

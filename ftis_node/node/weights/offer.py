@@ -169,7 +169,7 @@ class OfferLoop:
         del self._asked_at[version]
 
     async def give(self, peer_id: str, data: bytes) -> AsyncGenerator[bytes, None]:
-        """Items for a question: none for what is not held, or not for this peer.
+        """Return items for a question: none for a version that is not held, or not for this peer.
 
         Raise RecordError for a malformed one.
         """
@@ -244,7 +244,7 @@ def digests_of(path: Path, *, chunk_bytes: int = MAX_CHUNK_BYTES) -> Digests:
 
 
 def _hold(file: Path, path: Path, *, afresh: bool) -> None:
-    """A second name for the file; `afresh`: what a former life of the node held goes first."""
+    """Link the file to a second name; `afresh`: first remove what a former start held."""
     if afresh:
         shutil.rmtree(path.parent, ignore_errors=True)
     path.parent.mkdir(exist_ok=True)
