@@ -1,6 +1,6 @@
 """The durable replay buffer: admission, choosing a step's groups, release. Each method is one transaction.
 
-Everything here blocks on the disk: the daemon calls it in one thread of its own. `lifecycle.py` draws the states.
+Every method blocks on the disk, so the daemon calls them in one dedicated thread. `lifecycle.py` draws the states.
 """
 
 from __future__ import annotations
@@ -371,7 +371,7 @@ class ReplayBuffer:
 
 
 def _text_token_ids(accepted: Accepted) -> tuple[tuple[int, ...], ...]:
-    """Return the ids that this node gave the texts of a group; none for a group with tokens of its own."""
+    """Return the ids that this node gave the texts of a group; none for a group that came with tokens."""
     if accepted.retells is None:
         return ()
     return tuple(tuple(ids.tolist()) for ids in accepted.group.tokens.ids_of_each())

@@ -1,7 +1,7 @@
-"""A checksum of what this node has noted about a group: a disk may turn a bit of it, and SQLite's check sees nothing.
+"""Checksum of this node's data about a group: a disk may flip a bit of it, and SQLite's check does not notice.
 
-The envelope is covered by its id, which is its hash. Beside it stand the prompt's ids, made here, the rewards, found
-here, and what the choice of a step goes by; a wrong one would be trained on, or end the learner.
+The envelope is covered by its id, which is its hash. The checksum covers the prompt's ids and the rewards, both made
+here, and the data by which a step chooses. A wrong one would be trained on, or end the learner.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Groups that the learner fails on: a poison message, which would come back into each next step and end that as well.
+"""Poison messages: groups that fail the learner, and would come back into each next step and fail it as well.
 
-Whatever the fault (a bug that one length brings out, a kernel that the machine kills for its memory), a group whose
-steps failed `MAX_FAILED_STEPS` times is released, with those that were in all of these steps beside it. The count is on
-disk, for a failed request ends the node too, and its next start takes the same groups.
+A group whose steps failed `MAX_FAILED_STEPS` times is released, with the groups that were in all of these steps. The
+cause does not matter: a bug at one length, or a kernel that kills the process for its memory. The count is on disk,
+because a failed request ends the node too, and its next start takes the same groups.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The running numbers of groups that were pruned: an old envelope is refused although nobody keeps it any more.
+"""Running numbers of pruned groups: an old envelope is refused although its group is no longer kept.
 
-Per sender the numbers are kept as intervals, which run together as its groups come and go in about their order, so that
-a peer costs a row or two however much it sends. Where a sender leaves many gaps, the lowest are closed: numbers that
-old count as used. Rows are bounded in all; the ones longest untouched go first. What is forgotten so is still refused
-by its age.
+The numbers of each sender are kept as intervals. They merge as its groups come and go roughly in order, so a peer
+costs a row or two however much it sends. If a sender leaves many gaps, the lowest are closed: old numbers then count as
+used. The total of rows is bounded; the least recently touched go first. A group forgotten so is still refused by its
+age.
 """
 
 from __future__ import annotations

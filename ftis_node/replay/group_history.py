@@ -3,11 +3,11 @@
     history = read_group_history(Home(path), "a1b2c3d4")   # replay buffer, event trail, task, tokenizer
     history.prompt.text, history.completions[0].text, history.verdict, history.used
 
-Everything is read from the home of a running or stopped node and nothing is changed. The prompt is made again from the
-task, as the door did before it compared the two. Texts need the model's tokenizer, which lies in its folder; where it
-is not at hand there are ids, and `texts_missing` says why.
+All data is read from the home of a running or stopped node, and nothing is changed. The prompt is made again from the
+task, as validation did before it compared the two. Texts need the model's tokenizer, which is in its folder. If it is
+missing, the history has ids, and `texts_missing` has the reason.
 
-Text of peers is handed over as it came: whoever shows it escapes it (`telemetry/terminal_text.py`).
+Text of peers is returned unchanged: the code that prints it must escape it (`telemetry/terminal_text.py`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class PromptDetails:
 
 @dataclass(frozen=True, slots=True)
 class CompletionDetails:
-    """One completion. Log-probs are nats a token, by whoever sampled it; `token_ids` is empty of one told as text.
+    """One completion. Log-probs are nats a token, by its sampler; `token_ids` is empty for a completion sent as text.
 
     `text` is None where no tokenizer is at hand. `claimed_reward` is the sender's, `reward` the one that we found.
     """

@@ -5,8 +5,8 @@
        |                 `--release(stale | evicted | discarded | poisoned | damaged | delivered | audit)-> RELEASED
        `--cancel (a slot is given back; nothing was stored)
 
-A slot is charged before a group exists (WAITING, in memory only: nothing was acknowledged, so a crash loses nothing)
-and freed after training and the hand-over of the weights, so staleness is bounded by construction.
+A slot is charged before a group exists and freed after training and the hand-over of the weights. So staleness is
+bounded by construction. WAITING is in memory only: no group was acknowledged, so a crash loses nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class State(StrEnum):
-    """Where a stored group stands."""
+    """State of a stored group."""
 
     READY = "ready"
     TAKEN = "taken"

@@ -1,4 +1,4 @@
-"""Looking into the buffer without owning it: for the door, the served store, the status and the command line.
+"""Read-only view of the buffer: for validation, the served store, the status and the command line.
 
 One read-only connection; every method is one indexed query. Works beside a running node and on a stopped one's home.
 """
@@ -136,7 +136,7 @@ class ReplayReader:
     def envelopes(self, ids: Sequence[bytes]) -> list[bytes]:
         """The envelopes of those groups that are kept, as first signed, in the order asked for.
 
-        One that a disk has changed is left out: a peer would hold it against whoever hands it over.
+        One that a disk has changed is left out: a peer would blame the node that serves it.
         """
         found = (
             self._db.execute("SELECT envelope FROM groups WHERE id = ?", (group_id,)).fetchone() for group_id in ids
@@ -148,7 +148,7 @@ class ReplayReader:
     ) -> list[HeldGroup]:
         """Kept groups by sender (None: any), running number and time of making (Unix s), the oldest first.
 
-        Groups that were told as text are left out: only their senders can tell them.
+        Groups that came as text are left out: only their senders can serve them.
         """
         rows = self._db.execute(
             f"SELECT {HELD_COLUMNS} FROM groups WHERE created_at > ? AND text_token_ids IS NULL"

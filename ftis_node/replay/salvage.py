@@ -1,8 +1,8 @@
-"""What of a buffer is worth keeping: groups whose envelope is the one that was signed, in a state that there is.
+"""Salvage of a damaged buffer: groups whose envelope is the one that was signed, in a valid state.
 
-A group is kept with its state, so that none is used twice; where only part of the file could be read, own groups are
-numbered from the seconds since 1970 on, above anything that was used; `node/storage/identity_backup.py` says why
-that is enough.
+A group is kept with its state, so that none is used twice. If only part of the file could be read, own groups are
+numbered from the seconds since 1970 on, above any number in use. `node/storage/identity_backup.py` explains why that
+is enough.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Whether an SQLite file is what was written, and what can still be read of one that is not.
+"""Integrity check of an SQLite file, and recovery of the readable rows of a damaged one.
 
-SQLite notices a torn page when it happens upon it, which may be weeks later and in the middle of a step. So its own
-check goes over the whole file when a node starts. A file that fails it is moved aside as it is, and its rows are read
-one by one, past what cannot be read, into a new file:
+SQLite notices a torn page only when it reads it, perhaps weeks later, in the middle of a step. So its check reads
+the whole file when a node starts. A file that fails it is moved aside unchanged. Its readable rows are copied one by
+one into a new file:
 
     damaged/replay.sqlite-20260102T030405Z/     UNFINISHED, until the new file is in place
         replay.sqlite, replay.sqlite-wal        as found
@@ -59,7 +59,7 @@ class Rescue(NamedTuple):
 def told(error: sqlite3.Error, path: Path) -> Exception:
     """What to raise for an error of SQLite on `path`: one line that says what to do; the error itself if none is known.
 
-    A full disk is told by who knows how (`config/disk_room.py`).
+    `config/disk_room.py` reports a full disk.
     """
     if is_disk_full(error, path.parent):
         return error
@@ -238,7 +238,7 @@ def _save(path: Path, folder: Path, copy: Callable[[sqlite3.Connection, Path], i
 
 
 def _fill_up(path: Path) -> None:
-    """SQLite reads nothing of a file that is shorter than its header says: zeros stand for what was cut off."""
+    """SQLite reads no row of a file that is shorter than its header says: pad it with zeros."""
     with path.open("rb") as file:
         header = file.read(HEADER_BYTES)
     if header.startswith(MAGIC):

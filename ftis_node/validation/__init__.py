@@ -1,4 +1,4 @@
-"""The door: ordered pure rules over an envelope, and one verdict with one reason."""
+"""Validation of groups: ordered pure rules over an envelope, and one verdict with one reason."""
 
 from __future__ import annotations
 

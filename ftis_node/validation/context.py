@@ -1,4 +1,4 @@
-"""What the rules at the door know: facts handed in, so that every rule is a pure function of envelope and facts."""
+"""Facts for the validation rules, passed in, so that every rule is a pure function of envelope and facts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ValidationLimits:
-    """This node's own bounds; what the whole run agreed on stands in its manifest."""
+    """Bounds of this node; the bounds that the whole run shares are in its manifest."""
 
     max_clock_skew_s: float = 60.0
     min_mean_logprob: float = -14.0
@@ -36,7 +36,7 @@ class ValidationLimits:
 
 @dataclass(frozen=True, slots=True)
 class ValidationContext:
-    """All that the door may ask about the world."""
+    """All facts that validation may use."""
 
     manifest: RunManifest
     tokenizer: PromptTokenizer

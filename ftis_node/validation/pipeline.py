@@ -1,9 +1,9 @@
-"""The door: bytes in, one verdict with one reason out. A node's own groups take the same door.
+"""Validation pipeline: bytes in, one verdict with one reason out. A node's own groups pass it, too.
 
 bytes -> size, parse, version, codec, malformed     (records: bounded before it is parsed)
       -> RULES or TEXT_RULES in order               (rules.py, text_rules.py: pure, cheap)
       -> prompt re-made and compared                (tasks + tokenizer)
-      -> a group told as text: tokenised here       (text_rules.py)
+      -> a group sent as text: tokenised here       (text_rules.py)
       -> completions that were here before          (what the node remembers: swarm/reputation/duplicates.py)
       -> rewards re-scored; the claimed ones are only compared
       -> Accepted(group with our rewards) | Refused(reason)
@@ -55,9 +55,9 @@ ValidationResult = Accepted | Refused
 async def validate(
     data: bytes, context: ValidationContext, *, asked: Container[bytes] | None = None
 ) -> ValidationResult:
-    """The verdict on the bytes of an envelope. Never raises on any bytes.
+    """Return the verdict on the bytes of an envelope. Never raises on any bytes.
 
-    `asked`: the ids that were asked for, where it comes in answer: what a peer slips in goes no further.
+    `asked`: the requested ids, if the envelope answers a request; a group that was not requested is refused.
     """
     envelope: Envelope | None = None
     try:

@@ -1,6 +1,6 @@
-"""The rules at the door, cheapest first: each is a pure function that gives one reason to refuse, or None.
+"""Validation rules, cheapest first: each is a pure function that returns one reason to refuse, or None.
 
-`RULES` is the order for a group in its exact form; `text_rules.py` has the one for a group told as text. Rules see a
+`RULES` is the order for a group in its exact form; `text_rules.py` has the one for a group sent as text. Rules get a
 parsed group whose form the codec has already checked (`size`, `parse`, `version`, `codec`, `malformed` are its
 refusals). What costs time, making the prompt again and scoring, is in `pipeline.py`, after all of these have passed. Up
 to `signature_holds` a group's sender is a name that anybody can write. docs/reference/rejections.md lists all reasons.

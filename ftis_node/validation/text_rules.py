@@ -1,7 +1,7 @@
-"""The rules for a group that a peer with another tokenizer told as text, cheapest first, and its way into our tokens.
+"""Validation rules for a group that a peer with another tokenizer sent as text, cheapest first, and its tokenization.
 
-Nothing that the sender says of its tokens can be checked here, and little is believed: texts are tokenised and scored
-again, and the mean log-prob, which a peer may invent, moves a completion's weight no further than the method's cap.
+This node cannot check what the sender says of its tokens, and trusts little of it. Texts are tokenised and scored
+again. A peer may invent the mean log-prob, but it changes a completion's weight only up to the method's cap.
 """
 
 from __future__ import annotations

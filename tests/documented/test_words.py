@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 ALLOWED = {
     "deploy": (0, 2),
-    "docs": (113, 40),
+    "docs": (90, 12),
     "ftis_node": (1, 1),
     "ftis_node/algorithms": (0, 1),
     "ftis_node/cli": (29, 2),
@@ -28,17 +28,17 @@ ALLOWED = {
     "ftis_node/evaluation": (4, 2),
     "ftis_node/gossip": (2, 7),
     "ftis_node/lab": (4, 6),
-    "ftis_node/learner": (69, 50),
+    "ftis_node/learner": (3, 0),
     "ftis_node/memory": (1, 3),
     "ftis_node/models": (16, 9),
     "ftis_node/node": (20, 0),
     "ftis_node/records": (0, 3),
-    "ftis_node/replay": (33, 15),
+    "ftis_node/replay": (16, 9),
     "ftis_node/report": (18, 2),
     "ftis_node/swarm": (4, 4),
     "ftis_node/tasks": (37, 23),
     "ftis_node/telemetry": (22, 2),
-    "ftis_node/validation": (12, 2),
+    "ftis_node/validation": (2, 1),
 }
 
 
