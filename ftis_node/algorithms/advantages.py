@@ -1,15 +1,15 @@
 """Advantages: how much better than its group a completion was.
 
-`std` is GRPO's (arXiv 2402.03300) and the F-TIS paper's (arXiv 2605.22537): A = (r - mean) / (std + eps), the standard
-deviation unbiased and taken inside the group. `mean` is Dr.GRPO's (arXiv 2503.20783): A = r - mean, which does not
-weigh a prompt by how unevenly it was answered; the F-TIS authors' code computes the same in effect.
+`std` is GRPO's (arXiv 2402.03300) and the F-TIS paper's (arXiv 2605.22537): A = (r - mean) / (std + eps). The standard
+deviation is unbiased and taken inside the group. `mean` is Dr.GRPO's (arXiv 2503.20783): A = r - mean. It does not
+weight a prompt by the spread of its rewards. The F-TIS authors' code computes the same in effect.
 
 Whose completions form a group is the caller's choice of ids. *Vertical*, the default: one generator makes all
 completions of a prompt. *Horizontal*: several generators answer one prompt and share one id. (GEPO then needs other
 ids for its loss than for its advantages; see `weights.group_expectation_ratio`.)
 
-Departure: rewards that are all equal, and groups of one, give exactly 0. The formula alone would not: in float32 the
-mean of equal rewards is off by a rounding, and divided by eps = 1e-8 that is an advantage of order 1.
+Departure: rewards that are all equal, and groups of one, give exactly 0. The formula alone gives another value: in
+float32 the mean of equal rewards has a rounding error. Divided by eps = 1e-8, that is an advantage of order 1.
 """
 
 from __future__ import annotations
@@ -50,6 +50,6 @@ def group_advantages(rewards: Tensor, group_ids: Tensor, scale: str = "std", eps
     if scale == "mean":
         return centred.to(rewards.dtype)
     variance = group_sum(centred.square(), index, num_groups) / (sizes - 1).clamp(min=1)
-    # An advantage of 0 stays 0 also for eps = 0, where an all-equal group would ask for 0 / 0.
+    # An advantage of 0 stays 0 also for eps = 0: the formula would compute 0 / 0 for an all-equal group.
     deviation = variance.sqrt()[index] + eps
     return torch.where(centred == 0, 0.0, centred / deviation).to(rewards.dtype)

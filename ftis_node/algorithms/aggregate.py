@@ -1,14 +1,14 @@
-"""From an objective per token to one number: what a completion, and what a token, counts.
+"""Aggregation of an objective per token to one scalar: the weight of each completion and of each token.
 
     seq_mean    1/N sum_i 1/L_i sum_t   every completion counts the same, a token of a long one less     GRPO, F-TIS
     token_mean  1/sum L sum_i sum_t     every token counts the same                                      DAPO
     max_len     1/(N L_max) sum_i sum_t the same, and a batch of short answers is not blown up           Dr.GRPO
 
-`denominator` says what happens to the completions that a filter left out. `all`: they still count in N (and in sum L),
-so that a batch of which little is kept makes a small step; the F-TIS paper's. `kept`: only the kept ones count.
+`denominator` selects how completions that a filter removed count. `all`, as in the F-TIS paper: they still count in N
+(and in sum L). A batch that loses most of its completions then makes a small step. `kept`: only kept completions count.
 
-A completion without tokens counts in N and adds nothing. Objectives of a whole sequence come as a column `[N, 1]`: each
-token of it then carries the sequence's value, and the mean over the tokens gives that value back.
+A completion without tokens counts in N and adds nothing. Objectives of a whole sequence come as a column `[N, 1]`. Each
+token of the sequence carries this value, so the mean over the tokens equals it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ DENOMINATORS = ("all", "kept")
 def aggregate(
     objective: Tensor, batch: Batch, keep: Tensor, *, agg: str, denominator: str, max_completion_length: int | None
 ) -> Tensor:
-    """Scalar mean of `objective` `[N, T]` or `[N, 1]` over the completions where `keep` `[N]` is true.
+    """Return the scalar mean of `objective` `[N, T]` or `[N, 1]` over the completions where `keep` `[N]` is true.
 
-    `max_completion_length` is in tokens: the configured limit, not the columns at hand, or a loss would depend on its
-    longest neighbour. Where nothing counts the result is 0, still with a path for the (zero) gradient.
+    `max_completion_length` is in tokens: the configured limit, not the number of columns. Otherwise a loss would depend
+    on the longest completion of the batch. If nothing counts, the result is 0 and still has a (zero) gradient.
     """
     counted = keep if denominator == "kept" else torch.ones_like(keep)
     kept_values = torch.where(batch.mask & keep[:, None], objective, 0.0)

@@ -1,10 +1,11 @@
 """The inputs of a loss, checked once and made safe.
 
-Two things happen here so that no formula has to think of them. Padding, which may hold anything including NaN, is
-replaced by 0 *before* the first exponent: a mask applied afterwards would still send NaN backwards (0 * inf). And
-everything is computed in float64: with float32 log-probs k3 of two nearly equal policies, 5e-7 at a difference of
-1e-3, would be lost in the rounding of rho - 1, and it is compared with a threshold. The matrix is small beside the
-logits it came from.
+Two steps here keep the formulas simple. Padding, which may hold anything including NaN, is replaced by 0 *before* the
+first exponential. A mask applied afterwards would still send NaN backwards (0 * inf).
+
+All values are float64. k3 of two nearly equal policies is 5e-7 at a difference of 1e-3 and is compared with a
+threshold. With float32 log-probs it would be lost in the rounding of rho - 1. The matrix is small compared with the
+logits that it came from.
 """
 
 from __future__ import annotations
@@ -59,14 +60,13 @@ def read_batch(
     anchor_logprobs: Tensor | None = None,
     sender_ids: Tensor | None = None,
 ) -> Batch:
-    """Check the inputs of `policy_loss` and make a `Batch` of them. Raises ValueError naming what is wrong.
+    """Check the inputs of `policy_loss` and return a `Batch` of them. Raises ValueError naming what is wrong.
 
-    `sender_ids` are integers `[N]`, 0 for this node's own completions; None: each group is another node's, and its own
-    sender.
+    `sender_ids` are integers `[N]`, 0 for this node's own completions. None: each group counts as a separate sender,
+    none of them this node.
 
-    Log-probs must be finite inside the mask. A positive one is *not* refused: rounding makes some, and a loss is as
-    well defined for them; what a peer may claim is judged at the door (`ftis_node/validation`), before anything gets
-    here.
+    Log-probs must be finite inside the mask. A positive one is *not* refused: rounding produces some, and the loss is
+    defined for them. Validation (`ftis_node/validation`) judges what a peer claims before it reaches this function.
     """
     is_matrix = isinstance(learner_logprobs, Tensor) and learner_logprobs.dim() == 2
     num_completions, num_columns = learner_logprobs.shape if is_matrix else (0, 0)

@@ -1,7 +1,7 @@
-"""Checks of what callers hand in, each ending in a ValueError that names the argument.
+"""Checks of callers' arguments. Each raises a ValueError that names the argument.
 
-A wrong shape or a NaN that gets past this point becomes a silently wrong gradient, so both entry points of the room
-check everything once, here, and the formulas behind them check nothing.
+A wrong shape or a NaN that passes these checks becomes a wrong gradient without an error. Both entry points of the
+package check everything once, here. The formulas behind them check nothing.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Completions of a peer with another tokenizer: what is left of the importance weight when tokens do not correspond.
+"""Importance weights for completions of a peer with another tokenizer, whose tokens do not correspond to ours.
 
-Token ratios do not exist across vocabularies. The receiver re-tokenises the text, and two things remain: the ratio of
-the two geometric means, each under its own tokenizer, and the sign of the advantage. The distance to the generator is
-unknown, which the filter reads as far: only completions with A > 0 are kept. This goes beyond the F-TIS paper; GRAFT
-and HACPO (arXiv 2603.02604) work in this direction.
+Token ratios do not exist across vocabularies. The receiver re-tokenises the text, and two figures remain. One is the
+ratio of the two geometric means, each under its own tokenizer. The other is the sign of the advantage. The distance to
+the generator is unknown, which the filter treats as far: it keeps only completions with A > 0. This goes beyond the
+F-TIS paper; GRAFT and HACPO (arXiv 2603.02604) work in this direction.
 
-The weight is one number a completion, so it can be put into the advantage, and a batch may then mix such completions
-with ordinary ones: give them these advantages and, as their behaviour log-probs, the learner's own (detached). Their
-token ratio is then 1 and their KL 0, and `nois`, `tis` or `ftis` compute keep * min(s, C) * R * A.
+The weight is one number per completion, so it can be multiplied into the advantage. A batch may then mix such
+completions with ordinary ones: give them these advantages and, as behaviour log-probs, the learner's own (detached).
+Their token ratio is then 1 and their KL 0, and `nois`, `tis` or `ftis` compute keep * min(s, C) * R * A.
 """
 
 from __future__ import annotations

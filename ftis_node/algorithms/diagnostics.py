@@ -1,13 +1,13 @@
-"""What a step's completions were worth, by sender: sums over completions and tokens, without gradient.
+"""Diagnostics of a step's completions by sender: sums over completions and tokens, without gradient.
 
-The *weight* w of a completion is the factor that its advantage is multiplied with in the gradient, the mean over its
-tokens: 1 for `nois`, the mean of min(rho, C) for `tis`, s for `gspo`. It is read off the objective itself, as the
-slope for A = 1 (A = -1 where A < 0), so it needs no line per method. Tokens without gradient count 0.
+The *weight* w of a completion is the factor of its advantage in the gradient, the mean over its tokens. It is 1 for
+`nois`, the mean of min(rho, C) for `tis`, s for `gspo`. It is the slope of the objective for A = 1 (A = -1 if A < 0),
+so no method needs code for it. Tokens without gradient count 0.
 
-A completion *taught* where the filter kept it and A is not 0; only those have weights here. Their effective sample size
+A completion *taught* if the filter kept it and A is not 0; only those have weights here. Their effective sample size
 is (sum w)^2 / sum w^2 (A. Kong, "A note on importance sampling using standardized weights", 1992).
 
-Everything returned is a sum, so figures of several senders or steps may be added.
+Every returned value is a sum, so values of several senders or steps may be added.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""Which parts of a mixture a node generates for: more of those where it has a comparative advantage over its peers.
+"""Allocation of a mixture's parts to a node: more of the parts where it has a comparative advantage over its peers.
 
-A group without a signal (all rewards equal) teaches nobody. Of each part a node counts its own groups and its peers',
-and how many of them had a signal:
+A group without a signal (all rewards equal) trains no node. For each part a node counts its own groups, its peers'
+groups, and how many of each had a signal:
 
     rate(part)  = (PRIOR_SIGNALS + groups with a signal) / (PRIOR_GROUPS + groups)
     share(part) ~ proportion in the mixture x own rate / max(peers' rate, LEAST_PEER_RATE)
 
 Own rate over peers' rate is Ricardo's comparative advantage (Principles of Political Economy and Taxation, 1817,
-chapter 7): a node that is better than its peers at everything still makes most of what it is better at by most. Counts
-fade by DECAY a step.
+chapter 7). A node that is better than its peers at every part still generates most for the part of its largest lead.
+Counts decay by DECAY a step.
 
-What peers send can change the proportion of two parts by no more than 1 / LEAST_PEER_RATE, whatever their rewards are.
-So a peer that makes groups without a signal on purpose cannot drive a node out of a part where its own groups have one:
-of two parts with equal own rates each keeps 23 %. Only own groups without a signal take a part to the floor, which is
+Groups of peers can change the proportion of two parts by at most 1 / LEAST_PEER_RATE, whatever their rewards are. So a
+peer that makes groups without a signal on purpose cannot drive a node out of a part where its own groups have one. Of
+two parts with equal own rates each keeps 23 %. Only own groups without a signal reduce a part to its minimum, which is
 LEAST_OF_EVEN of its even share. It is above 0, so that a node notices when its groups begin to have a signal.
 """
 

@@ -1,9 +1,9 @@
-"""What a learner leaves out: whole completions that are far and bad (F-TIS), and single outlier tokens (M2PO).
+"""Filters of a learner's batch: whole completions that are far and bad (F-TIS), and single outlier tokens (M2PO).
 
-F-TIS (arXiv 2605.22537) keeps a completion if A > 0 or KL < g. Pushing down what one's own policy would hardly say
-moves probability to nowhere in particular; pulling up a good answer is useful from however far it comes.
+F-TIS (arXiv 2605.22537) keeps a completion if A > 0 or KL < g. To push down a completion that the learner would hardly
+sample moves its probability to arbitrary others. To pull up a good answer helps at any distance.
 
-The KL is estimated from the very tokens that were sampled, by the generator. With x = log rho = lp - lg:
+The KL is estimated from the tokens that the generator sampled. With x = log rho = lp - lg:
 
     author_k3   1/rho + log rho - 1     chi2(gen||learner) - KL(gen||learner), heavy tailed; what the F-TIS authors'
                                         code computes, and so the scale of the paper's thresholds (5 to 100)
@@ -11,22 +11,22 @@ The KL is estimated from the very tokens that were sampled, by the generator. Wi
     k3_fwd      rho - log rho - 1       KL(gen||learner); never negative, small variance
     rkl_iw      rho log rho - rho + 1   KL(learner||gen), the quantity that the paper names
 
-A threshold means nothing without its estimator: the two are set together.
+A threshold has a meaning only with its estimator: set both together.
 
 Two more rules, beyond the paper, need no threshold. Each keeps a share of every sender's negatives, the nearest by the
-same estimator, so that one setting fits any pair of models and any length:
+same estimator. So one setting fits any pair of models and any length:
 
     quantile    the share is `keep_share`
     ess         the share is measured: the sender's effective sample size (`effective_share`)
 
-The share is of the completions with A < 0 in one batch. Those with A = 0 teach nothing: they are kept and not counted,
-or the near ones of groups that are all right would take the places. A quantile over several steps would need a memory,
-and nothing here holds any. This node's own completions (sender id 0) are kept, whatever their distance. With `rank_own`
-they are a sender like the others: completions of old weights are as far from the learner as a peer's.
+The share is of the completions with A < 0 in one batch. Those with A = 0 train nothing: they are kept and not counted.
+Otherwise the near ones of groups that are all right would take the places. A quantile over several steps would need
+state, and these functions have none. This node's own completions (sender id 0) are kept, whatever their distance. With
+`rank_own` they count as one more sender: completions of old weights are as far from the learner as a peer's.
 
 M2PO (arXiv 2510.01161) masks the tokens of largest (lp - lg)^2 until the mean of the rest is below tau. Departure: all
-tokens take part; the paper's second version counts only those where PPO's clip could act, A > 0 with rho > 1 and A < 0
-with rho < 1. Where even the smallest square is not below tau nothing is left; some implementations keep one token.
+tokens take part. The paper's second version counts only those where PPO's clip could act: A > 0 with rho > 1, or A < 0
+with rho < 1. If even the smallest square is not below tau, no token is left; some implementations keep one.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Which groups a step learns from: Swarm sAmpling Policy Optimization's rule (arXiv 2509.08721).
+"""Choice of the groups for a step: the rule of Swarm sAmpling Policy Optimization (arXiv 2509.08721).
 
-A node with many groups at hand, its own and its peers', first discards those that teach nothing (all rewards equal, so
-every advantage is 0) and then samples uniformly, I from its own and J from the others'. The paper's best is 4 of each.
+A node has many groups, its own and its peers'. It first discards those without a signal: all rewards are equal, so
+every advantage is 0. It then samples uniformly, I from its own and J from the others'. The paper's best is 4 of each.
 
-Decided here: own and foreign groups are treated alike; and where fewer are left than asked for, all of them are taken
-and the gap is not filled from the other side, or the share of foreign data would no longer be what was set.
+Decisions of this module: own and foreign groups are treated alike. If fewer are left than requested, all of them are
+taken and the other side does not fill the gap. Otherwise the share of foreign data would differ from the setting.
 
-Where nodes have domains, the same is asked once more of the foreign groups: how many are from the node's own domain,
-and how many from others. That share is a preference, so there the gap is filled.
+If nodes have domains, foreign groups are split again: how many are from the node's own domain, and how many from
+others. That share is a preference, so the other side fills the gap.
 
-`usefulness` orders groups instead of drawing them: by what their rewards teach, and how much of their kind is new.
+`usefulness` orders groups instead of sampling them: by the signal of their rewards and the novelty of their prompts.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ def choose_groups(
     is_near: Sequence[bool] | None = None,
     near_share: float = 0.0,
 ) -> GroupChoice:
-    """At most `num_own` and `num_foreign` groups, uniformly without replacement among those that teach something.
+    """Return at most `num_own` and `num_foreign` groups with a signal, sampled uniformly without replacement.
 
-    Each argument holds one sequence of rewards a group. `is_near` says of each foreign group whether it is of the
-    node's own domain, of which `near_share` are to be, over seeds that count the steps; None: all are alike. The same
-    arguments always give the same choice. Raises ValueError if a number is negative.
+    Each argument holds one sequence of rewards a group. `is_near` marks each foreign group that is of the node's own
+    domain; None: all are alike. `near_share` is the share of near groups, averaged over seeds that count the steps. The
+    same arguments always give the same choice. Raises ValueError if a number is negative.
     """
     if num_own < 0 or num_foreign < 0:
         raise ValueError(f"num_own and num_foreign must be >= 0, not {num_own} and {num_foreign}")
@@ -66,11 +66,11 @@ def choose_groups(
 
 
 def split_foreign(num_foreign: int, *, num_near: int, num_far: int, share: float, turn: int) -> tuple[int, int]:
-    """How many of a step's foreign groups to take from the node's own domain, and how many from others.
+    """Return how many of a step's foreign groups to take from the node's own domain, and how many from others.
 
-    Of `num_near` and `num_far` that are there. `share` of them are near where both sides have enough; over many steps,
-    counted by `turn`, exactly so: what cannot be had in whole groups in one step is made up for in the next ones. What
-    one side has not got the other fills.
+    `num_near` and `num_far` groups are available. If both sides have enough, `share` of the taken ones are near. The
+    share is exact over many steps, counted by `turn`: the next steps compensate the rounding to whole groups of this
+    one. If one side has too few, the other fills the gap.
     """
     wanted = math.floor(share * num_foreign * turn) - math.floor(share * num_foreign * (turn - 1))
     far = min(num_foreign - min(wanted, num_near), num_far)
@@ -78,10 +78,10 @@ def split_foreign(num_foreign: int, *, num_near: int, num_far: int, share: float
 
 
 def usefulness(rewards: Sequence[float], pass_rate: float | None) -> float:
-    """What a group is worth to a node that answers its kind of prompt with `pass_rate`; None: it never answered one.
+    """Return the usefulness of a group to a node that answers its kind of prompt with `pass_rate`; None: no answer yet.
 
-    Variance of the rewards x (1 - pass rate), at most 1/4: the variance is p (1 - p) where p of the rewards are 1 and
-    the others 0. Exactly 0 where all rewards are equal.
+    It is the variance of the rewards x (1 - pass rate), at most 1/4. The variance is p (1 - p) if a share p of the
+    rewards are 1 and the others 0. It is exactly 0 if all rewards are equal.
     """
     if not has_signal(rewards):
         return 0.0

@@ -35,22 +35,22 @@ def policy_loss(
     group_ids: Tensor,
     **params: Any,
 ) -> tuple[Tensor, dict[str, float]]:
-    """The loss of `method`, with a gradient to `learner_logprobs` alone.
+    """Return the loss of `method`, with a gradient to `learner_logprobs` alone, and its metrics.
 
     `learner_logprobs` and `behaviour_logprobs` are `[N, T]`, `mask` bool `[N, T]`, `advantages` `[N]`, `group_ids`
     integers `[N]` in any order. Floats are float32 or float64. Padding may hold anything and gets exactly zero
     gradient. `method_parameters(method)` lists `params` with the method's own defaults; `settings.py` says what each
     means. With several updates on one batch, `anchor_logprobs` `[N, T]` holds the learner's log-probs of the first
-    pass. Filters that compare the completions of a sender read `sender_ids`, integers `[N]`: 0 is this node, and None
-    makes each group a sender of its own.
+    pass. Filters that compare the completions of a sender read `sender_ids`, integers `[N]`: 0 is this node. None: each
+    group counts as a separate sender.
 
     Returns the scalar loss and the metrics, plain floats:
         kept_fraction       completions that the filter kept, of all N (1 for methods without a filter)
         truncated_fraction  tokens with rho > cap, of all tokens
         mean_kl             mean over completions with tokens of the chosen estimator's mean over tokens
 
-    Raises ValueError for an unknown method or parameter, a value out of bounds, a wrong shape or dtype, and NaN or inf
-    in the advantages or, inside the mask, in log-probs.
+    Raises ValueError for an unknown method or parameter, a value out of bounds, or a wrong shape or dtype. NaN or inf
+    raises it as well, in the advantages or, inside the mask, in log-probs.
     """
     row = find_method(method)
     _refuse_unknown(method, params)

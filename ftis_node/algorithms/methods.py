@@ -1,15 +1,15 @@
-"""The table of methods: each is an objective per token, its constants, and where it comes from.
+"""Registry of methods: the objective per token of each, its constants, and its source.
 
-An objective is what is maximised, `[N, T]` or, for a whole sequence, `[N, 1]`; `aggregate.py` makes the mean of it and
-`loss.py` turns the sign. A new method is a few lines here and one row of the table. Notation as in the papers: A
-advantage, rho ratio of learner to generator, R ratio to the learner at the first pass over the batch, sg[.] without
-gradient.
+An objective is maximised and is `[N, T]` or, for a whole sequence, `[N, 1]`. `aggregate.py` computes its mean and
+`loss.py` negates it. A new method is a few lines here and one row of the table. Notation as in the papers: A is the
+advantage, rho the ratio of learner to generator. R is the ratio to the learner at the first pass over the batch, and
+sg[.] stops the gradient.
 
 Departures. `nois`, `tis`, `ftis` and `mis` are written with R (value A at R = 1), `topr` and `cispo` with log-probs
-(value A lp); the gradients are the same. `dr_grpo` and `gepo` expect advantages of scale `mean`. No method has a KL
-term to a reference model. `gspo`'s narrow clip suits samples of its own policy; for foreign samples widen it. `m2po`
-averages over all tokens, the masked ones included, as its paper does. `swarm_sapo` is Swarm sAmpling (arXiv
-2509.08721), not Soft Adaptive PO: what sets it apart from `nois` is the choice of groups, in `group_choice.py`.
+(value A lp). The gradients are the same. `dr_grpo` and `gepo` expect advantages of scale `mean`. No method has a KL
+term to a reference model. `gspo`'s narrow clip suits on-policy samples; for foreign samples widen it. `m2po` averages
+over all tokens, the masked ones included, as its paper does. `swarm_sapo` is Swarm sAmpling (arXiv 2509.08721), not
+Soft Adaptive PO: it differs from `nois` in the choice of groups, in `group_choice.py`.
 """
 
 from __future__ import annotations
@@ -110,10 +110,10 @@ def second_moment(batch: Batch, settings: Settings) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """One row of the table.
+    """Registry entry of one method.
 
-    `defaults` are the parameters that differ from `Settings`, `takes` those it understands beyond the common ones,
-    `filtered` turns the F-TIS filter on, and `advantage_scale` is the `scale` to call `group_advantages` with.
+    `defaults` are the parameters that differ from `Settings`, `takes` the parameters beyond the common ones.
+    `filtered` enables the F-TIS filter, and `advantage_scale` is the `scale` for `group_advantages`.
     """
 
     objective: Callable[[Batch, Settings], Tensor]

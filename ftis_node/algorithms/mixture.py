@@ -1,19 +1,19 @@
-"""Several language models as one: a mixture of their next-token probabilities, weighed by what each made of the text.
+"""Mixture of language models: their next-token probabilities, weighted by the likelihood that each gives the text.
 
-With D the expert whose domain the text is of, and for J experts of one tokenizer (DEMix, arXiv 2108.05036, "Mixing
-experts at inference time", for all three; c-BTM, arXiv 2303.14177, for the first; HDEE, arXiv 2502.19385, for experts
-of unlike size):
+D is the expert whose domain the text belongs to, and J experts share one tokenizer. Sources: DEMix (arXiv 2108.05036,
+"Mixing experts at inference time") for all three formulas. c-BTM (arXiv 2303.14177) for the first; HDEE (arXiv
+2502.19385) for experts of different size:
 
     p(x_t | x_<t) = sum_j p(D = j | x_<t) p_j(x_t | x_<t)                   the mixture
     p(D = j | x_<t) = p(D = j) p_j(x_<t) / sum_i p(D = i) p_i(x_<t)         Bayes: the posterior
     p(D = j) ~ sum_n decay^(N - n) p(D = j | x^(n)),  n = 1 .. N            the cached prior, from N texts at hand
 
-c-BTM weighs by the distance of the context to an expert's cluster instead, and keeps the top few experts: neither is
-done here, because a swarm's experts have no clusters and are few. A plain mean of probabilities is the mixture with
-equal weights that no text changes.
+c-BTM instead weights by the distance of the context to an expert's cluster, and keeps the top few experts. This module
+does neither, because a swarm's experts have no clusters and are few. A plain mean of probabilities is the mixture with
+equal weights that do not depend on the text.
 
-All is in nats and in the log domain, computed in float64: after a thousand tokens the likelihoods themselves are far
-below what a float can hold, and the differences of their logarithms are all that counts.
+All values are in nats, in the log domain and in float64. After a thousand tokens the likelihoods are far below the
+range of a float; only the differences of their logarithms count.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from torch import Tensor
 
 
 def mixture_logprobs(expert_logprobs: Tensor, log_posterior: Tensor) -> Tensor:
-    """`[..., V]` log-probs of the mixture, from `[J, ..., V]` of the experts (log-softmaxed) and their `[J, ...]`.
+    """Return `[..., V]` log-probs of the mixture of `[J, ..., V]` log-softmaxed `expert_logprobs`.
 
-    log p(x) = logsumexp over j of (log p(D = j) + log p_j(x)); -inf where no expert that counts thinks x possible.
+    `log_posterior` is `[J, ...]`. log p(x) = logsumexp over j of (log p(D = j) + log p_j(x)); it is -inf if every
+    expert with a weight excludes x.
     """
     return torch.logsumexp(expert_logprobs.double() + log_posterior.double()[..., None], dim=0)
 
@@ -33,7 +34,7 @@ def mixture_logprobs(expert_logprobs: Tensor, log_posterior: Tensor) -> Tensor:
 def posterior(log_prior: Tensor, sequence_logprobs: Tensor) -> Tensor:
     """`[J, ...]` log p(D = j | x), from `[J]` log p(D = j), which need not be normalised, and `[J, ...]` log p_j(x).
 
-    The prior stands where no expert that counts thinks the text possible: Bayes' rule is 0 / 0 there.
+    The result is the prior if every expert with a weight excludes the text: Bayes' rule is 0 / 0 there.
     """
     prior = log_prior.double().reshape(-1, *[1] * (sequence_logprobs.dim() - 1)).expand_as(sequence_logprobs)
     joint = prior + sequence_logprobs.double()
@@ -64,8 +65,8 @@ def uniform_prior(num_experts: int) -> Tensor:
 def text_logprobs(token_logprobs: Tensor, log_prior: Tensor, *, learns: bool = True) -> Tensor:
     """`[T]` log-probs of a text's tokens under the mixture, from `[J, T]` of each expert, given the tokens before.
 
-    The posterior is taken anew before every token. Without `learns` the prior weighs all of them. With it the sum is
-    logsumexp over j of (log p(D = j) + log p_j(text)), as the chain rule wants.
+    The posterior is computed again before every token. Without `learns` the prior weights all tokens. With it, by the
+    chain rule, the sum is logsumexp over j of (log p(D = j) + log p_j(text)).
     """
     logprobs = token_logprobs.double()
     before = logprobs.cumsum(dim=1).roll(1, dims=1)

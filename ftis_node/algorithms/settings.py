@@ -1,8 +1,8 @@
-"""Every parameter of every method, with its default and its bounds.
+"""Parameters of all methods, with their defaults and bounds.
 
-A method states only where its own defaults differ (`methods.py`). The common parameters are understood by all methods,
-so that a comparison can run one set of them through a whole family; a clip or a threshold that a formula does not have
-does nothing there. The others belong to the methods that name them and are refused everywhere else.
+A method lists only defaults that differ (`methods.py`). All methods accept the common parameters, so that a comparison
+can run one set of them through a whole family. A clip or a threshold that a formula does not have has no effect there.
+The other parameters belong to the methods that name them; every other method refuses them.
 """
 
 from __future__ import annotations

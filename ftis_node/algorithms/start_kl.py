@@ -1,11 +1,10 @@
-"""The KL between the learner and the model that it started from, as GRPO adds it to its loss.
+"""KL term between the learner and the model that it started from, as GRPO adds it to its loss.
 
 DeepSeekMath (arXiv 2402.03300, eq. 4) estimates KL(learner || start) at each token by k3, r - log r - 1 with r =
-pi_start / pi, and lets the gradient run through it. It is left as the paper has it: tokens are weighed as if the
-learner had sampled them. It needs no behaviour log-probs, so it holds completions that a filter left out and those that
-a peer told as text, just as all others.
+pi_start / pi. The gradient flows through it. As in the paper, tokens are weighted as if the learner had sampled them.
+The term needs no behaviour log-probs. So it also covers completions that a filter removed or a peer sent as text.
 
-Each token's part has a constant weight that follows from the mask alone, so the sum may be taken in any pieces.
+Each token's part has a constant weight that depends on the mask alone, so the sum may be split in any way.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ def kl_to_start(
     agg: str,
     max_completion_length: int | None = None,
 ) -> Tensor:
-    """Scalar, float64, in nats a token: k3 of `[N, T]` log-probs over the tokens in `mask`, averaged as `agg` says.
+    """Return k3 of `[N, T]` log-probs over the tokens in `mask`, averaged by `agg`: a float64 scalar, nats a token.
 
-    The gradient goes to `learner_logprobs` alone and is exactly 0 outside the mask, whatever stands there.
+    The gradient goes to `learner_logprobs` alone and is exactly 0 outside the mask, whatever the values there are.
     """
     learner = torch.where(mask, learner_logprobs, 0.0).double()
     log_ratios = torch.where(mask, reference_logprobs, 0.0).double() - learner.detach()

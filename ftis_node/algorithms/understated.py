@@ -1,24 +1,24 @@
-"""Log-probs that no honest sampling brings about: the learner finds the completion far likelier than its sender says.
+"""Detection of understated log-probs: the learner finds a completion far likelier than its sender claims.
 
-Whoever sampled y from a policy mu and reports log mu(y) as it is cannot often be told by another policy that y was much
-likelier. For any policy pi the ratio M_n = pi(y_1..n) / mu(y_1..n) is a martingale, or less, with mean 1 under mu,
-token by token, so by Ville's inequality (J. Ville, Etude critique de la notion de collectif, 1939; for a fixed n it is
-Markov's)
+Suppose a sender samples y from a policy mu and reports log mu(y) correctly. Another policy then rarely finds y much
+likelier. For any policy pi the ratio M_n = pi(y_1..n) / mu(y_1..n) is a martingale or supermartingale, token by token,
+with mean at most 1 under mu. By Ville's inequality (J. Ville, Etude critique de la notion de collectif, 1939; for a
+fixed n it is Markov's)
 
     P( max over n of log M_n >= t ) <= e^-t
 
-whatever the two models are, however far apart, and however many tokens y has. The same holds of the tokens from any
-place s on. With weights that add up to 1, a half for s = 0 and the other half shared by the T - 1 later places, the
-bounds add up (Boole's inequality):
+for any two models, at any distance, and any number of tokens. The same holds for the tokens from any place s on. Use
+weights that add up to 1: a half for s = 0, the other half shared by the T - 1 later places. Then the bounds add up
+(Boole's inequality):
 
     P( max over s, n of log (M_n / M_s) + log w_s >= t ) <= e^-t
 
-At t = 16 that is one honest completion in nine million. A sender who understates its log-probs, so that the importance
-weight is as large as the cap lets it be, exceeds t within a few tokens; to overstate others, before, behind or between
-them, does not hide it, as the sum over the whole completion would have let it. The bound needs mu to be what was
-sampled from: a cut distribution (top_p, top_k) with the log-probs of the whole softmax is not.
+At t = 16 that is one honest completion in nine million. A sender may understate its log-probs to raise the importance
+weight to the cap; it then exceeds t within a few tokens. It cannot hide this by overstating other tokens, before,
+behind or between them; the sum over the whole completion would allow that. The bound requires that mu is the sampling
+distribution. A truncated distribution (top_p, top_k) with the log-probs of the whole softmax violates this.
 
-The opposite cannot be bounded so: log-probs that are too high only make weights small.
+No such bound exists in the other direction: log-probs that are too high only make weights small.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ HALF = math.log(2.0)
 
 
 def likelihood_gain(learner_logprobs: Tensor, behaviour_logprobs: Tensor, mask: Tensor) -> Tensor:
-    """The largest log pi(part) - log mu(part) over all unbroken parts of each completion, in nats.
+    """Return the largest log pi(part) - log mu(part) over all contiguous parts of each completion, in nats.
 
-    Less log 2 for a part that begins with the completion, log 2 (T - 1) for any other of T tokens: then it is at least
-    t with a chance of e^-t at most. `[N, T]` three times, to `[N]` float64 without gradient.
+    From a part that begins with the completion log 2 is subtracted, from any other of T tokens log 2 (T - 1). An
+    honest completion then reaches t with a probability of at most e^-t. Three inputs `[N, T]`, result `[N]` in float64
+    without gradient.
     """
     gains = learner_logprobs.detach().double() - behaviour_logprobs.double()
     sums = torch.where(mask, gains, 0.0).cumsum(dim=1)

@@ -1,4 +1,4 @@
-"""Importance weights: how the learner's probability of a sample compares with its generator's, and the caps on that.
+"""Importance weights: the ratio of a sample's probability under the learner and under its generator, and its caps.
 
     token      rho_t = exp(lp_t - lg_t)                                F-TIS, arXiv 2605.22537; GRPO, arXiv 2402.03300
     sequence   s_i = exp(mean_t(lp_t - lg_t))                          GSPO, arXiv 2507.18071
@@ -9,9 +9,9 @@ Only differences of log-probs are exponentiated. Every function is defined also 
 mask is applied once, in `aggregate.py`.
 
 Departures. Token log-ratios are clamped to +-20, which loses nothing that a cap of 2 would keep. Sequence log-ratios
-are as the papers have them, bounded above only where float32 would overflow. GEPO's p and q are geometric means of the
-token probabilities, as in its authors' code; the paper writes the probability of the whole sequence, which underflows.
-The defensive mix `alpha` bounds its weight by 1 / alpha; 0, the default, is the plain form.
+follow the papers; the only bound above prevents an overflow of float32. GEPO's p and q are geometric means of the token
+probabilities, as in its authors' code. The paper writes the probability of the whole sequence, which underflows. The
+defensive mix `alpha` bounds its weight by 1 / alpha; 0, the default, is the plain form.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def token_ratio(batch: Batch) -> Tensor:
 
 
 def step_ratio(batch: Batch) -> Tensor:
-    """R = exp(lp - anchor), `[N, T]`: equal to 1 at the first pass over a batch, where it only carries the gradient."""
+    """Return R = exp(lp - anchor), `[N, T]`: 1 at the first pass over a batch, where R only carries the gradient."""
     moved = batch.learner_logprobs - batch.anchor_logprobs
     return torch.exp(moved.clamp(-TOKEN_LOG_RATIO_LIMIT, TOKEN_LOG_RATIO_LIMIT))
 

@@ -11,9 +11,9 @@ x(prompt) is computed from the prompt's last message, so it does not depend on a
 * of each of its first `NUM_PLACES` characters: which it is (one-hot); of a digit its value instead,
 * which words it has, and a constant.
 
-A digit's value enters as a number because a carry or borrow is linear in two digits' values. 256 prompts show few of
-the hundred pairs. The task was to distinguish sums with a carry, sums without, and differences (labels without noise).
-With one-hot digits 0.93 of the prompts were right, with values 0.98.
+A digit's value enters as a number because a carry or borrow is linear in two digits' values. A training set of 256
+prompts shows few of the hundred pairs. The task was to distinguish sums with a carry, sums without, and differences
+(labels without noise). With one-hot digits 0.93 of the prompts were right, with values 0.98.
 """
 
 from __future__ import annotations

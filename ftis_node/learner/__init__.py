@@ -1,15 +1,17 @@
-"""Training on own and foreign completions: a batch of groups in, one optimizer step, new weights out.
+"""Training on own and foreign completions: each step takes a batch of groups and returns new weights.
 
-messages.py     requests and replies between daemon and worker; no torch
-client.py       the daemon's side; no torch
-senders.py      statistics of each sender's completions in a step; no torch
-report.py       the figures of a step
-core.py         `Learner.train(groups, step)` joins the folders below
-worker.py       the process that holds a `Learner`
+The package has these files and folders:
 
-data/           groups -> arrays -> packed micro-batches under a token budget
-model/          the policy (full or LoRA), attention, log-probs of the completion tokens
-step/           rewards -> advantages -> loss -> exact gradients -> optimizer step
-distributed/    ranks on several GPUs, and sharded tensors
-checkpoint/     durable state, export in the hub's format, weights for the generator
+    messages.py     requests and replies between daemon and worker; no torch
+    client.py       the daemon's side; no torch
+    senders.py      statistics of each sender's completions in a step; no torch
+    report.py       the figures of a step
+    core.py         `Learner.train(groups, step)` joins the folders below
+    worker.py       the process that holds a `Learner`
+
+    data/           groups -> arrays -> packed micro-batches under a token budget
+    model/          the policy (full or LoRA), attention, log-probs of the completion tokens
+    step/           rewards -> advantages -> loss -> exact gradients -> optimizer step
+    distributed/    ranks on several GPUs, and sharded tensors
+    checkpoint/     durable state, export in the hub's format, weights for the generator
 """

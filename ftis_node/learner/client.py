@@ -1,4 +1,4 @@
-"""The learner as the daemon sees it: a client of the worker process. Imports no torch.
+"""The daemon's client of the learner's worker process. Imports no torch.
 
     client = LearnerClient(boot, sockets_dir=..., log_path=...)
     state = await client.start()                          # where the newest checkpoint left off
@@ -6,8 +6,8 @@
     ...
     await client.stop()                                   # between two micro-batches, with everything saved
 
-If the worker dies, the call in flight raises WorkerDiedError and the supervisor starts it again; `await client.start()`
-then waits for the new life and tells where it stands, which may be one step further than was reported.
+If the worker dies, the call in flight raises WorkerDiedError and the supervisor restarts it. `await client.start()`
+then waits for the new process and returns its state, which may be one step ahead of the last report.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ KEEPS_FREED_BLOCKS = {
 
 
 class LearnerClient:
-    """One learner's worker, kept alive. All methods belong to one event loop."""
+    """The client of one learner's worker, which it keeps alive. All methods belong to one event loop."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class LearnerClient:
             on_event=on_checkpoint_skipped,
         )
         self._state: LearnerState | None = None
-        self._known_restarts = 0  # when the caller last asked where the learner stands
+        self._known_restarts = 0  # when the caller last asked for the learner's state
         self._num_skipped = 0
         self._num_refused = 0
 
@@ -107,7 +107,7 @@ class LearnerClient:
 
     @property
     def restarts(self) -> int:
-        """How often the worker was started again."""
+        """The number of restarts after a death."""
         return self._supervisor.restarts
 
     @property
@@ -117,7 +117,7 @@ class LearnerClient:
 
     @property
     def state(self) -> LearnerState | None:
-        """Where the learner stood at the start of its present life; None before the first."""
+        """The learner's state at the start of its present process; None before the first."""
         return self._state
 
     @property
@@ -131,10 +131,10 @@ class LearnerClient:
         return self._num_refused
 
     async def start(self) -> LearnerState:
-        """Return where the learner stands when it takes requests, in its first life or after a restart.
+        """Return the learner's state when it takes requests, at the first start or after a restart.
 
-        Raises what the worker could not be built for (ModelError, ConfigError, MachineError, NetworkError), and
-        WorkerDiedError where it died too often.
+        Raises the error of the worker's `build` (ModelError, ConfigError, MachineError, NetworkError), and
+        WorkerDiedError if it died too often.
         """
         await self._supervisor.start()
         assert self._state is not None  # `_ask_state` ran before the supervisor called the worker ready
@@ -156,10 +156,10 @@ class LearnerClient:
     async def train(
         self, groups: Sequence[TrainGroup], *, step: int, on_published: OnPublished | None = None
     ) -> TrainReply:
-        """Do step `step`, one more than the last; asked again for the last one, the worker tells what it did.
+        """Do step `step`, one more than the last. If it is the last one, the worker returns the stored report.
 
         `on_published` is given the new weights and then their proof before the reply, while the checkpoint is written.
-        Raises WorkerDiedError where the worker died meanwhile, MachineError where memory or disk do not suffice.
+        Raises WorkerDiedError if the worker died meanwhile, MachineError if memory or disk do not suffice.
         """
         request = TrainRequest(step=step, groups=tuple(groups))
         try:
@@ -196,8 +196,8 @@ class LearnerClient:
     async def write_weights(self, refused: str = "") -> PublishedWeights | None:
         """Have the present weights written to a file; None for the model as it came. Waits for a step in progress.
 
-        `refused`, where it says why no engine can map shared weights: all later versions go through files, too. Raises
-        MachineError where the disk refuses, WorkerDiedError where the worker died meanwhile.
+        A non-empty `refused` says why no engine can map shared weights: all later versions go through files, too.
+        Raises MachineError if the disk refuses, WorkerDiedError if the worker died meanwhile.
         """
         return (await self._supervisor.call(WriteWeights(refused=refused), WeightsWritten)).weights
 
@@ -222,13 +222,14 @@ class LearnerClient:
 
 
 def worker_environment(boot: LearnerBoot) -> dict[str, str]:
-    """What must be known before the boot can reach the worker: torch and glibc read these when they are loaded.
+    """Return variables that must be set before the worker starts, because torch and glibc read them when they are
+    loaded.
 
-    A step frees and takes the same large blocks again and again. On a CPU glibc is told to keep them, or the kernel
-    clears every page of them anew each time: in one arena, since a thread's own cannot hold a block above 64 MiB. With
-    a GPU the large blocks are torch's own there, and the host's memory is better given back. Where the learner has a
-    share of a GPU its segments grow, unless somebody has set torch's allocator already; where an engine maps its
-    weights they do so only once these are allocated (`workers/weights/cuda_ipc.py`).
+    A step frees and takes the same large blocks again and again. On a CPU glibc is set to keep them; else the kernel
+    clears their pages each time. It uses one arena, since a thread's separate arena cannot hold a block above 64 MiB.
+    With a GPU the large blocks are in torch's allocator, and freed host memory goes back to the system. If the learner
+    has a share of a GPU, its segments grow, unless the user set torch's allocator. If an engine maps its weights, they
+    grow only once these are allocated (`workers/weights/cuda_ipc.py`).
     """
     is_set = any(name in os.environ for name in ALLOCATOR_SETTINGS)
     segments = {} if boot.memory_share is None or is_set or boot.hand_over == "ipc" else GROWING_SEGMENTS

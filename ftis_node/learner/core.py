@@ -1,17 +1,17 @@
-"""The learner: a policy, its optimiser and its home on disk, advanced one step at a time.
+"""The learner: a policy, its optimizer and its home on disk, advanced one step at a time.
 
     groups -> batch -> micro-batches -> step          -> published weights -> checkpoint
               batch.py  packing.py      train_step.py  publish.py           checkpoint.py
 
-Where several processes hold the model together, each has a Learner; rank 0's is the one that is spoken to, and the
-others do their part of what it does (`take_part`, `ranks.py`).
+If several processes hold the model together, each has a Learner. The daemon talks to that of rank 0, and the others do
+their part of each command (`take_part`, `ranks.py`).
 
-Steps are numbered and each is done once: asked again for the newest one, the learner answers with the stored report.
-Weights are published before the checkpoint is written, so that the generator takes them while the disk is at work, and
-not every step has a checkpoint (`saving.py`). A crash takes step and version back to the newest one: the next life does
-the steps after it again, from the same groups, and publishes that version; the generator returns to it. Groups that a
-lost version sampled carry their own log-probs and stay right. Where a step left the weights as they were, nothing need
-be written: after a crash it is simply done again.
+Steps are numbered and each is done once: a repeated request for the newest one returns the stored report. Weights are
+published before the checkpoint is written, so that the generator loads them during the write. Not every step has a
+checkpoint (`saving.py`). A crash returns step and version to the newest checkpoint. The next process repeats the later
+steps from the same groups and publishes their versions; the generator returns to them. Groups that a lost version
+sampled carry their own log-probs and stay valid. A step that left the weights unchanged needs no checkpoint: after a
+crash it is repeated.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ MAKE_ROOM = "make room on that disk and start again, it goes on at the newest ch
 
 
 class Learner:
-    """One policy in training. Not for use by several threads at once."""
+    """One policy in training. Not thread-safe."""
 
     def __init__(
         self,
@@ -83,9 +83,9 @@ class Learner:
         ranks: Ranks = ALONE,
         on_skipped: Callable[[CheckpointSkipped], None] = lambda skipped: None,
     ):
-        """Load the model and resume from the newest checkpoint of this home; of `ranks`, all at the same time.
+        """Load the model and resume from the newest checkpoint of this home; all `ranks` do so at the same time.
 
-        Raises ConfigError, ModelError, MachineError or NetworkError; `on_skipped` is told of damaged checkpoints.
+        Raises ConfigError, ModelError, MachineError or NetworkError. `on_skipped` is called for damaged checkpoints.
         """
         if boot.num_threads is not None:
             torch.set_num_threads(boot.num_threads)
@@ -155,7 +155,7 @@ class Learner:
             self._ranks.close()
 
     def state(self) -> LearnerState:
-        """Where the learner stands."""
+        """Return the learner's state."""
         return LearnerState(
             step=self._step,
             policy_version=self._policy_version,
@@ -177,12 +177,12 @@ class Learner:
         between: StepCallback = lambda: None,
         on_published: Callable[[PublishedWeights | WeightProof], None] = lambda published: None,
     ) -> TrainReply:
-        """Do step `step`, or tell what it did if it is the newest one done.
+        """Do step `step`, or return its report if it is the newest one done.
 
         `between` is called between micro-batches; if it raises, the step was not done. `on_published` is given new
-        weights as soon as a generator can take them, and then their proof, while the checkpoint is still to be written.
-        Raises FtisError for any other step number, and MachineError where memory or disk do not suffice (then the same
-        step may be asked for again).
+        weights as soon as a generator can take them, and then their proof, before the checkpoint is written. Raises
+        FtisError for any other step number. Raises MachineError if memory or disk do not suffice; the same step may
+        then be requested again.
         """
         if step == self._step and self._last_report is not None:
             self._settle(on_published)
@@ -201,8 +201,7 @@ class Learner:
         return TrainReply(report=report, weights=self._weights, proof=self._proof, saved_step=self.saver.saved_step)
 
     def give_memory_back(self, *, asked: bool = False) -> None:
-        """Free blocks that torch keeps for later go back to the GPU: where a generator needs them between steps, and
-        where one has `asked` for them."""
+        """Free blocks that torch keeps, if a generator needs them between steps or has `asked` for them."""
         if asked or self._boot.takes_turns:
             torch.cuda.empty_cache()
 
@@ -229,7 +228,7 @@ class Learner:
             self._check(self._ranks.between(between))
 
     def audit(self, group: TrainGroup, *, version: int, between: StepCallback = lambda: None) -> Mismatch | None:
-        """How far a peer's log-probs are from ours; None where the learner's weights are not `version` (any more)."""
+        """Return how far a peer's log-probs are from the learner's; None if its weights are not `version`."""
         if version != self._policy_version:
             return None
         with self._ranks.lead(AuditRequest(group=group)):
@@ -391,12 +390,12 @@ class Learner:
         return cut_evenly(lambda budget: make(batch, max_tokens=budget), max_tokens=max_tokens, size=size)
 
     def _settle(self, on_published: Callable[[PublishedWeights | WeightProof], None]) -> None:
-        """Have the present policy published and, where it is due, on disk. Does only what is still to be done."""
+        """Publish the present policy and, if due, write its checkpoint. Does only what is not done yet."""
         if self._proof.version != self._policy_version:
             step_done_at_s = time.monotonic()
             with self._no_room_for_weights():
                 self._publish()
-            self.give_memory_back()  # the generator may wake on hearing of it
+            self.give_memory_back()  # the generator may wake when it gets the message
             assert self._weights is not None
             on_published(msgspec.structs.replace(self._weights, step_done_at_s=step_done_at_s))
             self._prove()
@@ -407,7 +406,7 @@ class Learner:
         version = self._policy_version
         if anew:
             discard_published(Path(self._boot.weights_dir))
-        if anew and version == 0:  # the generator has the model as it came
+        if anew and version == 0:  # the generator has the starting model
             return
         with self._ranks.lead(GatherCommand("publication")):
             self._weights = self._publisher.publish(self.policy, version=version)

@@ -1,4 +1,4 @@
-"""What the daemon and the learner's worker say to each other.
+"""The messages between the daemon and the learner's worker.
 
     daemon                          worker
       LearnerBoot ------------------>  load the model, resume from the newest checkpoint
@@ -40,7 +40,9 @@ LORA_LEARNING_RATE = 1e-4
 
 
 class LoraSettings(msgspec.Struct, frozen=True):
-    """The shape of an adapter; the defaults are the F-TIS paper's. `target_modules`: "all-linear" or module names."""
+    """The shape of an adapter; the defaults are those of the F-TIS paper. `target_modules`: "all-linear" or module
+    names.
+    """
 
     rank: int = 128
     alpha: int = 256
@@ -49,23 +51,27 @@ class LoraSettings(msgspec.Struct, frozen=True):
 
 
 class LearnerBoot(Message, frozen=True):
-    """Everything that a learner is made of.
+    """The configuration of a learner.
 
-    `model` is a folder or hub id, `model_name` how others know it. `run_id` names the run whose checkpoints these are.
+    `model` is a folder or hub id, `model_name` its public name. `run_id` names the run whose checkpoints these are.
     `method` and `method_params` go to `algorithms.policy_loss`; `advantage_scale` None means the method's own.
-    `temperature` is the one that the run samples at. `max_grad_norm` 0 is none; `kl_to_start` weighs the KL to the
-    model as it came, 0 is none. Of a peer's completion the log-probs may, summed up, lie `max_logprob_gap_nats` below
-    the learner's. `dtype` is what the model is held and computed in: where it is bfloat16, what is
-    trained has float32 masters. `optimizer_states` is the form of Adam's moments (`optimizer.py`).
-    `micro_batch_tokens` bounds the padded prompt and completion tokens that are held at once, until memory runs out.
-    `publish_as` is what the generator is handed: the whole model, an adapter merged into it, or the adapter alone.
-    `takes_turns`: a generator sleeps on the same GPU during a step and at no other time, so that memory must be free
-    again before the answer, and nothing that needs much is done between steps. `hand_over` is how published weights
-    reach it, where that can be done (`publish.py`). `memory_share` is the part of the GPU
-    that its tensors may take beside a generator, None: all. `num_processes` hold the model together, on a GPU or
-    `num_threads` of the CPU each. `recompute_activations` keeps of each layer its input alone; `may_recompute`:
-    memory that runs out switches it on. `head_chunk_tokens` go through the output head at once.
-    `kernels` are the layers' (`kernels.py`).
+
+    `temperature` is the run's sampling temperature. `max_grad_norm` 0 means no clipping. `kl_to_start` weighs the KL to
+    the starting model; 0 means none. The summed log-probs of a peer's completion may be `max_logprob_gap_nats` below
+    the learner's.
+
+    `dtype` is the model's type in memory and computation; trained weights have float32 masters if it is bfloat16.
+    `optimizer_states` is the form of Adam's moments (`optimizer.py`). `micro_batch_tokens` bounds the padded prompt and
+    completion tokens in memory, until memory runs out. `publish_as` is what the generator gets: the whole model with an
+    adapter merged into it, or the adapter alone.
+
+    `takes_turns`: a generator on the same GPU sleeps during a step, and only then. So memory must be free again before
+    the reply, and no work between steps may need much. `hand_over` is how published weights reach it, if possible
+    (`publish.py`). `memory_share` is the part of the GPU for the learner's tensors beside a generator; None: all.
+
+    `num_processes` hold the model together, each on a GPU or on `num_threads` of the CPU. `recompute_activations` keeps
+    only each layer's input; `may_recompute`: a lack of memory switches it on. `head_chunk_tokens` go through the output
+    head at once. `kernels` are those of the layers (`kernels.py`).
     """
 
     model: str
@@ -109,29 +115,30 @@ class LearnerBoot(Message, frozen=True):
 
     @property
     def effective_learning_rate(self) -> float:
-        """The given rate, or the paper's for what is trained."""
+        """Return the given rate, or the paper's for what is trained."""
         if self.learning_rate is not None:
             return self.learning_rate
         return FULL_LEARNING_RATE if self.lora is None else LORA_LEARNING_RATE
 
     def learning_rate_at(self, step: int) -> float:
-        """The rate of step `step`, as the schedule has it."""
+        """Return the rate of step `step` by the schedule."""
         return learning_rate(self.schedule, step, peak=self.effective_learning_rate)
 
 
 class TrainGroup(msgspec.Struct, frozen=True):
     """The completions of one prompt by one generator, with the prompt in this learner's own tokens.
 
-    `body` is the signed body as stored; `text_token_ids` are the ids of its texts in this learner's tokens, one tuple
-    per completion, if the body is in the text form. `prompt_ids` are little-endian int32. `rewards` are this node's,
-    one per completion.
+    `body` is the signed body as stored. If it is in the text form, `text_token_ids` are the ids of its texts in this
+    learner's tokens, one tuple per completion. `prompt_ids` are little-endian int32. `rewards` are this node's, one per
+    completion.
 
-    Groups of one `advantage_key` share their mean and deviation: give each group its own key for the vertical mode
-    (prompt and sender), the prompt's for the horizontal.
+    Groups of one `advantage_key` share their mean and deviation. In the vertical mode each group has its own key
+    (prompt and sender), in the horizontal mode the prompt's.
+
     `own`: this node signed the group. `of_own_weights`: another node signed it, the operator trusts that node, and it
-    sampled with this node's weights. The learner then measures it as an own group, and judges it as a peer's.
-    `sender` is the peer id of the signer, a label only; a peer's group without one is its own sender. Advantages are
-    multiplied by `weight`.
+    sampled with this node's weights. The learner then measures it as an own group, and judges it as a peer's. `sender`
+    is the peer id of the signer, a label only; a peer's group without one is its own sender. Advantages are multiplied
+    by `weight`.
     """
 
     group_id: str
@@ -147,21 +154,25 @@ class TrainGroup(msgspec.Struct, frozen=True):
 
 
 class StepReport(msgspec.Struct, frozen=True):
-    """What one step did. Fractions and means are of the step's first pass over the batch.
+    """The figures of one step. Fractions and means are of the step's first pass over the batch.
 
     `policy_version` is the newest step that changed the weights. `learning_rate` is the step's by the schedule. `loss`
-    has the weighted `kl_to_start` in it, where the run has one; that is the mean KL itself, in nats a token. `skipped`
-    (nothing to learn) and `refused` (a value was not finite) give the reason why this one did not; then `num_updates`
-    and `grad_norm` are 0. The `mismatch_` figures (see `mismatch.py`) say what engine and learner disagree by: over
-    `mismatch_tokens` own tokens that `mismatch_version` sampled, the version that the step started from. None where
-    there is nothing to take a mean of. `entropy` is the policy's own, in nats a token, over the tokens that went
-    through a pass with a gradient; None where it is not asked for. `micro_batch_tokens` is the budget that the step was
-    done with, after it ran out of memory `out_of_memory` times. `understated` are the ids of groups with completions
-    that were left out because no honest sampling brings their log-probs about. `unreadable` are the ids of groups whose
-    body could not be unpacked. `by_sender` has one entry for each
-    sender of the step's groups, this node among them; none where the first pass was refused. `agreement` by sender and
-    `own_agreement` are cosines of gradients (`agreement.py`), where they are asked for and there are some. `repeated`:
-    the step had been done before and was not done again.
+    includes the weighted `kl_to_start`, if the run has one; `kl_to_start` is the mean KL itself, in nats a token.
+    `skipped` (nothing to learn) and `refused` (a value was not finite) say why this step changed no weights. Then
+    `num_updates` and `grad_norm` are 0.
+
+    The `mismatch_` figures (see `mismatch.py`) are the difference between engine and learner. They cover
+    `mismatch_tokens` own tokens that `mismatch_version` sampled, the version that the step started from. They are None
+    without such tokens. `entropy` is the policy's own, in nats a token, over the tokens that went through a pass with a
+    gradient. It is None unless the run measures it.
+
+    `micro_batch_tokens` is the budget that the step was done with, after it ran out of memory `out_of_memory` times.
+    `understated` are the ids of groups that were left out because no honest sampling can cause the log-probs of some
+    completions. `unreadable` are the ids of groups whose body could not be unpacked.
+
+    `by_sender` has one entry for each sender of the step's groups, including this node; none if the first pass was
+    refused. `agreement` by sender and `own_agreement` are cosines of gradients (`agreement.py`), if the run measures
+    them and there are some. `repeated`: the step had been done before and was not done again.
     """
 
     step: int
@@ -200,11 +211,11 @@ class StepReport(msgspec.Struct, frozen=True):
 
 
 class StateRequest(Message, frozen=True):
-    """Where do you stand?"""
+    """A request for the learner's state."""
 
 
 class LearnerState(Message, frozen=True):
-    """Where the learner stands: `step` is the last one done, `policy_version` the last one that changed the weights.
+    """The learner's state: `step` is the last one done, `policy_version` the last one that changed the weights.
 
     `weights` is None while the policy is the model as it came (version 0): the generator then serves its own copy.
     `last_report` is None before the first step of this home. `last_groups` are the ids of the groups that `step` took.
@@ -250,7 +261,7 @@ class CheckRequest(Message, frozen=True):
 
 
 class CheckReply(Message, frozen=True):
-    """It was measured or dropped: the report of the next step says."""
+    """The group was measured or dropped: the report of the next step says which."""
 
 
 class AuditRequest(Message, frozen=True):
@@ -274,7 +285,7 @@ class ExportRequest(Message, frozen=True):
 
 
 class ExportReply(Message, frozen=True):
-    """It lies at `out`, trained for `step` steps."""
+    """The export is in the folder `out`, trained for `step` steps."""
 
     out: str
     step: int
@@ -285,7 +296,7 @@ class GiveMemoryBack(Message, frozen=True):
 
 
 class MemoryGivenBack(Message, frozen=True):
-    """It is free."""
+    """The memory is free."""
 
 
 class WriteWeights(Message, frozen=True):
@@ -298,7 +309,7 @@ class WriteWeights(Message, frozen=True):
 
 
 class WeightsWritten(Message, frozen=True):
-    """Where they lie; None while the policy is the model as it came."""
+    """The written weights; None while the policy is the starting model."""
 
     weights: PublishedWeights | None = None
 
@@ -308,7 +319,7 @@ class SaveRequest(Message, frozen=True):
 
 
 class Saved(Message, frozen=True):
-    """It is on disk: the newest checkpoint is of `step`."""
+    """The newest checkpoint on disk is of `step`."""
 
     step: int
 

@@ -34,9 +34,10 @@ def report_of(
     micro_batch_tokens: int,
     out_of_memory: int,
 ) -> StepReport:
-    """The report of step `step`; `version_before` is the policy version that the step started from.
+    """Return the report of step `step`; `version_before` is the policy version that the step started from.
 
-    The mismatch is that of the batch's own tokens of this version; where it has none, `checked`, the check group's.
+    The mismatch is that of the batch's own tokens of this version. If it has none, the check group's (`checked`) is
+    used.
     """
     first = outcome.first
     tokens = batch.sampled_by(version_before)
@@ -79,7 +80,7 @@ def report_of(
 
 
 def _by_sender(first: Gradients, batch: TrainBatch, objective: Objective) -> tuple[SenderStats, ...]:
-    """Empty where the first pass was refused: its log-probs are not all there."""
+    """Return the senders' figures; none if the first pass was refused, because its log-probs are incomplete."""
     if first.refused is not None:
         return ()
     columns = {name: sums.tolist() for name, sums in objective.sender_sums(first.learner_logprobs, batch).items()}
@@ -90,5 +91,5 @@ def _by_sender(first: Gradients, batch: TrainBatch, objective: Objective) -> tup
 
 
 def _mean(values: Tensor) -> float | None:
-    """None for no values, and where the mean is not finite: a report is also written as JSON."""
+    """Return the mean; None for no values, and if it is not finite, because a report is also written as JSON."""
     return float(values.mean()) if values.numel() and bool(values.isfinite().all()) else None

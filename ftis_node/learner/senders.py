@@ -88,12 +88,12 @@ SUMS = tuple(name for name in SenderStats.__struct_fields__ if name not in ("sen
 
 
 def sender_stats(sender: str, own: bool, sums: Mapping[str, float | Sequence[float]]) -> SenderStats:
-    """From the sums as tensors hold them; counts become integers."""
+    """Return the statistics from sums in tensors; counts become integers."""
     return SenderStats(sender, own, **{name: _as_kept(name, value) for name, value in sums.items()})
 
 
 def add_up(figures: Iterable[SenderStats], *, sender: str = OTHERS, own: bool = False) -> SenderStats:
-    """Several entries as one, under this name."""
+    """Return the sum of several entries, under this name."""
     total = SenderStats(sender, own)
     for each in figures:
         total = SenderStats(sender, own, **{name: _add(getattr(total, name), getattr(each, name)) for name in SUMS})

@@ -1,8 +1,8 @@
 """The learner's process: `python -m ftis_node.learner.worker`, started by `client.LearnerClient`.
 
-All work on the model runs in one thread beside the event loop, so that messages are read and heartbeats sent during a
-long step. A request that is cancelled, and so the whole worker when it is told to stop, ends between two micro-batches:
-the step is then not done, nothing of it is kept, and the newest state is saved before the process ends.
+All work on the model runs in one thread beside the event loop, so messages are read and heartbeats sent during a long
+step. A cancelled request ends between two micro-batches, and a stop of the worker cancels all. The step is then not
+done, nothing of it is kept, and the newest state is saved before the process ends.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ RETRY_S = 60.0  # after a disk refused a checkpoint
 
 
 class ModelThread:
-    """The one thread in which the learner works, one piece after the other."""
+    """The thread in which the learner works, one piece after the other."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner")
@@ -87,7 +87,7 @@ class ModelThread:
 
 @asynccontextmanager
 async def build(boot: LearnerBoot, emit: Emitter) -> AsyncIterator[Handlers]:
-    """A learner made from `boot`, with its handlers; saved at the end where its newest step is not on disk."""
+    """Build a learner from `boot`, with its handlers; at the end save its newest step if it is not on disk."""
     with start_ranks(boot.num_processes) as address, closing(ModelThread()) as thread:
         learner = await thread.work(lambda between: _open(boot, address, emit), emit)
         saving = asyncio.create_task(_save_while_idle(boot, thread, learner, emit))
@@ -107,13 +107,13 @@ async def build(boot: LearnerBoot, emit: Emitter) -> AsyncIterator[Handlers]:
             await asyncio.wait([saving])
         try:
             await thread.work(lambda between: learner.save_if_behind(), emit)
-        except MachineError as error:  # nobody listens any more: the daemon looks at what is on the disk
+        except MachineError as error:  # no caller waits any more: the daemon reads the state from the disk
             logger.error("%s", error)
         await thread.work(lambda between: learner.close(), emit)
 
 
 async def _save_while_idle(boot: LearnerBoot, thread: ModelThread, learner: Learner, emit: Emitter) -> None:
-    """Begins the checkpoint of the newest step when it is due, though no next step comes."""
+    """Begin the checkpoint of the newest step when it is due, even if no next step comes."""
     while boot.checkpoint_every_steps is None:
         await asyncio.sleep(IDLE_LOOK_S)
         try:

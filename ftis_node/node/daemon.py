@@ -95,7 +95,7 @@ async def run_loops(
     health: RunningLoops,
     observed: Observed | None = None,
 ) -> None:
-    """Run the loops of `work` until it is done or until cancelled. Raises what a loop raised.
+    """Run the loops of `work` until it is done or until canceled. Raises what a loop raised.
 
     `health` gets the running tasks; `observed` shows the status from now on.
     """
@@ -128,7 +128,7 @@ async def run_loops(
 
 
 async def _save(node: NodeComponents) -> None:
-    """Has the last step written while nobody waits: a checkpoint takes longer than a worker's end may."""
+    """Write the last step before the end: a checkpoint takes longer than the time limit of a worker's end."""
     try:
         with waiting_for("the checkpoint of the last step"):
             step = await node.learner.save()
@@ -139,13 +139,13 @@ async def _save(node: NodeComponents) -> None:
 
 
 async def _without_end(name: str, loop: Coroutine[None, None, None]) -> None:
-    """A loop that ends by itself leaves a node that is half alive: that is a fault."""
+    """Raise if a loop ends by itself: the node would be half alive."""
     await loop
     raise FtisError(f"internal fault: the {name} loop ended by itself; run with --debug and report it")
 
 
 async def _ended_by(close: Callable[[], Awaitable[None]]) -> None:
-    """Takes a part down when the loops are cancelled: at the same time as the workers, not after them."""
+    """Stop a part when the loops are canceled: at the same time as the workers, not after them."""
     try:
         await asyncio.Event().wait()
     finally:

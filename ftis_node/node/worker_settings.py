@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def serves_adapters(settings: NodeSettings) -> bool:
-    """Whether the engine is handed adapters alone. On a CPU that is for those who ask: it generates far slower.
+    """Return whether the engine gets adapters alone. On a CPU only on request: it generates far slower.
 
-    Raises EngineError where it is asked for without vLLM.
+    Raise EngineError if it is asked for without vLLM.
     """
     wanted = settings.generation.adapters
     if not settings.lora or wanted == "merge" or settings.engine == "torch":
@@ -29,7 +29,7 @@ def serves_adapters(settings: NodeSettings) -> bool:
 
 
 def dtype_of(settings: NodeSettings) -> Any:
-    """The format the weights are computed in: what was asked for, else float32 on a CPU and bfloat16 on a GPU."""
+    """Return the number format of the weights: the setting, else float32 on a CPU and bfloat16 on a GPU."""
     if settings.dtype != "auto":
         return settings.dtype
     return "float32" if pick_device(settings.device) == "cpu" else "bfloat16"

@@ -24,7 +24,7 @@ class SteadyClock:
         return self._began + time.monotonic()
 
     def jump_s(self) -> float | None:
-        """By how much the wall clock was moved since this was asked last; None where it was not."""
+        """Return by how much the wall clock was moved since the last call (s); None if it was not."""
         offset = time.time() - time.monotonic()
         jump = offset - self._told
         if abs(jump) < JUMP_S:

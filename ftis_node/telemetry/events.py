@@ -53,11 +53,11 @@ class RotatingLog(RotatingFileHandler):
     _shortage = RateLimitedLog()
 
     def _open(self) -> TextIOWrapper:
-        """Never through a link, which may lead out of the home."""
+        """Open the file, never through a link, which may lead out of the home."""
         return self._opened(Path(self.baseFilename))
 
     def doRollover(self) -> None:
-        """Opens the next file before it closes the full one, which goes on where no further one can be opened."""
+        """Open the next file before the full one is closed; keep the full one if none can be opened."""
         full = Path(self.baseFilename)
         new = full.with_name(f"{full.name}.new")
         try:
@@ -82,7 +82,7 @@ class RotatingLog(RotatingFileHandler):
         return os.fdopen(open_to_write(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "a", encoding=self.encoding)
 
     def shouldRollover(self, record: logging.LogRecord) -> bool:
-        """Whether this line would be too much."""
+        """Return whether this line would exceed the size limit."""
         written = self.stream.tell() if self.stream is not None else 0
         return written > 0 and written + len(record.getMessage()) >= self.maxBytes
 
@@ -109,7 +109,7 @@ class EventTrail:
         self._handler.handle(logging.LogRecord("events", logging.INFO, "", 0, redacted(line), None, None))
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         self._handler.close()
 
 
@@ -139,7 +139,7 @@ def present_name(name: str) -> str:
 
 
 def with_present_name(event: dict[str, Any]) -> dict[str, Any]:
-    """Return the event under its present name. Raises KeyError for an event without a name."""
+    """Return the event under its present name. Raise KeyError for an event without a name."""
     name = event["event"]
     return (
         event if not isinstance(name, str) or name not in NAMES_OF_SCHEMA_1 else event | {"event": present_name(name)}
@@ -147,7 +147,7 @@ def with_present_name(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_events(path: Path, *, name: str | None = None) -> list[dict[str, Any]]:
-    """The events in one file, oldest first; those called `name` where given. A half-written last line is left out."""
+    """Return the events in one file, oldest first; only those called `name` if given. Skip a half-written last line."""
     if not path.exists():
         return []
     events = []

@@ -68,7 +68,7 @@ def unhandled_errors(on_fault: OnFault) -> Iterator[None]:
 
 
 def is_ours(error: BaseException) -> bool:
-    """Whether an error passed through code of this package, itself or by one of those that it groups."""
+    """Return whether an error passed through code of this package, itself or by one of those that it groups."""
     if isinstance(error, BaseExceptionGroup) and any(map(is_ours, error.exceptions)):
         return True
     return any(frame.f_code.co_filename.startswith(PACKAGE) for frame, _ in traceback.walk_tb(error.__traceback__))
@@ -80,7 +80,7 @@ class _Watch:
         self._known: set[tuple[str, str]] = set()
 
     def take_context(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """As asyncio calls an exception handler."""
+        """Handle the context that asyncio gives to an exception handler."""
         error = context.get("exception")
         if error is None:  # a warning of asyncio's own
             log.warning("%s", context["message"])
@@ -106,7 +106,7 @@ class _Watch:
 
 
 def _where(context: dict[str, Any]) -> str:
-    """The part that failed, in words."""
+    """Return the part that failed, in words."""
     task = context.get("task") or context.get("future")
     if isinstance(task, asyncio.Task):
         return f"the task {task.get_name()}"

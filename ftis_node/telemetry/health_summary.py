@@ -41,7 +41,7 @@ class HealthAnswer:
 
     @property
     def is_well(self) -> bool:
-        """Whether it needs no operator."""
+        """Return whether it needs no operator."""
         return self.word is not AnswerWord.NO
 
 

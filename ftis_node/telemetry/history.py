@@ -73,7 +73,7 @@ class History:
 
 
 def read_history(events_path: Path, *, num_last_events: int = DEFAULT_NUM_LAST_EVENTS) -> History:
-    """All of a trail, turned-over files too. A damaged line is passed over and counted; no trail gives an empty one."""
+    """Return the history of a trail with its rotated files. Count damaged lines; no trail gives an empty history."""
     follower = HistoryFollower(events_path, num_last_events=num_last_events)
     follower.poll()
     return follower.history
@@ -89,7 +89,7 @@ class HistoryFollower:
         self.history = History()
 
     def poll(self) -> bool:
-        """Reads what was appended since the last call, and only that; whether there was anything."""
+        """Read what was appended since the last call, and only that; return whether there was anything."""
         has_news = False
         for line in self._reader.read_new():
             self._builder.add(line)
@@ -109,7 +109,7 @@ class HistoryBuilder:
         self._damaged_lines = 0
 
     def add(self, line: bytes) -> str | None:
-        """One line; gives the event's name, or None for a damaged one."""
+        """Add one line; return the event's name, or None if the line is damaged."""
         name = event_name(line)
         try:
             if name == "step":
@@ -126,7 +126,7 @@ class HistoryBuilder:
         return name
 
     def build(self) -> History:
-        """The history of all lines so far."""
+        """Return the history of all lines so far."""
         events = [event for line in self._last_lines if (event := _event_or_none(line)) is not None]
         return History(
             steps=tuple(self._steps),
@@ -152,7 +152,7 @@ _HEAD_DECODER = msgspec.json.Decoder(_Head)
 
 
 def event_name(line: bytes) -> str | None:
-    """The name of the event in a line; None where the line is damaged."""
+    """Return the name of the event in a line; None if the line is damaged."""
     try:
         return present_name(_HEAD_DECODER.decode(line).event)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -166,7 +166,7 @@ def event_name(line: bytes) -> str | None:
 
 
 def _event_or_none(line: bytes) -> dict[str, Any] | None:
-    """None for a line whose head could be read, and no more of it."""
+    """Return the event; None if only the head of the line could be read."""
     try:
         return read_event(line)
     except ValueError:
@@ -174,7 +174,7 @@ def _event_or_none(line: bytes) -> dict[str, Any] | None:
 
 
 def read_event(line: bytes) -> dict[str, Any]:
-    """The event in a line. The trail's JSON is Python's, so it may have NaN. Raises ValueError for a damaged line."""
+    """Return the event in a line. The trail's JSON may have NaN. Raise ValueError for a damaged line."""
     try:
         event: dict[str, Any] = json.loads(line)
     except RecursionError:
@@ -183,7 +183,7 @@ def read_event(line: bytes) -> dict[str, Any]:
 
 
 def step_point(event: dict[str, Any]) -> StepPoint:
-    """A `step` event as a point. Raises KeyError, TypeError or ValueError where it has no step."""
+    """Return a `step` event as a point. Raise KeyError, TypeError or ValueError where it has no step."""
     figures = {field.name: _finite(event.get(field.name)) for field in fields(StepPoint)}
     figures |= {
         "time": float(event["time"]),
@@ -194,7 +194,7 @@ def step_point(event: dict[str, Any]) -> StepPoint:
 
 
 def evaluation_point(event: dict[str, Any]) -> EvaluationPoint:
-    """An `eval` event as a point. Raises KeyError, TypeError or ValueError where it is none."""
+    """Return an `eval` event as a point. Raise KeyError, TypeError or ValueError where it is none."""
     return EvaluationPoint(
         time=float(event["time"]),
         step=int(event["step"]),
@@ -205,6 +205,6 @@ def evaluation_point(event: dict[str, Any]) -> EvaluationPoint:
 
 
 def _finite(value: Any) -> Any:
-    """A number as it is; None for anything else."""
+    """Return a finite number; None for anything else."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return value if is_number and math.isfinite(value) else None

@@ -61,7 +61,7 @@ def all_metrics() -> tuple[Metric, ...]:
 
 
 def help_of(name: str) -> str:
-    """Return the help text of a metric. Raises KeyError if the table does not have it."""
+    """Return the help text of a metric. Raise KeyError if the table does not have it."""
     return {metric.name: metric.help for metric in all_metrics()}[name]
 
 

@@ -10,4 +10,4 @@ OnProgress: TypeAlias = Callable[[float | None, str], None]
 
 
 def unwatched(fraction: float | None, what: str) -> None:
-    """Nobody looks."""
+    """Discard progress."""

@@ -66,7 +66,7 @@ Those of `deploy/prometheus/alerts.yaml`. *page*: the node does nothing any more
 
 
 def render_reference() -> str:
-    """The whole page as Markdown."""
+    """Return the whole page as Markdown."""
     rows: dict[str, list[Metric]] = {}
     for metric in all_metrics():
         rows.setdefault(metric.name, []).append(metric)

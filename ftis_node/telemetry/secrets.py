@@ -29,13 +29,13 @@ _forms: set[str] = set()
 
 
 def keep_secret(secret: bytes | str) -> None:
-    """From now on `redacted` takes it out, in each of its forms."""
+    """Register a secret: from now on `redacted` removes it, in each of its forms."""
     if len(secret) >= MIN_BYTES:
         _forms.update(forms_of(secret.encode() if isinstance(secret, str) else secret))
 
 
 def keep_variables_secret(environment: Mapping[str, str] = os.environ) -> None:
-    """Keeps what the environment's variables for access tokens hold."""
+    """Keep what the environment's variables for access tokens hold."""
     for name in VARIABLES:
         keep_secret(environment.get(name, ""))
 
@@ -56,7 +56,7 @@ def forms_of(secret: bytes) -> Iterator[str]:
 
 
 def redacted(text: str) -> str:
-    """The text, without secrets."""
+    """Return the text, without secrets."""
     for form in _forms:
         if form in text:
             text = text.replace(form, HIDDEN)
@@ -67,7 +67,7 @@ class SecretFreeFormatter(logging.Formatter):
     """Log lines, with their tracebacks, without secrets."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """Return the line."""
         return redacted(super().format(record))
 
 

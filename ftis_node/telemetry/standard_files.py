@@ -18,7 +18,7 @@ STANDARD_INPUT, STANDARD_OUTPUT, STANDARD_ERROR = 0, 1, 2
 
 
 def open_closed_files() -> None:
-    """Puts /dev/null where a standard file is closed, so that no other file gets its number: programs write there."""
+    """Put /dev/null where a standard file is closed, so that no other file gets its number: programs write there."""
     for number in (STANDARD_INPUT, STANDARD_OUTPUT, STANDARD_ERROR):
         try:
             os.fstat(number)
@@ -37,7 +37,7 @@ def open_closed_files() -> None:
 
 
 def drop_what_cannot_be_written() -> None:
-    """From now on no write to standard output or error raises OSError."""
+    """Drop output that cannot be written: from now on standard output and error raise no OSError."""
     open_closed_files()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
@@ -54,7 +54,7 @@ def discard_output() -> None:
 
 
 def text_that_may_be_lost(number: int, *, like: TextIO | None = None) -> TextIO:
-    """A text stream on a descriptor, which stays open; a line that cannot be written is dropped."""
+    """Return a text stream on a descriptor, which stays open; a line that cannot be written is dropped."""
     return io.TextIOWrapper(
         _Lossy(number),
         encoding=(like and like.encoding) or "utf-8",

@@ -161,7 +161,7 @@ class AmountStatus(msgspec.Struct, frozen=True):
 
 
 def amount(used: int, limit: int | None) -> AmountStatus:
-    """What is left of a limit, never less than nothing."""
+    """Return the rest of a limit, at least 0."""
     return AmountStatus(used=used, limit=limit, left=None if limit is None else max(0, limit - used))
 
 
@@ -259,7 +259,7 @@ class Status(msgspec.Struct, frozen=True):
     health: HealthStatus = HealthStatus()
 
     def to_json(self) -> bytes:
-        """The snapshot as JSON."""
+        """Return the snapshot as JSON."""
         return redacted(msgspec.json.encode(self).decode()).encode()
 
     @classmethod
@@ -274,7 +274,7 @@ def stopped(status: Status) -> Status:
 
 
 def starting(status: Status) -> Status:
-    """The last figures of a node that is starting: its models are loading."""
+    """Return the last figures of a node that is starting: its models are loading."""
     return _at_rest(status, state="starting", worker="starting", swarm="starting", reason="the node is starting")
 
 

@@ -11,12 +11,12 @@ NONE_YET = "no step has taken a group of it since the node's start"
 
 
 def teaches(row: Mapping[str, Any]) -> str:
-    """The effective share of a peer's completions that taught, in per cent; `-` where no step took any."""
+    """Return the effective share of a peer's completions that taught, in per cent; `-` where no step took any."""
     return _percent((row.get("teaching") or {}).get("teaches"))
 
 
 def teaching_words(row: Mapping[str, Any]) -> list[str]:
-    """The figures behind it, a line each."""
+    """Return the figures behind it, a line each."""
     found = row.get("teaching")
     if not found:
         return [NONE_YET]

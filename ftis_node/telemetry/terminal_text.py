@@ -17,31 +17,31 @@ LONG_VALUE = re.compile(r"""'[^']{201,}'|"[^"]{201,}"|\S{201,}""")
 
 
 def printable(text: str) -> str:
-    """The same text, harmless on one line of a terminal."""
+    """Return the same text, harmless on one line of a terminal."""
     return "".join(mark if mark.isprintable() else ascii(mark)[1:-1] for mark in text)
 
 
 def one_line(text: str) -> str:
-    """An error's text as one line of bounded length: without control characters, long values shortened."""
+    """Return an error's text as one line of bounded length: without control characters, long values shortened."""
     line = " ".join(printable(text[: 16 * MAX_LINE].replace("\n", " ")).split())
     line = LONG_VALUE.sub(lambda found: _ends_of(found[0], MAX_VALUE), line)
     return _ends_of(line, MAX_LINE)
 
 
 def _ends_of(text: str, length: int) -> str:
-    """Both ends of a long text: a path's first and last names, what was quoted and by what."""
+    """Return both ends of a long text: a path's first and last names, what was quoted and by what."""
     if len(text) <= length:
         return text
     return f"{text[: length // 2]}{ELLIPSIS}{text[-(length // 2) + 1 :]}"
 
 
 def cells(text: str) -> int:
-    """How many cells of a terminal printable text takes."""
+    """Return how many cells of a terminal printable text takes."""
     return sum(0 if unicodedata.combining(mark) else 1 + (unicodedata.east_asian_width(mark) in WIDE) for mark in text)
 
 
 def clipped(text: str, width: int) -> str:
-    """Printable text in at most `width` cells; what was left out shows as an ellipsis."""
+    """Return printable text in at most `width` cells; what was left out shows as an ellipsis."""
     text = printable(text)
     if cells(text) <= width:
         return text
@@ -51,7 +51,7 @@ def clipped(text: str, width: int) -> str:
 
 
 def wrapped(text: str, width: int, *, indent: int = 0) -> list[str]:
-    """Printable text as lines of at most `width` cells, broken between words; all but the first are indented."""
+    """Return printable text as lines of at most `width` cells, broken between words; all but the first are indented."""
     lines = [""]
     for word in printable(text).split(" "):
         longer = f"{lines[-1]} {word}" if lines[-1].strip() else lines[-1] + word
@@ -63,7 +63,7 @@ def wrapped(text: str, width: int, *, indent: int = 0) -> list[str]:
 
 
 def cut(text: str, width: int) -> list[str]:
-    """Printable text, all of it, in pieces of at most `width` cells; at least one piece."""
+    """Return printable text, all of it, in pieces of at most `width` cells; at least one piece."""
     pieces, used = [""], 0
     for mark in printable(text):
         used += cells(mark)

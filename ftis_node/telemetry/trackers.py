@@ -125,7 +125,7 @@ TRACKERS: dict[str, Callable[[TrackedRun], Tracker]] = {
 
 
 def check_installed(names: Iterable[str]) -> None:
-    """Raises ConfigError for the first tracker whose package, which has its name, is not there."""
+    """Raise ConfigError for the first tracker whose package, of the same name, is not installed."""
     for name in names:
         spec = util.find_spec(name)
         if spec is None or spec.origin is None:  # no origin: a folder of that name, as `wandb` leaves where it runs

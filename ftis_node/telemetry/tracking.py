@@ -46,7 +46,7 @@ class TrackerThread:
         self._thread.start()
 
     def offer(self, step: int, figures: Mapping[str, float]) -> None:
-        """Never waits."""
+        """Queue figures without waiting."""
         if self._entries.qsize() < self._capacity:
             self._entries.put((step, figures))
             return
@@ -55,11 +55,11 @@ class TrackerThread:
         self.num_dropped += 1
 
     def end(self) -> None:
-        """What was offered is written, then the tracker is closed."""
+        """Write what was offered, then close the tracker."""
         self._entries.put(None)
 
     def join(self, timeout_s: float) -> bool:
-        """Waits, and says whether the tracker has ended."""
+        """Wait, and return whether the tracker has ended."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -119,7 +119,7 @@ class Tracking:
         return bool(self._threads)
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
-        """Hands figures to every tracker; never waits."""
+        """Hand figures to every tracker without waiting."""
         for thread in self._threads:
             thread.offer(step, figures)
 
@@ -144,7 +144,7 @@ class Tracking:
 
 
 def numbers_of(fields: Mapping[str, Any], *, prefix: str) -> dict[str, float]:
-    """Every number in a record's fields by its path (`learner/loss`), in tables of counts too; no truth values."""
+    """Return every number in a record's fields by its path (`learner/loss`), in tables of counts too; no booleans."""
     found: dict[str, float] = {}
     for name, value in fields.items():
         if isinstance(value, dict):

@@ -122,7 +122,7 @@ class Remembered:
             self.evaluations.append(read_event(data))
 
     def _add_unusual(self, data: bytes) -> None:
-        """A figure that is NaN is no JSON to the strict reader; else the line is damaged."""
+        """Add a line with a figure that is NaN, which the strict JSON reader refuses; else the line is damaged."""
         try:
             event = read_event(data)
             if event["event"] == "step":
@@ -152,7 +152,7 @@ class Remembered:
 
 
 def read_remembered(path: Path) -> Remembered:
-    """All of the trail at `path`, turned-over files too; nothing where there is none."""
+    """Return the summary of the trail at `path`, with rotated files; an empty one without a trail."""
     remembered = Remembered()
     for line in EventReader(path).read_new():
         remembered.add(line)
@@ -160,7 +160,7 @@ def read_remembered(path: Path) -> Remembered:
 
 
 def _put(table: dict[str, Any], name: str, value: Any) -> None:
-    """The newest last, and not more than are of use."""
+    """Put the newest last, and keep the number bounded."""
     table.pop(name, None)
     table[name] = value
     if len(table) > MAX_GROUPS:

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 ALLOWED = {
     "deploy": (0, 2),
-    "docs": (113, 40),
+    "docs": (90, 12),
     "ftis_node": (1, 1),
-    "ftis_node/algorithms": (15, 39),
+    "ftis_node/algorithms": (0, 1),
     "ftis_node/cli": (29, 2),
     "ftis_node/config": (45, 9),
     "ftis_node/dashboard": (27, 2),
@@ -28,7 +28,7 @@ ALLOWED = {
     "ftis_node/evaluation": (4, 2),
     "ftis_node/gossip": (2, 7),
     "ftis_node/lab": (16, 14),
-    "ftis_node/learner": (69, 50),
+    "ftis_node/learner": (3, 0),
     "ftis_node/memory": (16, 24),
     "ftis_node/models": (16, 9),
     "ftis_node/node": (20, 0),

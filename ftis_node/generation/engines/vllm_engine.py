@@ -276,7 +276,10 @@ def _open_core(source: ModelSource, settings: EngineSettings, device: str) -> tu
 
 
 def cpu_cache_bytes(config: Any, *, free_bytes: int | None = None) -> int:
-    """Return the bytes of the key-value cache on a CPU: a full batch, within a quarter of the free memory."""
+    """Return the bytes of the key-value cache on a CPU: a full batch, within a quarter of the free memory.
+
+    vLLM's own default is a share of the whole machine, which learners and other nodes use, too.
+    """
     model, parallel, scheduler = config.model_config, config.parallel_config, config.scheduler_config
     per_token: int = 2 * model.get_num_layers(parallel) * model.get_num_kv_heads(parallel) * model.get_head_size()
     one_sequence: int = per_token * model.dtype.itemsize * (model.max_model_len + CPU_BLOCK_TOKENS)

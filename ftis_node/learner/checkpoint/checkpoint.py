@@ -1,4 +1,4 @@
-"""The learner on disk, whole or not there, and readable without running anything.
+"""Checkpoints of the learner: complete or absent on disk, and readable without running code.
 
     checkpoints/step-00000012/
         weights.safetensors     what is trained: the whole model in float32, or the adapter alone
@@ -6,9 +6,9 @@
         state.json              the rest: where it stands, in the buffer too, and whose it is
         checksums.json          of each of these
 
-`durable` makes the folder appear at once. A folder that is complete but not what was written (a disk that lost or
-turned bytes, a file removed by hand) is set aside as `damaged-step-...` and the next older one is taken; where none can
-be read the learner refuses to start, rather than silently begin again at the model as it came.
+`durable` makes the folder appear at once. A complete folder may still be damaged, by a disk error or a file removed by
+hand. It is renamed to `damaged-step-...`, and the next older one is used. If none can be read, the learner refuses to
+start rather than begin again at the starting model.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ OPTIMIZER_FILE = "optimizer.safetensors"
 STATE_FILE = "state.json"
 FILES = (WEIGHTS_FILE, OPTIMIZER_FILE, STATE_FILE)
 RANDOM_STATE = "random_state"
-CUDA_RANDOM_STATE = "cuda_random_state"  # where the learner is on a GPU
+CUDA_RANDOM_STATE = "cuda_random_state"  # if the learner is on a GPU
 FORMAT = 2
 
 
 class CheckpointOwner(msgspec.Struct, frozen=True):
-    """Whose checkpoint it is. One of another owner is refused, never resumed. `model` is a name for people alone.
+    """The owner of a checkpoint. One of another owner is refused, never resumed. `model` is only a name for people.
 
     `trains` says what its tensors are: "full", or the adapter's shape.
     """
@@ -79,7 +79,7 @@ class CheckpointState(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What was read: the state, and tensors by parameter name (`moments` as `<name>.<moment>`)."""
+    """A checkpoint that was read: the state, and tensors by parameter name (`moments` as `<name>.<moment>`)."""
 
     state: CheckpointState
     weights: dict[str, Tensor]
@@ -89,7 +89,7 @@ class Checkpoint:
 
 
 def owner_of(policy: Policy, boot: LearnerBoot) -> CheckpointOwner:
-    """What a checkpoint must have in common with this learner to be resumed."""
+    """Return what a checkpoint must have in common with this learner to be resumed."""
     lora = boot.lora
     return CheckpointOwner(
         run_id=boot.run_id,
@@ -107,7 +107,7 @@ def state_of(
     last_report: StepReport | None,
     last_groups: tuple[str, ...],
 ) -> CheckpointState:
-    """What `state.json` says of a learner that was just there."""
+    """Return the content of `state.json` for a learner."""
     versions = {"ftis-node": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
     return CheckpointState(FORMAT, owner, step, policy_version, last_report, last_groups, versions)
 
@@ -127,7 +127,7 @@ def write_checkpoint(
 
 
 def name_of(step: int) -> str:
-    """The folder's name."""
+    """Return the folder's name."""
     return f"{PREFIX}{step:08d}"
 
 
@@ -152,9 +152,9 @@ def gather(
 
 
 def read_checkpoint(path: Path, *, owner: CheckpointOwner, shapes: Mapping[str, torch.Size]) -> Checkpoint:
-    """The checkpoint in `path`. `shapes` are those of the parameters to be trained.
+    """Return the checkpoint in `path`. `shapes` are those of the parameters to be trained.
 
-    Raises ModelError where it is damaged, ConfigError where it is sound but somebody else's.
+    Raises ModelError if it is damaged, and ConfigError if it is intact but has another owner.
     """
     sums = read_checksums(path)
     check_file(path, STATE_FILE, sums)
@@ -177,10 +177,10 @@ def read_checkpoint(path: Path, *, owner: CheckpointOwner, shapes: Mapping[str, 
 def newest_usable(
     folder: Path, *, owner: CheckpointOwner, shapes: Mapping[str, torch.Size]
 ) -> tuple[Checkpoint | None, list[CheckpointSkipped]]:
-    """The newest checkpoint that can be read (None in a home without any), and the newer ones that cannot.
+    """Return the newest checkpoint that can be read (None in a home without any), and the newer ones that cannot.
 
-    Changes nothing on disk. Raises ModelError where there are some and none can be read, ConfigError where they are
-    somebody else's.
+    Changes nothing on disk. Raises ModelError if there are some and none can be read, and ConfigError if they have
+    another owner.
     """
     complete = [path for path in folder.glob(f"{PREFIX}*") if is_complete(path)]
     damaged: list[CheckpointSkipped] = []
@@ -209,7 +209,7 @@ def tidy(folder: Path, damaged: Sequence[CheckpointSkipped]) -> None:
 
 @torch.no_grad()
 def restore_weights(checkpoint: Checkpoint, trainable: Mapping[str, Parameter]) -> None:
-    """Put the weights back where they were."""
+    """Copy the weights of a checkpoint into the model."""
     for name, parameter in trainable.items():
         parameter.copy_(part_like(parameter, checkpoint.weights[name]))
 
@@ -225,7 +225,7 @@ def restore_optimizer(
 
 
 def _random_states() -> dict[str, Tensor]:
-    """Of the processor, and of the GPU where this process has one in use."""
+    """Return the random states of the CPU, and of the GPU if this process uses one."""
     states = {RANDOM_STATE: torch.get_rng_state()}
     if _uses_gpu():
         states[CUDA_RANDOM_STATE] = torch.cuda.get_rng_state()

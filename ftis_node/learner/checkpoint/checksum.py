@@ -1,11 +1,11 @@
-"""What a checkpoint's files must hold, so that a disk that lies is noticed.
+"""Checksums of a checkpoint's files, which detect disk errors.
 
-safetensors checks its header and its length; a bit that turned over in the numbers would load in silence and be trained
-on. So `checksums.json` lies beside the files, with a sum for each: BLAKE2b over the CRC-32 of each piece of 16 MiB.
+safetensors checks only its header and its length: a flipped bit in the numbers would load silently and be trained on.
+So `checksums.json` beside the files has a sum for each: BLAKE2b over the CRC-32 of each piece of 16 MiB.
 
-What is feared is a disk, not a forger (who could write the sums as well), and a piece that was damaged passes one time
-in four billion. It had to be cheap: a model of 3B parameters has 36 GB of weights and moments. CRC-32 takes 0.6 s of a
-core for a gigabyte where BLAKE2b takes 2, and by pieces several threads share it, so it hides behind the reading.
+The sums guard against disk errors, not forgers, who could write the sums as well. A damaged piece passes one time in
+four billion. The sum must be cheap: a model of 3B parameters has 36 GB of weights and moments. CRC-32 takes 0.6 s of a
+core for a gigabyte, BLAKE2b 2 s. Several threads share the pieces, so the sum overlaps with the reading.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_THREADS = 8
 
 
 def checksum_of(path: Path) -> str:
-    """The file's sum in hex. Raises OSError."""
+    """Return the file's sum in hex. Raises OSError."""
     size = path.stat().st_size
     threads = min(MAX_THREADS, os.cpu_count() or 1)
     with path.open("rb") as file, ThreadPoolExecutor(threads) as pool:
@@ -47,7 +47,7 @@ def write_checksums(folder: Path, names: Iterable[str]) -> None:
 
 
 def read_checksums(folder: Path) -> dict[str, str]:
-    """The sums by file name. Raises ModelError where they cannot be read."""
+    """Return the sums by file name. Raises ModelError if they cannot be read."""
     try:
         return msgspec.json.decode(read_file(folder / CHECKSUMS_FILE), type=dict[str, str])
     except (OSError, FileError, msgspec.MsgspecError, RecursionError) as error:
@@ -55,7 +55,7 @@ def read_checksums(folder: Path) -> dict[str, str]:
 
 
 def check_file(folder: Path, name: str, sums: Mapping[str, str]) -> None:
-    """Raises ModelError where the file is not there, or is not what was written."""
+    """Raise ModelError if the file is missing or differs from what was written."""
     try:
         found = checksum_of(folder / name)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The trained model in the hub's format: by the learner at work, or out of its home while it works or rests."""
+"""Export of the trained model in the hub's format, by the running learner or from its home."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ MAX_FILE_BYTES: Final = 5 * 10**9
 
 
 def export_policy(policy: Policy, out: Path, *, merge: bool) -> None:
-    """Write `policy` to the folder `out`; `merge` False: the LoRA adapter alone, where there is one.
+    """Write `policy` to the folder `out`; with `merge` False only the LoRA adapter, if there is one.
 
-    Raises ConfigError where `out` exists and is not an empty folder.
+    Raises ConfigError if `out` exists and is not an empty folder.
     """
     if merge or policy.adapted is None:
         with gathering_of(policy) as gathering:
@@ -78,7 +78,7 @@ def write_weights(
 
 
 def adapter_state(policy: Policy) -> dict[str, Tensor]:
-    """The adapter's weights, whole, under the names of the adapted model. All ranks call it, and each gets them."""
+    """Return the adapter's full weights, under the names of the adapted model, on every rank. All ranks call it."""
     assert policy.adapted is not None
     return {name: whole(value).cpu() for name, value in policy.adapted.state_dict().items() if ".lora_" in name}
 

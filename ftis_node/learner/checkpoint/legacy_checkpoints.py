@@ -1,12 +1,12 @@
-"""Checkpoints of former formats, made readable for `checkpoint.py` where they lie.
+"""In-place migration of checkpoints of former formats to the one that `checkpoint.py` reads.
 
     format 1    no `last_groups` in state.json, no checksums.json
     format 2    both
 
-Their owner is named by the run's id, and that is a hash of the manifest with every default written: a manifest that was
-made before a setting existed has another id since. A home belongs to one run, so its checkpoints are given the id that
-its manifest has now. The tensors are not touched. `state.json` is replaced last and in one step: until
-then the checkpoint is an older one, whatever a stopped machine left half done, and is renewed the next time.
+Their owner is named by the run's id, a hash of the manifest with every default written. So a manifest that was made
+before a setting existed now has another id. A home belongs to one run, so its checkpoints get the id that its manifest
+has now. The tensors are not touched. `state.json` is replaced last and in one step. Until then the checkpoint keeps its
+old format, and an interrupted migration is repeated the next time.
 """
 
 from __future__ import annotations
@@ -31,13 +31,15 @@ FORMAT = 2
 
 
 def older_checkpoints(folder: Path, *, run_id: str | None) -> list[Path]:
-    """Those in `folder` that `renew` would change. `run_id` None: whatever they name is right."""
+    """Return those in `folder` that `renew` would change. `run_id` None: the id that they name is right."""
     complete = [path for path in sorted(folder.glob(f"{PREFIX}*")) if is_complete(path)]
     return [path for path in complete if _is_older(path, run_id)]
 
 
 def renew(path: Path, *, run_id: str | None, groups_of: Callable[[int], Sequence[str]]) -> None:
-    """Brings one to the present format. `groups_of` gives the ids of the groups that a step took. Raises OSError."""
+    """Convert a checkpoint to the present format. `groups_of` returns the ids of the groups that a step took. Raises
+    OSError.
+    """
     state = _read(path)
     if state is None:
         return
@@ -63,7 +65,7 @@ def _is_older(path: Path, run_id: str | None) -> bool:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """`state.json`; None where it is none: the learner, when it starts, says so and sets the checkpoint aside."""
+    """Return `state.json`; None if it is invalid: the learner sets the checkpoint aside at its start."""
     try:
         state = read_object(path / STATE_FILE)
         known = isinstance(state["format"], int) and isinstance(state["step"], int) and "run_id" in state["owner"]

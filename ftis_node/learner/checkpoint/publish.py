@@ -1,7 +1,8 @@
-"""New weights for the generator, in the compute dtype, with their proof: the whole model, an adapter merged into it; or
-the adapter alone, where the engine serves adapters.
+"""Publication of new weights for the generator, in the compute dtype, with their proof.
 
-Version n is the policy after step n. Version 0 is the model as it came and is not written: the generator has it.
+They are the whole model (with an adapter merged into it), or the adapter alone if the engine serves adapters.
+
+Version n is the policy after step n. Version 0 is the starting model and is not written: the generator has it.
 """
 
 from __future__ import annotations
@@ -59,13 +60,13 @@ class Publisher:
         return self.write(policy, version=version)
 
     def give_up_sharing(self, reason: str) -> None:
-        """Publish files from now on, because of `reason`."""
+        """Publish files from now on; `reason` says why."""
         if self.way == "ipc":
             log.warning("weights cross in files from now on: %s", reason)
             self.way, self.fell_back = "pinned", reason
 
     def write(self, policy: Policy, *, version: int) -> PublishedWeights:
-        """The weights of `version` in a file, whatever the way is. Raises OSError where the disk refuses."""
+        """Write the weights of `version` to a file, whatever the way is. Raises OSError if the disk refuses."""
         with gathering_of(policy, form=self._form) as gathering:
             dtype = policy.compute_dtype
             if self._form == "adapter":
@@ -82,7 +83,7 @@ class Publisher:
         return replace(weights, way="file" if why_not else "pinned", fell_back=self.fell_back or why_not)
 
     def close(self) -> None:
-        """Unlock what is locked."""
+        """Unlock all pages."""
         if self._locked is not None:
             self._locked.close()
 
@@ -108,15 +109,15 @@ def gathering_of(policy: Policy, *, form: Form = "model") -> TensorGatherer:
 
 
 def proof_of(policy: Policy, *, version: int) -> WeightProof:
-    """Log-probs of fixed tokens by our own forward pass, the adapter unmerged."""
+    """Return log-probs of fixed tokens by the learner's own forward pass, the adapter unmerged."""
     return policy.compute(lambda model: prove(model, version=version, vocab_size=policy.tokenizer.vocab_size))
 
 
 def discard_published(folder: Path) -> None:
-    """At a learner's start all that a former life published goes.
+    """Remove all that a former process published; called at a learner's start.
 
-    What it wrote last may not have reached the disk, and versions above the checkpoint's were published before their
-    own, so from here on those numbers will mean other weights.
+    Its last file may not have reached the disk. Versions above the checkpoint's were published before their
+    checkpoints, so from here on those numbers mean other weights.
     """
     remove_leftovers(folder, PREFIX)
     for path in folder.glob(f"{PREFIX}*"):

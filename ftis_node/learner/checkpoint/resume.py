@@ -1,4 +1,4 @@
-"""Which checkpoint a learner begins with, on one rank or several."""
+"""The choice of the checkpoint that a learner begins with, on one rank or several."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def find_checkpoint(
     ranks: Ranks,
     on_skipped: Callable[[CheckpointSkipped], None],
 ) -> Checkpoint | None:
-    """The newest that can be read, None in a home without any. Rank 0 chooses and tidies up; each rank reads.
+    """Return the newest that can be read, None in a home without any. Rank 0 chooses and tidies up; each rank reads.
 
     Raises as `newest_usable` does.
     """

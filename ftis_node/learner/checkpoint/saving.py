@@ -1,12 +1,11 @@
-"""When a checkpoint is written, and its writing behind the learner's back (write-behind).
+"""The schedule of checkpoints, and a thread that writes them in the background (write-behind).
 
-Between two updates nothing changes what a checkpoint holds: weights, moments and random states are those of the last
-step while the next one computes its gradients. So a thread writes them from where they are, without a copy, and the
-next update waits for it. A learner of several processes gathers its parts first, which is a copy.
+Between two updates a checkpoint's content does not change. Weights, moments and random states stay those of the last
+step while the next one computes gradients. So a thread writes them in place, without a copy, and the next update waits
+for it. A learner of several processes gathers its parts first, which is a copy.
 
-How often, where the operator does not say: so that writing takes at most `SHARE` of the time. Writing that took w
-seconds is followed by 19 w seconds without; a model of 3B parameters whose 37 GB take 40 s is saved every 13 minutes, a
-tiny one after each step.
+Unless the operator sets an interval, writing takes at most `SHARE` of the time. After w seconds of writing come 19 w
+seconds without. A model of 3B parameters whose 37 GB take 40 s is saved every 13 minutes, a tiny one after each step.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ LOOK_S: Final = 0.5
 
 
 class CheckpointSaver:
-    """One checkpoint is written at a time. Not for use by several threads at once.
+    """A write-behind saver that writes one checkpoint at a time. Not thread-safe.
 
-    `saved_step` is the step of the newest checkpoint on disk, `begun_step` of the one that was begun last,
-    `failed_step` of the last one that could not be written; `waited_s` is how long steps have waited in all, `write_s`
-    how long the newest one took.
+    `saved_step` is the step of the newest checkpoint on disk, and `begun_step` of the one begun last. `failed_step` is
+    that of the last one that could not be written. `waited_s` is how long steps have waited in all, `write_s` how long
+    the newest one took.
     """
 
     def __init__(self, *, every_steps: int | None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -43,33 +42,33 @@ class CheckpointSaver:
         self._not_before = clock()
 
     def goes_on_at(self, step: int) -> None:
-        """The newest checkpoint on disk is of `step`."""
+        """Note that the newest checkpoint on disk is of `step`."""
         self.saved_step = self.begun_step = step
 
     @property
     def in_background(self) -> bool:
-        """Whether steps go on while one is written."""
+        """Return whether steps go on while a checkpoint is written."""
         return self._every_steps is None
 
     def is_due(self, step: int) -> bool:
-        """Whether a checkpoint of `step` is to be begun now."""
+        """Return whether a checkpoint of `step` must begin now."""
         unsaved = step - self.begun_step
         if self._every_steps is not None:
             return unsaved >= self._every_steps
         return unsaved > 0 and (self._clock() >= self._not_before or unsaved >= MAX_UNSAVED_STEPS)
 
     def expire(self) -> None:
-        """The pause after the last checkpoint is over."""
+        """End the pause after the last checkpoint."""
         self._not_before = self._clock()
 
     def begin(self, step: int, write: Callable[[], object]) -> None:
-        """Have `write()` called in the thread, after the one before. Raises what that one raised."""
+        """Have the thread call `write()`, after the checkpoint before. Raises what that one raised."""
         self.wait()
         self.begun_step = step
         self._writing = self._thread.submit(self._write, step, write)
 
     def wait(self) -> None:
-        """Until nothing is written any more. Raises what writing raised, once; that step is then due again."""
+        """Wait until nothing is written any more. Raises what writing raised, once; that step is then due again."""
         if self._writing is None:
             return
         writing, self._writing = self._writing, None
@@ -83,19 +82,19 @@ class CheckpointSaver:
             self.waited_s += self._clock() - began_at
 
     def raise_failure(self) -> None:
-        """As `wait`, where writing has ended already; else nothing."""
+        """Raise as `wait` does, if writing has ended already; else do nothing."""
         if self._writing is not None and self._writing.done():
             self.wait()
 
     def pause(self, between: Callable[[], object]) -> None:
-        """Until nothing is written any more, with `between()` called meanwhile; a failure is kept for `wait`."""
+        """Wait until nothing is written any more, calling `between()` meanwhile; a failure is kept for `wait`."""
         began_at = self._clock()
         while self._writing is not None and wait([self._writing], timeout=LOOK_S).not_done:
             between()
         self.waited_s += self._clock() - began_at
 
     def close(self) -> None:
-        """End the thread when what it writes is written."""
+        """Finish the present write and end the thread."""
         self._thread.shutdown()
 
     def _write(self, step: int, write: Callable[[], object]) -> None:

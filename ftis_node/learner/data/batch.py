@@ -1,9 +1,9 @@
 """From groups to arrays: one batch per step, cut into micro-batches under a token budget.
 
-A batch is a matrix of completion tokens, `[N, T]`; losses are computed on that. A micro-batch is what goes through the
-model at once, and says by index which of its positions predict which cells of the matrix. Between the two lies the
-seam: how the tokens of a micro-batch are laid out is known to this file (one completion a row, padded on the right, for
-models that take nothing else) and to `packing.py` (all in one row, nothing padded) alone.
+A batch is a matrix of completion tokens, `[N, T]`, on which losses are computed. A micro-batch is what goes through the
+model at once; its index says which of its positions predict which cells of the matrix. Only two files know how the
+tokens of a micro-batch are laid out. This one lays out one completion a row, padded on the right, for models that
+accept nothing else. `packing.py` puts all of them into one row without padding.
 
 Padding on the right needs no attention mask: a causal model never looks ahead, so no real token sees it.
 """
@@ -47,7 +47,7 @@ class TrainBatch:
     of_own_weights          [N] bool, own, or sampled with this node's weights by a peer that the operator trusts
     policy_versions         [N] int64, the node's own version that sampled the first token of the row's group, ...
     policy_versions_newest  [N] int64, ... and the last
-    is_text                 [N] bool, told as text by a peer with another tokenizer: only a mean log-prob is known
+    is_text                 [N] bool, sent as text by a peer with another tokenizer: only a mean log-prob is known
     behaviour_means         [N] float64, that mean, over the peer's own tokens; 0 in all other rows
     num_groups              groups, the own ones first counted in `num_own_groups`
     """
@@ -73,12 +73,12 @@ class TrainBatch:
 
     @property
     def num_tokens(self) -> int:
-        """Completion tokens."""
+        """Return the number of completion tokens."""
         return int(self.mask.sum())
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each completion with its prompt, `[N]`."""
+        """Return the tokens of each completion with its prompt, `[N]`."""
         return [len(prompt) + len(ids) for prompt, ids in zip(self.prompts, self.completions, strict=True)]
 
     def sampled_by(self, version: int) -> Tensor:
@@ -163,8 +163,8 @@ def _sender(group: UnpackedGroup) -> str:
 def make_micro_batches(batch: TrainBatch, *, max_tokens: int) -> list[MicroBatch]:
     """Cut a batch so that rows times longest row, in tokens, stays within `max_tokens`.
 
-    Rows are sorted by length, so that little is padded, longest first, so that what does not fit in memory shows at
-    once. A completion that is longer than the budget gets a micro-batch of its own.
+    Rows are sorted by length, so that little is padded. The longest come first, so that a lack of memory shows at once.
+    A completion that is longer than the budget gets a separate micro-batch.
     """
     lengths = batch.lengths
     by_length = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))

@@ -1,10 +1,10 @@
-"""Micro-batches without padding: sequences lie end to end in one row, and a group's prompt lies there once.
+"""Micro-batches without padding: sequences are end to end in one row, and a group's prompt occurs there once.
 
     prompt p1 p2 p3 | a1 a2 | b1 | c1 c2 c3        a, b, c see the prompt and themselves, not each other
 
 With G completions the prompt goes through the model once and not G times. A completion's last token predicts nothing
-and is left out. Whole groups are packed, longest first, each into the first row that has room; a group that is longer
-than a row's budget is cut between completions, and its prompt lies in each part.
+and is left out. Whole groups are packed, longest first, each into the first row with enough space. A group that is
+longer than a row's budget is cut between completions, and each part contains its prompt.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def make_packed_micro_batches(batch: TrainBatch, *, max_tokens: int, shares_prompts: bool = True) -> list[MicroBatch]:
-    """Rows of at most `max_tokens` positions; a completion that is longer with its prompt gets a row of its own.
+    """Return rows of at most `max_tokens` positions. A completion that is longer with its prompt gets a separate row.
 
     Without `shares_prompts` each completion has its prompt before it.
     """
@@ -45,7 +45,7 @@ def make_packed_micro_batches(batch: TrainBatch, *, max_tokens: int, shares_prom
 
 
 def _groups(batch: TrainBatch, shares_prompts: bool) -> list[list[int]]:
-    """Rows of the batch, not those without tokens, by the prompt that they share."""
+    """Return the rows of the batch by the prompt that they share, without rows that have no tokens."""
     numbers = batch.group_ids.tolist() if shares_prompts else range(len(batch.completions))
     groups: dict[int, list[int]] = {}
     for row, number in enumerate(numbers):
@@ -55,7 +55,7 @@ def _groups(batch: TrainBatch, shares_prompts: bool) -> list[list[int]]:
 
 
 def _cut(batch: TrainBatch, rows: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """The rows of one prompt in parts that fit, the parts of about one length."""
+    """Return the rows of one prompt in parts that fit, of about equal length."""
     longest_first = sorted(rows, key=lambda row: (-len(batch.completions[row]), row))
     parts: list[list[int]] = []
     for row in longest_first:
@@ -68,12 +68,12 @@ def _cut(batch: TrainBatch, rows: Sequence[int], max_tokens: int) -> list[list[i
 
 
 def _length(batch: TrainBatch, rows: Sequence[int]) -> int:
-    """Positions of one prompt and these completions."""
+    """Return the positions of one prompt and these completions."""
     return len(batch.prompts[rows[0]]) + sum(len(batch.completions[row]) - 1 for row in rows)
 
 
 class _Row:
-    """A row being filled."""
+    """A row that is being filled."""
 
     def __init__(self) -> None:
         self.length = 0

@@ -35,12 +35,12 @@ def back_to_meta(causal_lm: Any) -> None:
 
 
 def plain_name(name: str) -> str:
-    """A tensor's name in a model without adapter."""
+    """Return a tensor's name in a model without adapter."""
     return name.replace(".base_layer.", ".")
 
 
 def _replace_parameters(causal_lm: Any, change: Callable[[nn.Parameter], Tensor]) -> None:
-    """Every parameter by what `change` makes of it; tied ones stay tied."""
+    """Replace every parameter by the result of `change`; tied ones stay tied."""
     made: dict[int, nn.Parameter] = {}
     for module in causal_lm.modules():
         for name, value in module._parameters.items():
@@ -55,12 +55,12 @@ def _replace_parameters(causal_lm: Any, change: Callable[[nn.Parameter], Tensor]
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether this rank holds only its part of it."""
+    """Return whether this rank holds only its part of the tensor."""
     return isinstance(tensor, DTensor)
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The whole of a tensor that may be spread: all ranks ask at once, and all get it."""
+    """Return the full tensor of one that may be sharded: all ranks call it at once, and all get it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -102,13 +102,13 @@ class TensorGatherer:
         self._left: Iterator[tuple[str, Tensor]] = iter(tensors.items())
 
     def take(self, name: str, tensor: Tensor) -> Tensor:
-        """The next one, which must be this one."""
+        """Return the next tensor, which must be this one."""
         expected, _ = next(self._left)
         assert name == expected, f"{name} was asked for when {expected} was next"
         return whole(self._change(name, tensor).detach().to(self._dtype))
 
     def rest(self) -> None:
-        """Take those that are left, for the other ranks' sake."""
+        """Take the remaining tensors, so that the other ranks do not wait."""
         while (entry := next(self._left, None)) is not None:
             whole(self._change(*entry).detach().to(self._dtype))
 

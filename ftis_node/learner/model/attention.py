@@ -123,7 +123,7 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> T
 
 
 def _places(texts: Sequence[tuple[SequenceSpan, ...]]) -> Iterator[tuple[Tensor, Tensor]]:
-    """The places of each text's tokens in the row, and which of them no earlier text has."""
+    """Return the places of each text's tokens in the row, and which of them no earlier text has."""
     seen: set[SequenceSpan] = set()
     for spans in texts:
         places = torch.cat([torch.arange(span.start, span.end) for span in spans])
@@ -132,7 +132,7 @@ def _places(texts: Sequence[tuple[SequenceSpan, ...]]) -> Iterator[tuple[Tensor,
 
 
 def _length_class(length: int) -> int:
-    """`length` rounded up to three significant bits, so that padding adds at most a quarter."""
+    """Return `length` rounded up to three significant bits, so that padding adds at most a quarter."""
     step = 1 << max(0, length.bit_length() - 3)
     return max(MIN_LENGTH, -(-length // step) * step)
 

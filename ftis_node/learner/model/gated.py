@@ -2,9 +2,9 @@
 
     down(silu(gate(x)) * up(x))        kept: gate(x), up(x)        made again: silu, the product
 
-Left to itself autograd keeps the input of every operation, here four tensors of the widest size in the model, most of
-what a layer keeps. Making two of them again costs two elementwise passes and no matrix product. Where the last map is
-not one plain matrix (it carries an adapter), it keeps its own input, the product, and three of four remain.
+By default autograd keeps the input of every operation. Here that is four tensors of the widest size in the model, most
+of what a layer keeps. Computing two of them again costs two elementwise passes and no matrix product. If the last map
+is not one plain matrix (it has an adapter), it keeps its input, the product, and three of four remain.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PARTS = ("gate_proj", "up_proj", "down_proj", "act_fn")
 def save_memory(causal_lm: nn.Module) -> int:
     """Have all gated blocks of `causal_lm` with SiLU computed this way, by transformers' names of their parts.
 
-    Returns how many there are. Values are the same to the bit, gradients to rounding.
+    Returns how many there are. Values are identical, gradients equal up to rounding.
     """
     found = [module for module in causal_lm.modules() if all(hasattr(module, part) for part in PARTS)]
     gated = [module for module in found if _is_silu(module.act_fn)]
@@ -51,13 +51,13 @@ class Gated(Function):
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
-        """Keeps its inputs alone."""
+        """Save only the inputs."""
         ctx.save_for_backward(gate, up)
         return functional.silu(gate).mul_(up)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        """Silu is made again."""
+        """Compute silu again."""
         gate, up = ctx.saved_tensors
         return _gated_backward(gradients[0], gate, up, functional.silu(gate))
 
@@ -67,13 +67,13 @@ class GatedLinear(Function):
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor, weight: Tensor) -> Tensor:
-        """Keeps its inputs alone."""
+        """Save only the inputs."""
         ctx.save_for_backward(gate, up, weight)
         return functional.linear(functional.silu(gate).mul_(up), weight)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Silu and the product are made again."""
+        """Compute silu and the product again."""
         gate, up, weight = ctx.saved_tensors
         gradient = gradients[0]
         silu = functional.silu(gate)

@@ -51,7 +51,7 @@ PROMPT_TOKENS, COMPLETION_TOKENS, GROUP_SIZE = 128, 384, 12  # of the texts that
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A forward and a backward pass of one layer; `peak_bytes` are on top of the model."""
+    """The cost of a forward and a backward pass of one layer; `peak_bytes` is in addition to the model."""
 
     seconds: float
     peak_bytes: int
@@ -71,7 +71,7 @@ def check_kernels(boot: LearnerBoot) -> None:
 
 
 def choose_kernels(policy: Policy, boot: LearnerBoot) -> Policy:
-    """`policy` with the kernels that `boot` asks for, or the fastest that are right here."""
+    """Return `policy` with the kernels that `boot` sets, or the fastest that are correct here."""
     if boot.kernels == "plain" or boot.measure_agreement or policy.root is not None:
         return policy
     if boot.kernels != "auto":

@@ -1,4 +1,4 @@
-"""Which layout a model is computed in: packed rows where they give what padded rows give, measured at its start."""
+"""The choice of a model's layout: packed rows if they give what padded rows give, measured at its start."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ LARGEST = 6  # times the tolerance that a single difference may be: 1.5 nats in 
 def choose_layout(policy: Policy, *, ranks: Ranks = ALONE, open_again: Callable[[], Policy] | None = None) -> Policy:
     """Return `policy` with packed rows if they give what padded rows give, else `policy` with padded rows.
 
-    Packed rows fail for a model that is recurrent, has attention of its own, or ignores positions. All of `ranks`
-    decide alike. After an error in a pass a sharded policy cannot be used: `open_again` loads it again.
+    Packed rows fail for a model that is recurrent, has special attention, or ignores positions. All of `ranks` decide
+    alike. After an error in a pass a sharded policy cannot be used: `open_again` loads it again.
     """
     batch = _probe_batch(policy)
     before = policy.causal_lm.config._attn_implementation

@@ -1,14 +1,14 @@
 """Log-probs of the completion tokens under the model being trained.
 
-The output head is where memory goes: a vocabulary of 150,000 in float32 is 0.6 MB a token. So the decoder runs alone,
-only the positions that predict a completion token are taken from its output, and the head is applied to them in chunks
-whose logits are thrown away and made again in the backward pass. There the gradient is written down, not derived:
+The output head needs the most memory: a vocabulary of 150,000 in float32 is 0.6 MB a token. So the decoder runs alone,
+and only the positions that predict a completion token are taken from its output. The head is applied to them in chunks,
+whose logits are discarded and computed again in the backward pass. Its gradient is explicit:
 
     dlp_t / dlogits = onehot(token) - softmax(logits)
 
-so one buffer of a chunk's logits is all that is ever held, and tokens whose share of the loss is zero (filtered, or
-without advantage) are left out. Log-sum-exp is in float32, or better, whatever the head computes in. Log-probs are
-those of the full softmax at the sampling temperature, as generators report them.
+so only one buffer of a chunk's logits is in memory. Tokens with a gradient of zero (filtered, or without advantage) are
+left out. Log-sum-exp is in float32 or better, whatever type the head uses. Log-probs are those of the full softmax at
+the sampling temperature, as generators report them.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from ftis_node.learner.data.batch import MicroBatch
     from ftis_node.learner.distributed.ranks import Ranks
 
-HEAD_CHUNK_TOKENS = (
-    512  # 0.3 GB of float32 logits at a vocabulary of 150,000; on a GPU as many as the plan has room for
-)
+HEAD_CHUNK_TOKENS = 512  # 0.3 GB of float32 logits at a vocabulary of 150,000; on a GPU the memory plan sets it
 
 
 def completion_logprobs(
@@ -71,18 +69,18 @@ class EntropyMeter:
         self._num_tokens = 0
 
     def add(self, entropies: Tensor) -> None:
-        """Of some tokens, `[M]`."""
+        """Add the entropies of some tokens, `[M]`."""
         self._sum += float(entropies.double().sum())
         self._num_tokens += entropies.numel()
 
     def share(self, ranks: Ranks) -> None:
-        """Rank 0 takes over what the others have."""
+        """Move the sums of all ranks to rank 0."""
         totals = torch.tensor([self._sum, self._num_tokens], dtype=torch.float64)
         ranks.add_up(totals)
         self._sum, self._num_tokens = (float(totals[0]), int(totals[1])) if ranks.rank == 0 else (0.0, 0)
 
     def take(self) -> float | None:
-        """The mean, None without tokens; then it begins anew."""
+        """Return the mean, None without tokens, and reset the meter."""
         mean = self._sum / self._num_tokens if self._num_tokens else None
         self._sum, self._num_tokens = 0.0, 0
         return mean
@@ -120,7 +118,7 @@ class HeadLogprobs(Function):
         chunk_tokens: int,
         entropies: EntropyMeter | None = None,
     ) -> Tensor:
-        """Chunk by chunk."""
+        """Compute chunk by chunk."""
         exact = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         logprobs = hidden.new_empty(len(target_ids), dtype=exact)
         logsumexp = torch.empty_like(logprobs)
@@ -137,7 +135,7 @@ class HeadLogprobs(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Tokens with a gradient alone are computed again."""
+        """Compute only tokens with a gradient again."""
         hidden, weight, target_ids, logsumexp = ctx.saved_tensors
         needs_hidden, needs_weight, *_ = ctx.needs_input_grad
         rows = gradients[0].nonzero()[:, 0]

@@ -1,8 +1,8 @@
 """The model being trained: in full, or a LoRA adapter on a frozen model.
 
-Precision. The model, and an adapter on it, is held and computed in `dtype`, as engines hold it. Where that is bfloat16
-what is trained has float32 masters besides (`masters.py`), because an update at a learning rate of 1e-6 is smaller than
-bfloat16 can add to a weight.
+The model and its adapter are held and computed in `dtype`, as engines hold them. If that is bfloat16, trained weights
+have float32 masters as well (`masters.py`). An update at a learning rate of 1e-6 is smaller than bfloat16 can add to a
+weight.
 
 The model stays in eval mode: two passes over a batch must agree, so there is no dropout. Layers whose activations are
 recomputed in the backward pass are the exception, since transformers does that in training mode only.
@@ -44,9 +44,9 @@ Result = TypeVar("Result")
 
 log = logging.getLogger(__name__)
 
-ADAPTER = "default"  # peft's name for the only adapter
-# Nats, on average over the probe. In bfloat16 a logit of 20 is rounded to a multiple of 0.125, so single log-probs may
-# differ by that much between two ways of computing them; a soft cap or a logit scale moves them by far more.
+ADAPTER = "default"  # peft's name for the only adapter.
+# Nats, on average over the probe. In bfloat16 a logit of 20 is a multiple of 0.125: single log-probs may
+# differ by that much between two ways of computing them. A soft cap or a logit scale moves them by far more.
 LOGITS_TOLERANCE = 0.25
 
 
@@ -54,10 +54,9 @@ LOGITS_TOLERANCE = 0.25
 class Policy:
     """`causal_lm` is the transformers model; with LoRA its linear layers carry the adapter that `adapted` wraps.
 
-    `packs`: it computes packed rows (see `choose_layout`). `entropies`: where that is asked
-    for, takes those of all log-probs that are computed with a gradient. `root` is there where the model is spread over
-    ranks (`shards.py`): its weights are whole inside of it alone. `head_chunk_tokens` go through the head
-    at once. `kernels` compute its layers (`kernels.py`).
+    `packs`: it computes packed rows (see `choose_layout`). `entropies`, if set, takes the entropies of all log-probs
+    that are computed with a gradient. `root` is set if the model is spread over ranks (`shards.py`): only inside it are
+    the weights whole. `head_chunk_tokens` go through the head at once. `kernels` compute its layers (`kernels.py`).
     """
 
     source: ModelSource
@@ -78,7 +77,7 @@ class Policy:
         return "packed rows" if self.packs else "padded rows"
 
     def trainable(self) -> dict[str, Parameter]:
-        """What is trained, by name; the optimiser moves its masters."""
+        """Return the trained tensors by name; the optimizer moves their masters."""
         return {name: value for name, value in self.causal_lm.named_parameters() if value.requires_grad}
 
     @property
@@ -93,11 +92,11 @@ class Policy:
         return sum(value.numel() for value in self.trainable().values())
 
     def compute(self, work: Callable[[Any], Result]) -> Result:
-        """`work(causal_lm)`. All that runs the model goes through here, on all ranks at once."""
+        """Return `work(causal_lm)`. All code that runs the model calls this, on all ranks at once."""
         return work(self.causal_lm) if self.root is None else self.root(work)
 
     def logprobs(self, micro_batch: MicroBatch) -> Tensor:
-        """Log-probs `[M]` of a micro-batch's completion tokens."""
+        """Return log-probs `[M]` of a micro-batch's completion tokens."""
         return self.compute(
             lambda model: completion_logprobs(
                 model,
@@ -253,7 +252,7 @@ def recompute_activations(causal_lm: Any) -> bool:
 
 
 def _has_dropout(causal_lm: Any) -> bool:
-    """Whether a module or a setting has a dropout above 0."""
+    """Return whether a module or a setting has a dropout above 0."""
     settings = causal_lm.config.to_dict()
     rates = [value for name, value in settings.items() if "dropout" in name or name.endswith("_pdrop")]
     rates += [module.p for module in causal_lm.modules() if isinstance(module, torch.nn.Dropout)]

@@ -66,9 +66,9 @@ def open_policy(boot: LearnerBoot, ranks: Ranks) -> Policy:
 def load_sharded_policy(
     boot: LearnerBoot, source: ModelSource, tokenizer: PromptTokenizer, ranks: RankGroup, *, trains: bool = True
 ) -> Policy:
-    """The policy over `ranks`, each of which reads the rows that it holds; not `trains`: as a frozen copy.
+    """Return the policy over `ranks`, each of which reads the rows that it holds. Without `trains` it is a frozen copy.
 
-    Where the files do not name tensors as the model does, each reads the whole model first. Raises what `load_policy`
+    If the files do not name tensors as the model does, each reads the whole model first. Raises what `load_policy`
     does.
     """
     with ranks.agreed():

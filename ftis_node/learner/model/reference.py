@@ -1,8 +1,8 @@
-"""The model that the node started from, for the KL that holds the learner near it.
+"""The frozen starting model, for the KL that holds the learner near it.
 
-Under a LoRA adapter it is there already: the same weights with the adapter off. In full training the weights move, so a
-frozen copy in the compute dtype is loaded beside them, from the model's folder and never from a checkpoint. Its
-log-probs are computed once a step, without a gradient, on the micro-batches that the learner itself is given.
+Under a LoRA adapter it is the same weights with the adapter off. In full training the weights move, so a frozen copy in
+the compute dtype is loaded, from the model's folder and never from a checkpoint. Its log-probs are computed once a
+step, without a gradient, on the learner's micro-batches.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether a peer's completions pull the weights in the direction in which this node's own do.
+"""The agreement of a peer's completions with this node's own: the cosine between their gradients.
 
 For each sender the gradient of the loss to one matrix, from that sender's completions alone:
 
@@ -6,12 +6,12 @@ For each sender the gradient of the loss to one matrix, from that sender's compl
     agreement of s = cos(G_s, G_own)
 
 The matrix is the last layer's attention output projection: h_t is its input and delta_t the gradient of its output. In
-the last layer a position's output reaches that position's prediction alone, so every delta_t belongs to one
-completion's token, and one backward pass over all senders' tokens gives every G_s exactly. With LoRA it is the
-gradient of the matrix that the adapter stands beside.
+the last layer a position's output affects only that position's prediction. So every delta_t belongs to one completion's
+token, and one backward pass over all senders' tokens gives every G_s exactly. With LoRA it is the gradient of the
+matrix that the adapter modifies.
 
-Own completions are the only ones that nobody else can forge. How far they agree among themselves, cos(G_a, G_b) of the
-even and the odd own groups, says what cosine to expect of good data in so small a batch.
+Only own completions cannot be forged by others. Their agreement cos(G_a, G_b), between the even and the odd own groups,
+is the cosine to expect of good data in so small a batch.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _slots(batch: TrainBatch) -> Tensor:
 
 
 def _cosine(one: Tensor, other: Tensor) -> float | None:
-    """None where one of them is 0, or not finite."""
+    """Return the cosine; None if one of them is 0, or not finite."""
     norms = float(one.norm() * other.norm())
     value = float((one * other).sum()) / norms if norms > 0 else float("nan")
     return max(-1.0, min(1.0, value)) if value == value else None

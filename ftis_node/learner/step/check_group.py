@@ -1,8 +1,8 @@
 """The check group: an own group that the learner's present weights sampled, measured against its own log-probs.
 
-Generation runs ahead, so the groups of a step are mostly a version old and say nothing about engine and learner under
-the same weights. The daemon therefore offers the first group that a new version made. It is measured at once where the
-learner is idle, else just before the update of the step in progress: after that, its weights are another version's.
+Generation runs ahead. So a step's groups are mostly a version old and do not compare engine and learner under the same
+weights. The daemon therefore offers the first group that a new version made. It is measured at once if the learner is
+idle, else just before the update of the step in progress.
 """
 
 from __future__ import annotations

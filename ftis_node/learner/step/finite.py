@@ -1,12 +1,12 @@
-"""Whether an update leaves all weights finite, known before it is made, so that nothing has to be put back.
+"""A check before an update that all weights stay finite, so that nothing has to be restored.
 
 Adam changes a weight by at most (arXiv 1412.6980, section 2.1; its denominator is never below eps)
 
     |update| <= lr / (1 - beta1) * max(|m|, |g|) / eps + lr * decay * |w|
 
-so the largest weight, moment and gradient bound what comes out. A learning rate of infinity, an eps that vanishes in
-float32 or a moment that is none are all seen there; a healthy step is 25 orders of magnitude below the limit. A copy of
-weights and moments to go back to would take three times the memory of the weights.
+so the largest weight, moment and gradient bound the result. This detects an infinite learning rate, an eps that
+vanishes in float32, and a moment that is not finite. A healthy step is 25 orders of magnitude below the limit. A copy
+of weights and moments to restore would take three times the memory of the weights.
 """
 
 from __future__ import annotations

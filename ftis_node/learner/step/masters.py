@@ -4,16 +4,15 @@
              ^                                                                               |
              +------------------ rounded ------------------ master (float32) <--optimiser----+
 
-At a learning rate of 1e-6 an update is smaller than bfloat16 can add to most weights: it would vanish by rounding,
-every time. So the optimiser moves masters, where such updates add up, and the model's weights follow. A gradient is
-added to its master's as soon as the backward pass has finished it, and is gone from the model: over micro-batches sums
-are in float32, and no second set of gradients is held. (Micikevicius et al., Mixed Precision Training, arXiv
-1710.03740.)
+At a learning rate of 1e-6 an update is smaller than bfloat16 can add to most weights: rounding would remove it every
+time. So the optimizer moves masters, where such updates add up, and the model's weights follow. A gradient is added to
+its master's as soon as the backward pass has finished it, and is freed in the model. So sums over micro-batches are in
+float32, and there is no second set of gradients. (Micikevicius et al., Mixed Precision Training, arXiv 1710.03740.)
 
-Masters may lie in host memory beside a model on a GPU, and their gradients and Adam's moments with them: 2 bytes a
-weight stay on the GPU. Then each gradient is fetched, and each weight sent back, through one pinned buffer.
+Masters may be in host memory beside a model on a GPU, with their gradients and Adam's moments. Then 2 bytes a weight
+stay on the GPU. Each gradient is fetched, and each weight sent back, through one pinned buffer.
 
-A weight that is float32 and at home already is its own master: nothing is copied, and nothing has to follow.
+A float32 weight that is already on the masters' device is its own master: nothing is copied.
 """
 
 from __future__ import annotations

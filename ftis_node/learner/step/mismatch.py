@@ -1,11 +1,11 @@
-"""How far engine and learner disagree about the same tokens under the same weights.
+"""The mismatch between engine and learner on the same tokens under the same weights.
 
-The engine reports the log-prob of each token that it samples; the learner computes it again. Were both exact they would
-be equal, and an importance ratio would say how far two policies are apart. What they differ by (another kernel, another
-number format, old weights, another softmax) is in every ratio that the learner computes.
+The engine reports the log-prob of each token that it samples; the learner computes it again. If both were exact they
+would be equal, and an importance ratio would compare two policies only. Their difference (another kernel, number format
+or softmax, or old weights) enters every ratio that the learner computes.
 
-The KL is estimated by k3 of J. Schulman, "Approximating KL Divergence" (joschu.net/blog/kl-approx.html): with samples
-from q, and r = p / q, the mean of (r - 1) - log r is an unbiased estimate of KL(q || p) whose every term is >= 0.
+The KL is estimated by k3 of J. Schulman, "Approximating KL Divergence" (joschu.net/blog/kl-approx.html). With samples
+from q, and r = p / q, the mean of (r - 1) - log r is an unbiased estimate of KL(q || p). Each of its terms is >= 0.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
-"""What a step maximises: the method by name, its parameters, and how rewards become advantages.
+"""The objective of a step: the method by name, its parameters, and how rewards become advantages.
 
-Two kinds of group meet here. Advantages are taken inside an *advantage key*, which in the horizontal mode spans several
-generators; the loss is given the groups as they were generated, since GEPO's expectation is over one generator's
+Two kinds of group occur. Advantages are computed inside an *advantage key*, which in the horizontal mode spans several
+generators. The loss gets the groups as they were generated, since GEPO's expectation is over one generator's
 completions of one prompt.
 
-A third kind has no token ratio at all: completions that a peer with another tokenizer told as text. Their advantage is
-taken in their whole group, then weighted or dropped as `algorithms/cross_tokenizer.py` says, and the loss gets the
-learner's own log-probs as theirs. That is meant for `nois`, `tis` and `ftis`; other methods take such rows as
-if the learner had sampled them, which costs them the very ratio that they are about. A filter that compares the
-completions of a sender takes them as this node's own: their KL is not known, and those with A <= 0 are filtered here.
+A third kind has no token ratio: completions that a peer with another tokenizer sent as text. Their advantage is
+computed in their whole group, then weighted or dropped as in `algorithms/cross_tokenizer.py`. The loss gets the
+learner's own log-probs as theirs. That is meant for `nois`, `tis` and `ftis`. Other methods use such rows as if the
+learner had sampled them, and lose the ratio that they need. A filter that compares a sender's completions treats them
+as this node's own. Their KL is unknown, and those with A <= 0 are filtered here.
 
-Groups of peers with log-probs that no honest sampling brings about (`algorithms/understated.py`) teach nothing: their
-advantages are 0. That is known when all log-probs are; until then, of the completions looked at (`train_step.py`).
+Groups of peers with log-probs that no honest sampling can cause (`algorithms/understated.py`) have advantages of 0.
+That is known once all log-probs are; until then it is decided on the completions computed so far (`train_step.py`).
 
-Where a run asks for it, the KL to the starting model is added, over all rows whatever their kind.
+If a run sets it, the KL to the starting model is added, over all rows of any kind.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ class Objective:
     max_logprob_gap_nats: float = math.inf
 
     def separates(self, batch: TrainBatch) -> bool:
-        """Whether dL/dlp of a completion's tokens depends on no other completion's learner log-probs.
+        """Return whether dL/dlp of a completion's tokens depends on no other completion's learner log-probs.
 
-        Rows that were told as text lend theirs to their group (`_loss_with_texts`).
+        Rows that were sent as text lend theirs to their group (`_loss_with_texts`).
         """
         return self.separable and not bool(batch.is_text.any())
 
     def advantages(self, batch: TrainBatch) -> Tensor:
-        """`[N]` float64."""
+        """Return the advantages, `[N]` float64."""
         return batch.weights * group_advantages(batch.rewards, batch.advantage_ids, scale=self.advantage_scale)
 
     def understated(self, learner_logprobs: Tensor, batch: TrainBatch) -> Tensor:
@@ -75,7 +75,9 @@ class Objective:
         return ~batch.is_own & ~batch.is_text & (gain > self.max_logprob_gap_nats)
 
     def excluded(self, learner_logprobs: Tensor, batch: TrainBatch) -> Tensor:
-        """`[N]` bool: all completions of groups in which one is understated, for who lied there may have in others."""
+        """Return `[N]` bool: all completions of groups in which one is understated, because the others may be false,
+        too.
+        """
         liars = batch.group_ids[self.understated(learner_logprobs, batch)]
         return torch.isin(batch.group_ids, liars)
 
@@ -130,7 +132,7 @@ class Objective:
     def _loss_with_texts(
         self, learner_logprobs: Tensor, batch: TrainBatch, advantages: Tensor, params: dict[str, Any]
     ) -> tuple[Tensor, dict[str, float]]:
-        """The same for a batch with rows that were told as text: those with A <= 0 are filtered, the others weighted.
+        """Return the loss of a batch with rows sent as text: those with A <= 0 are filtered, the others weighted.
 
         `kept_fraction` counts the filtered ones among all completions; `mean_kl` is of the other rows, since the KL of
         these is not known.

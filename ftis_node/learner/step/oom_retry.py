@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def one_out_of_memory_error() -> Iterator[None]:
-    """Inside, memory that runs out raises torch.OutOfMemoryError, whoever noticed it."""
+    """Raise torch.OutOfMemoryError for any lack of memory inside, of whatever library."""
     try:
         yield
     except MemoryError as error:
@@ -43,9 +43,10 @@ def one_out_of_memory_error() -> Iterator[None]:
 
 
 def keep_to_share(share: float | None) -> None:
-    """Have this process' tensors take at most this part of the GPU; None: all of it.
+    """Limit this process's tensors to this part of the GPU; None: all of it.
 
-    More raises torch.OutOfMemoryError here, where a step is done again with less, instead of in the generator beside.
+    More raises torch.OutOfMemoryError here, and the step is repeated with less. Else the generator on the same GPU
+    would fail.
     """
     if share is not None:
         torch.cuda.set_per_process_memory_fraction(share)

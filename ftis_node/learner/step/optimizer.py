@@ -6,8 +6,8 @@
               4,096 elements keep float32 moments
     offload   8 bytes a weight of host memory, beside masters and gradients that lie there too: fused AdamW on the CPU
 
-Moments are made at once, zero, not in the first step: memory that does not suffice for them is missed at the start, and
-a step that runs out of memory has applied nothing. Without weight decay, the default, AdamW is the paper's Adam.
+Moments are allocated at once, as zeros, not in the first step. So a lack of memory for them shows at the start, and a
+step that runs out of memory has applied nothing. Without weight decay, the default, AdamW is the paper's Adam.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ftis_node.learner.messages import LearnerBoot
 
 BLOCK_SIZE = 256  # elements that share a scale; fixed in bitsandbytes
-LOOK_UP_TABLES = ("qmap1", "qmap2")  # what 8-bit codes stand for: the same for all tensors and times
+LOOK_UP_TABLES = ("qmap1", "qmap2")  # the values of 8-bit codes: always the same for all tensors
 
 
 def check_optimizer_states(boot: LearnerBoot) -> None:
@@ -51,7 +51,7 @@ def check_optimizer_states(boot: LearnerBoot) -> None:
 
 
 def make_masters(weights: Mapping[str, Parameter], boot: LearnerBoot) -> MasterWeights:
-    """The masters of a policy's trainable weights, where the wanted form has them."""
+    """Return the masters of a policy's trainable weights, on the device that the optimizer's form needs."""
     return MasterWeights(weights, home=torch.device("cpu") if boot.optimizer_states == "offload" else None)
 
 

@@ -30,7 +30,7 @@ class Schedule(msgspec.Struct, frozen=True):
 
 
 def learning_rate(schedule: Schedule, step: int, *, peak: float) -> float:
-    """The rate of step `step`, counted from 1, where `peak` is the highest."""
+    """Return the rate of step `step`, counted from 1; `peak` is the highest rate."""
     if step < schedule.warmup_steps:
         return peak * step / schedule.warmup_steps
     if schedule.kind == "constant":

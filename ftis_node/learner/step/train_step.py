@@ -4,17 +4,17 @@ A loss depends on the model only through the log-probs, a small matrix, and the 
 
     for each micro-batch: log-probs lp;  dL/dlp;  lp.backward(dL/dlp)               -> dL/dweights
 
-Where a completion's part of dL/dlp depends on its own log-probs alone (`Objective.separates`: nearly all methods) it
-is known as soon as its micro-batch is, so one forward and one backward pass do. A loss that ties completions together
-needs all log-probs first: a pass without gradient for the whole matrix, then the same with it. Parts of dL/dlp that are
-zero (filtered, or no advantage) cost no backward pass.
+If a completion's part of dL/dlp depends on its own log-probs alone (`Objective.separates`: nearly all methods), it is
+known once its micro-batch is computed. So one forward and one backward pass suffice. A loss that ties completions
+together needs all log-probs first: a pass without gradient for the whole matrix, then one with it. Parts of dL/dlp that
+are zero (filtered, or no advantage) cost no backward pass.
 
-Where the log-probs convict the sender of a group, that group's other completions may have taught already: then the
-passes are made again without it.
+If the log-probs show a group to be false, its other completions may already be in the gradient. The passes are then
+repeated without that group.
 
-A step ends in one of three ways: applied; *skipped*, where no token has a gradient (an Adam step would still move the
-weights by its momentum); *refused*, where a value is not finite, or a weight would not be. Then weights and optimiser
-are as they were.
+A step ends in one of three ways: it is applied, *skipped* or *refused*. It is skipped if no token has a gradient,
+because an Adam step would still move the weights by its momentum. It is refused if a value or a new weight would not be
+finite. In both cases weights and optimizer are unchanged.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _two_passes(
     between: StepCallback,
     ranks: Ranks,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """As `_one_pass`, for a loss that ties completions together."""
+    """Compute as `_one_pass` does, for a loss that ties completions together."""
     _fill(logprobs, forward, micro_batches, between, ranks)
     _check(logprobs, "a learner log-prob")
     gradient = _gradient_of(logprobs, loss_of).view(-1)
@@ -171,7 +171,7 @@ def _two_passes(
 
 
 def _gradient_of(logprobs: Tensor, loss_of: LossOf) -> Tensor:
-    """dL/dlp, `[N, T]`."""
+    """Return dL/dlp, `[N, T]`."""
     leaf = logprobs.clone().requires_grad_()
     loss, _ = loss_of(leaf)
     (gradient,) = torch.autograd.grad(loss, leaf)

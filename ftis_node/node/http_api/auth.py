@@ -41,7 +41,7 @@ BEARER = "Bearer "
 
 @web.middleware
 async def own_names_only(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuses a request whose `Host` is no name of this machine."""
+    """Refuse a request whose `Host` does not name this machine."""
     if not is_loopback(host_name(request.host)):
         return web.Response(
             status=403, text=f"this port is for this machine alone: call it 127.0.0.1, not {one_line(request.host)}\n"
@@ -50,7 +50,7 @@ async def own_names_only(request: web.Request, handler: Handler) -> web.StreamRe
 
 
 def host_name(host: str) -> str:
-    """The name in a `Host` header without its port; "" for one that cannot be read."""
+    """Return the name in a `Host` header without its port; "" for one that cannot be read."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
@@ -58,7 +58,7 @@ def host_name(host: str) -> str:
 
 
 def is_same_secret(shown: str, secret: str) -> bool:
-    """Compares what a header shows in constant time; its bytes need not be text."""
+    """Compare the token of a header in constant time; the header's bytes need not be text."""
     try:
         return hmac.compare_digest(shown.encode(errors="surrogateescape"), secret.encode())
     except UnicodeEncodeError:
@@ -66,7 +66,7 @@ def is_same_secret(shown: str, secret: str) -> bool:
 
 
 def bearers_only(token: str) -> Middleware:
-    """Refuses a request without the token, but for probes."""
+    """Refuse a request without the token, except for probes."""
 
     @web.middleware
     async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -84,9 +84,9 @@ def bearers_only(token: str) -> Middleware:
 
 
 def observe_token(settings: ObserveSection, home: Home) -> str | None:
-    """The token of the port `observe.listen`, None where it needs none. Raises ConfigError for a file that is no good.
+    """Return the token of the port `observe.listen`, None if it needs none. Raise ConfigError for an invalid file.
 
-    Without `observe.token_file` it lies in the home, and is made there at first use.
+    Without `observe.token_file` it is in the home, and is created there at first use.
     """
     if not settings.needs_token:
         return None
@@ -98,7 +98,7 @@ def observe_token(settings: ObserveSection, home: Home) -> str | None:
 
 
 def read_token(path: Path) -> str:
-    """The token in a file. Its group may read it, as is usual for a mounted secret; others may not."""
+    """Return the token in a file. Its group may read it, as is usual for a mounted secret; others may not."""
     try:
         token = read_file(path, max_bytes=MAX_TOKEN_FILE_BYTES).decode("ascii").strip()
         mode = stat.S_IMODE(path.stat().st_mode)

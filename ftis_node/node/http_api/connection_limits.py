@@ -68,11 +68,11 @@ class HttpGuard:
         )
 
     async def listen(self, runner: web.AppRunner, host: str, port: int) -> None:
-        """Opens the port. Raises OSError."""
+        """Open the port. Raise OSError."""
         await _GuardedSite(self, runner, host, port).start()
 
     def admit(self, connection: _Connection) -> bool:
-        """Whether a new connection is taken; an older one that waits may make way for it."""
+        """Return whether a new connection is taken; an older one that waits may be closed for it."""
         same = [other for other in self._open.values() if other.address == connection.address]
         if len(same) >= self.limits.connections_per_address and not self._make_way(same):
             return False
@@ -82,17 +82,17 @@ class HttpGuard:
         return True
 
     def forget(self, connection: _Connection) -> None:
-        """It is closed."""
+        """Forget a closed connection."""
         self._open.pop(connection.transport, None)
 
     def note_fault(self, error: BaseException) -> None:
-        """An answer that failed: a fault of ours, logged once a minute; the connection alone ends by it."""
+        """Log a failed answer once a minute: it is a fault of this node, and ends only the connection."""
         self.refused["fault"] += 1
         if self._faults.is_due():
             log.error("an HTTP request could not be answered (%d so far)", self._faults.count, exc_info=error)
 
     def _make_way(self, among: list[_Connection]) -> bool:
-        """Closes the oldest that waits for a request, before all one that never sent any."""
+        """Close the oldest connection that waits for a request, first among those that never sent any."""
         waiting = [connection for connection in among if not connection.is_answered]
         if not waiting:
             return False
@@ -177,19 +177,19 @@ class _Connection(asyncio.Protocol):
             self._inner.connection_lost(exc)
 
     def begin_answer(self) -> None:
-        """A complete header is here."""
+        """Stop the time limit of the request: its header is complete."""
         self.is_answered = True
         self.num_requests += 1
         self._stop_clock()
 
     def end_answer(self) -> None:
-        """What is left of the answer, and the next request, have their time."""
+        """Start the keep-alive limit, for the rest of the answer and the next request."""
         self.is_answered = False
         if not self.transport.is_closing():
             self._wait_for_request(self._guard.limits.keep_alive_s)
 
     def end(self, reason: str) -> None:
-        """Closes it at once, and counts why."""
+        """Close the connection at once, and count the reason."""
         self._guard.refused[reason] += 1
         self._guard.forget(self)
         self.transport.abort()
@@ -199,7 +199,7 @@ class _Connection(asyncio.Protocol):
         self._deadline = asyncio.get_running_loop().call_later(limit_s, self._run_out)
 
     def _run_out(self) -> None:
-        """A kept connection that is not used is no fault of its client."""
+        """Close an idle connection. Do not count it as refused if it has served a request."""
         if self.num_requests:
             self._guard.forget(self)
             self.transport.abort()
@@ -249,7 +249,7 @@ class _QuietLog(logging.LoggerAdapter[logging.Logger]):
 
 
 def _site(peername: Any) -> str:
-    """The address that a limit counts by; of IPv6 the subscriber's network."""
+    """Return the address that a limit counts by; of IPv6 the subscriber's network."""
     host = str(peername[0]) if peername else ""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])

@@ -46,15 +46,15 @@ class LocalApi:
         self._num_streams = 0
 
     async def show_status(self, request: web.Request) -> web.Response:
-        """The snapshot."""
+        """Return the snapshot."""
         return web.Response(body=self._status.latest.to_json(), content_type="application/json")
 
     async def show_peers(self, request: web.Request) -> web.Response:
-        """The peer table."""
+        """Return the peer table."""
         return web.json_response(self._peer_table.rows())
 
     async def stream_events(self, request: web.Request) -> web.StreamResponse:
-        """The snapshot as server-sent events, one a second, until the client is gone or reads no more."""
+        """Stream the snapshot as server-sent events, one a second, until the client is gone or stops reading."""
         if self._num_streams >= MAX_STREAMS:
             return web.Response(status=503, text=f"{MAX_STREAMS} clients read /events already: end one\n")
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
@@ -76,7 +76,7 @@ class LocalApi:
 
     @asynccontextmanager
     async def serve(self, *, port: int) -> AsyncIterator[str]:
-        """Serves while the block runs; gives the base URL. Raises UsageError where the port is taken."""
+        """Serve while the block runs; yield the base URL. Raise UsageError if the port is taken."""
         app = web.Application(middlewares=[own_names_only], client_max_size=MAX_REQUEST_BYTES)
         app.router.add_get("/status", self.show_status)
         app.router.add_get("/peers", self.show_peers)

@@ -40,7 +40,7 @@ class Observed:
     refused: Counter[str] = field(default_factory=Counter)
 
     async def show_metrics(self, request: web.Request) -> web.Response:
-        """The snapshot for Prometheus."""
+        """Return the snapshot for Prometheus."""
         latest = self.status.latest if self.status else STARTING
         return web.Response(body=render_metrics(latest), headers={"Content-Type": CONTENT_TYPE})
 
@@ -57,7 +57,7 @@ class Observed:
 
 
 def add_probes(app: web.Application, observed: Observed) -> None:
-    """Adds the three routes."""
+    """Add the three routes."""
     app.router.add_get("/metrics", observed.show_metrics)
     app.router.add_get("/healthz", observed.show_health)
     app.router.add_get("/readyz", observed.show_readiness)

@@ -87,7 +87,7 @@ class AnnouncementHandler:
         self.members: Members | None = None  # among whom duties go round; None: everything is pulled, or none is taken
 
     async def listen(self) -> None:
-        """Announcements as they come, until cancelled."""
+        """Take announcements as they come, until canceled."""
         messages = self._gossip.announcements()
         while True:
             with waiting_for("an announcement"):
@@ -99,7 +99,7 @@ class AnnouncementHandler:
                 self._take(message)
 
     def _take(self, message: Message) -> None:
-        """One announcement, as pubsub delivered it."""
+        """Handle one announcement, as pubsub delivered it."""
         if not self._is_listened_to(message.sender):
             return
         announcement = self.consider(message.sender, message.payload)
@@ -114,7 +114,7 @@ class AnnouncementHandler:
             self.reminded.set()
 
     def _is_listened_to(self, peer_id: str) -> bool:
-        """Whether an announcement is looked at: its peer is not refused, and says no more than groups may be sent."""
+        """Return whether to read an announcement: its peer is not banned, and is within the rate limit of groups."""
         if self._peers.is_banned(peer_id):
             self._count_refusal(peer_id, "announcement_banned")
             return False
@@ -131,7 +131,7 @@ class AnnouncementHandler:
                 _remember(self._refused, group_id)
 
     def refuse_of(self, peer_id: str, ids: Iterable[bytes]) -> None:
-        """Groups for which this peer gave something else: they are not asked of it again, but of others.
+        """Note groups for which this peer sent another body: they are asked of other peers only.
 
         So one fault of a peer is held against it once a group, however often it announces the group.
         """
@@ -139,7 +139,7 @@ class AnnouncementHandler:
             _remember(self._refused_of, (peer_id, group_id))
 
     def may_give(self, peer_id: str, group_id: bytes) -> bool:
-        """Whether a peer may be asked for a group: not where it gave something else for it."""
+        """Return whether a peer may be asked for a group: not if it sent another body for it."""
         return (peer_id, group_id) not in self._refused_of
 
     def senders(self) -> list[str]:
@@ -155,7 +155,7 @@ class AnnouncementHandler:
         return heard
 
     def consider(self, announcer: str, payload: bytes, *, is_repair: bool = False) -> Announcement | None:
-        """Puts an announced group on the list of what to pull, if the learner could use it; None if it could not."""
+        """Put an announced group on the pull list if the learner could use it; return None if it could not."""
         try:
             announcement = open_announcement(payload)
         except RecordError as error:
@@ -189,7 +189,7 @@ class AnnouncementHandler:
         return announcement
 
     def _refuse_announcement(self, announcer: str, payload: bytes, error: RecordError, *, is_repair: bool) -> None:
-        """Counts what is no announcement. The same bytes in answer after answer are held against a peer once."""
+        """Count a malformed announcement. The same bytes in several answers are charged to a peer once."""
         self._counters.refused[f"announcement_{error.reason}"] += 1
         self._registry.note_refusal(announcer, "announcement", error)
         if error.reason == "version":  # that may be an honest peer with other software
@@ -234,7 +234,7 @@ class AnnouncementHandler:
         return is_assigned(announcement.id, own_id, others, attempt=announcement.attempt)
 
     def _pulls(self, peer_id: str) -> bool:
-        """Whether a peer has use for groups: a generator, as far as its record is known, has not."""
+        """Return whether a peer uses groups: a generator, as far as its record is known, does not."""
         record = self._registry.record_of(peer_id)
         return record is None or record.role != "generator"
 
@@ -244,7 +244,7 @@ class AnnouncementHandler:
 
 
 def _remember(known: dict[KeyT, None], key: KeyT) -> None:
-    """Bounded: the oldest is forgotten."""
+    """Remember it; the set is bounded, and the oldest entry is forgotten."""
     known[key] = None
     if len(known) > MAX_REFUSED:
         del known[next(iter(known))]

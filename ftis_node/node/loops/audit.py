@@ -84,7 +84,7 @@ class AuditLoop:
                 self._waiting.put_nowait(accepted)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until canceled."""
         while True:
             with waiting_for("a group to compare"):
                 accepted = await self._waiting.get()
@@ -99,7 +99,7 @@ class AuditLoop:
         return 1.0 if share and is_doubtful else share
 
     def _is_comparable(self, group: Group) -> bool:
-        """Whether the group says that it was sampled, from first to last, with weights that our learner has now."""
+        """Return whether the group claims to be sampled, from first to last, with the learner's present weights."""
         version = self._context.state.policy_version
         if group.policy_version != version or group.policy_version_newest != version:
             return False

@@ -82,7 +82,7 @@ class BackfillLoop:
         self._shards: frozenset[int] | None = None  # that are read; None: all
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until canceled."""
         while True:
             with waiting_for("the clock"):
                 await asyncio.sleep(PERIOD_S)
@@ -91,11 +91,11 @@ class BackfillLoop:
             self._tell_how_far()
 
     def read_shards(self, shards: frozenset[int]) -> None:
-        """Only the senders of these shards are followed from now on."""
+        """Follow only the senders of these shards from now on."""
         self._shards = shards
 
     async def catch_up(self, peer_id: str) -> None:
-        """Asks a member for its groups that were missed; the first few new members for everybody's."""
+        """Ask a member for its missed groups; ask the first few new members for the groups of all."""
         with self._guard.work_for(peer_id, Place.CATCH_UP):
             if self._may_ask(peer_id):
                 await self._catch_up(peer_id)
@@ -120,12 +120,12 @@ class BackfillLoop:
             del self._caught_up_to[next(iter(self._caught_up_to))]
 
     def note_record(self, record: PeerRecord) -> None:
-        """A member's directory record names its last number."""
+        """Note the last number of a member, from its directory record."""
         if self._follows(record.peer_id):
             self._ear.heard(record.peer_id).note_tail(record.last_number)
 
     def _tell_how_far(self) -> None:
-        """After an absence: how many groups were missed, how many are here, and what is left."""
+        """Log after an absence how many groups were missed, how many have come, and how many are left."""
         report = self._catching_up.look(
             num_left=self._ear.wants.num_missed,
             num_backfilled=self._counters.groups_repaired,
@@ -178,7 +178,7 @@ class BackfillLoop:
                     await self.catch_up(peer_id)
 
     async def _ask(self, peer_id: str, question: BackfillRequest) -> tuple[float, int, FetchOutcome]:
-        """Has the answers considered. The newest time among them, how many there were, and how the asking ended."""
+        """Ask, and consider the answers. Return the newest time among them, their number, and the outcome."""
         fetched = Fetched((), FetchOutcome.BROKEN)
         guarded = self._guard.work_for(peer_id, Place.CATCH_UP)
         with waiting_for("a peer's answer", endless=False), guarded:
@@ -200,7 +200,7 @@ class BackfillLoop:
         return newest, len(fetched.bodies), fetched.outcome
 
     def _may_ask(self, peer_id: str) -> bool:
-        """Whether a member is neither refused nor left in peace just now, because it did not answer."""
+        """Return whether a member may be asked: not banned, and not in a pause after a missing answer."""
         may_work = self._guard.may_work(peer_id) and not self._peers.is_banned(peer_id)
         return may_work and self._pauses.may_ask(peer_id, now=time.monotonic())
 

@@ -49,7 +49,7 @@ class DeliverLoop:
         self._confirmations = confirmations
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until canceled."""
         while True:
             await self._release()
             with waiting_for("the clock"):

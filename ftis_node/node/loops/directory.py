@@ -73,7 +73,7 @@ class DirectoryLoop:
         self._catching_up = asyncio.Semaphore(MAX_CATCHING_UP)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until canceled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch_members(tasks), name="directory-members")
             tasks.create_task(self._renew_records(), name="directory-records")
@@ -105,7 +105,7 @@ class DirectoryLoop:
             log.log(level, "%s", text)
 
     async def _catch_up(self, peer_id: str) -> None:
-        """A few at a time, so that one that answers slowly keeps nobody waiting."""
+        """Catch up with a few members at a time, so that a slow one delays no other."""
         async with self._catching_up:
             with self._guard.work_for(peer_id, Place.CATCH_UP):
                 await self._backfill.catch_up(peer_id)

@@ -51,7 +51,7 @@ class DiskSpaceLoop:
         self._reported = ""
 
     async def run(self) -> None:
-        """Until cancelled. Raises OSError for a home that cannot be read."""
+        """Run until canceled. Raise OSError for a home that cannot be read."""
         while True:
             await self.look()
             await asyncio.sleep(self._period_s)
@@ -82,7 +82,7 @@ class DiskSpaceLoop:
         return await in_background(look_at, self._home, keep_checkpoints=keep)
 
     def _report(self, use: HomeUse) -> None:
-        """A line and an event where the node begins to wait, and where it goes on."""
+        """Log and record when the node pauses, and when it continues."""
         why_full = self._space.why_full
         if bool(why_full) == bool(self._reported):
             return

@@ -91,7 +91,7 @@ class GenerateLoop:
         )
 
     async def run(self) -> None:
-        """Until cancelled. Raises what a worker that was given up raised."""
+        """Run until canceled. Raise the error of a worker that was given up."""
         in_flight = asyncio.Semaphore(groups_in_flight(self._context))
         async with asyncio.TaskGroup() as tasks:
             while True:
@@ -130,7 +130,7 @@ class GenerateLoop:
             self._context.events.write("prompt_skipped", prompt=str(item.ref), num_tokens=len(token_ids))
 
     async def _make_group(self, prompt: Prompt) -> None:
-        """One group from prompt to publish queue. A worker's death costs a pause and another try, never the slot."""
+        """Make one group from prompt to publish queue. A worker's death costs a pause and another try, not the slot."""
         while True:
             try:
                 group, num_unfinished = await self._generate(prompt)
@@ -148,7 +148,7 @@ class GenerateLoop:
         await self._scored.put(group)
 
     async def _generate(self, prompt: Prompt) -> tuple[Group, int]:
-        """A scored group, and how many of its completions scoring did not finish."""
+        """Return a scored group, and how many of its completions scoring did not finish."""
         result = await self._generation.generate(
             prompt.token_ids,
             num_completions=self._context.manifest.sampling.group_size,
@@ -180,14 +180,14 @@ class GenerateLoop:
 
 
 def groups_in_flight(context: NodeContext) -> int:
-    """As the node's settings say, or enough groups for a full batch and one more."""
+    """Return the number that the settings give, or enough groups for a full batch and one more."""
     generation = context.settings.generation
     batch = generation.max_batch or DEFAULT_MAX_BATCH
     return generation.groups_in_flight or -(-batch // context.manifest.sampling.group_size) + 1
 
 
 def prompt_order(context: NodeContext, *, num_items: int) -> PromptOrder:
-    """Vertical: this node's own order through its domain. Horizontal: the run's, for all answer the same problems."""
+    """Vertical: this node's own order through its domain. Horizontal: the run's order, the same for all nodes."""
     if context.manifest.step.prompt_sharing == "horizontal":
         return PromptOrder(num_items, seed=0, peer_id=context.manifest.run_id)
     return PromptOrder(num_items, context.settings.seed, context.peer_id)

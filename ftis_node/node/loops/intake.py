@@ -156,16 +156,16 @@ class IntakeLoop:
         return await arrival.verdict
 
     async def next_own(self) -> Accepted:
-        """The newest group that was stored of those by our own weights; waits for one. Each is given once."""
+        """Wait for the newest stored group of this node's weights, and return it; each is returned once."""
         return await self._newest_own.get()
 
     @property
     def turns(self) -> dict[str, Callable[[], LoopProgress]]:
-        """How each lane fares, by name; what is being judged or stored counts as waiting."""
+        """Return the progress of each lane by name; a group in validation or storage counts as waiting."""
         return {"intake": lambda: self._known.turn, "intake of strangers' groups": lambda: self._strangers.turn}
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until canceled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._judge_all(self._known), name="intake-validate")
             tasks.create_task(self._judge_all(self._strangers), name="intake-validate-strangers")
@@ -195,7 +195,7 @@ class IntakeLoop:
         return None
 
     def _came_meanwhile(self, accepted: Accepted) -> Refused | None:
-        """The refusal of a group that passed while the other lane admitted the same, its number, or its completions."""
+        """Return a refusal if the other lane has just admitted the same group, its number, or its completions."""
         group, group_id = accepted.group, accepted.envelope.id
         if group_id in self._passed:
             refusal = Refusal("duplicate", "this group was admitted a moment ago")
@@ -212,7 +212,7 @@ class IntakeLoop:
         return self._guard.work_for(arrival.origin, place, passes=(Exception,) if arrival.own else ())
 
     def _give_up(self, arrival: Arrival) -> None:
-        """Refuses a group that brought about a fault, for good: others would hand over the same."""
+        """Refuse a group that caused a fault, for good: other peers would hand over the same."""
         group_id = None
         with self._work_for(arrival, Place.JUDGE):
             group_id = open_envelope(arrival.data, max_bytes=self._context.manifest.wire.max_envelope_bytes).id

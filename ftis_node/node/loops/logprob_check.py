@@ -47,7 +47,7 @@ class CheckLoop:
         self._sent_version: int | None = None
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until canceled."""
         while True:
             with waiting_for("an own group"):
                 accepted = await self._next_own()
@@ -79,7 +79,7 @@ class CheckLoop:
 
 
 def sampled_by(group: Group, version: int) -> Group | None:
-    """The group with the completions alone that `version`, and no other, sampled; None where there are none."""
+    """Return the group with only the completions that `version` alone sampled; None if there are none."""
     if group.mean_logprobs:  # sent as text: there are no log-probs to compare
         return None
     completions = tuple(

@@ -41,7 +41,7 @@ class PeersLoop:
         self._clock = SteadyClock()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until canceled."""
         while True:
             for peer in await self._gossip.connected_peers():
                 with self._guard.work_for(peer.peer_id, Place.PRESENCE):

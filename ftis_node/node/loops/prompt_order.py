@@ -24,14 +24,14 @@ class PromptOrder:
     peer_id: str
 
     def index(self, k: int) -> int:
-        """The index of the k-th problem, k = 0, 1, ..."""
+        """Return the index of the k-th problem, k = 0, 1, ..."""
         if self.num_items > LARGEST_SHUFFLED:
             return self._number("draw", k) % self.num_items
         epoch, position = divmod(k, self.num_items)
         return _shuffled(self.num_items, self._number("epoch", epoch))[position]
 
     def draw(self, k: int) -> float:
-        """A number in [0, 1) for the k-th problem, by which it may be passed over."""
+        """Return a number in [0, 1) for the k-th problem, which decides whether it is skipped."""
         return (self._number("keep", k) >> 11) / 2**53
 
     def _number(self, kind: str, k: int) -> int:

@@ -58,7 +58,7 @@ class PublishLoop:
         self._last_number = last_number
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until canceled."""
         while True:
             with waiting_for("a scored group"):
                 group = await self._scored.get()

@@ -116,7 +116,7 @@ class PullLoop:
         self._in_memory = HeldBytes(self._context.settings.limits.bodies_in_memory_bytes)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until canceled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._ear.listen(), name="pull-listen")
             tasks.create_task(self._dispatch(tasks), name="pull-dispatch")
@@ -124,7 +124,7 @@ class PullLoop:
             tasks.create_task(self._confirm_again(), name="pull-confirm")
 
     async def _dispatch(self, tasks: asyncio.TaskGroup) -> None:
-        """Requests for what is wanted, as soon as there is something, and again while something is left."""
+        """Send requests for wanted groups as soon as there are some, and again while some are left."""
         while True:
             with suppress(TimeoutError), waiting_for("something to pull"):
                 async with asyncio.timeout(LOOK_AGAIN_S if len(self._wants) or len(self._later) else None):
@@ -189,7 +189,7 @@ class PullLoop:
         )
 
     def _is_near(self, want: PullItem) -> bool:
-        """Whether a group's sender says that it generates for this node's domain alone."""
+        """Return whether a group's sender reports that it generates for this node's domain alone."""
         domain, record = self._own_domain, self._registry.record_of(want.sender)
         if domain is None or record is None:
             return False
@@ -226,7 +226,7 @@ class PullLoop:
         return wanted
 
     def _is_able(self, peer_id: str) -> bool:
-        """Whether a peer is neither refused nor left in peace just now."""
+        """Return whether a peer may be asked now: neither banned nor in a pause after a failure."""
         is_able = False
         with self._guard.work_for(peer_id, Place.PULL):
             may_work = self._guard.may_work(peer_id) and not self._peers.is_banned(peer_id)
@@ -268,7 +268,7 @@ class PullLoop:
             await asyncio.sleep(wait_s)
 
     def _spend_the_rest(self, batch: PullRequest, bodies: Sequence[bytes]) -> None:
-        """What came beyond what was announced counts, too: the next pulls wait for it."""
+        """Charge received bytes beyond the announced size: the next pulls wait for them."""
         if self._allowance is not None:
             more_bytes = sum(map(len, bodies)) - _announced_bytes(batch)
             self._allowance.spend(max(0, more_bytes), now=time.monotonic())
@@ -300,7 +300,7 @@ class PullLoop:
         await self._confirm(batch, verdicts)
 
     def _settle(self, batch: PullRequest, verdicts: Sequence[ValidationResult]) -> set[bytes]:
-        """Takes what was judged, well or ill, off the list; returns those ids."""
+        """Remove judged groups, accepted or refused, from the list; return their ids."""
         judged = {v.announced_id if isinstance(v, Accepted) else v.group_id for v in verdicts if not _is_useless(v)}
         here = {want.id for want in batch.items if want.id in judged}
         refused = [v for v in verdicts if isinstance(v, Refused) and not _is_useless(v)]
@@ -330,7 +330,7 @@ class PullLoop:
         self._ear.refuse_of(batch.source.peer_id, [one for one in missing if one in named or one in others])
 
     def _note_outcome(self, batch: PullRequest, outcome: FetchOutcome, *, is_empty: bool) -> None:
-        """A pull that failed, or in which a peer has nothing of what it announced as its own, is held against it."""
+        """Charge a peer for a failed pull, or for a pull without any of the groups that it announced as its own."""
         peer_id = batch.source.peer_id
         is_broken_promise = is_empty and all(want.sender == peer_id for want in batch.items)
         if outcome is FetchOutcome.COMPLETE and not is_broken_promise:
@@ -343,7 +343,7 @@ class PullLoop:
         self._context.events.write("pull_failed", peer=peer_id, outcome=outcome, num_ids=len(batch.items))
 
     async def _ask_others(self, batch: PullRequest, *, missing: Sequence[bytes], is_answered: bool) -> None:
-        """What this peer did not give is asked of others who may hold it; what nobody has is given up."""
+        """Ask other peers for what this peer did not give; give up groups that no peer has."""
         if not missing:
             return
         members = await self._gossip.members()
@@ -370,7 +370,7 @@ class PullLoop:
                 await self._tell_arrived(sender, ids)
 
     async def _confirm_again(self) -> None:
-        """What is announced again though it is here, until cancelled."""
+        """Confirm stored groups that are announced again, until canceled."""
         while True:
             with waiting_for("a group that is here already"):
                 await self._ear.reminded.wait()

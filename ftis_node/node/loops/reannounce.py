@@ -57,7 +57,7 @@ class ReannounceLoop:
         self._former: set[bytes] = set()  # READY since a former life, and not announced in this one yet
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until canceled."""
         self._former.update(self._reader.own_ready())
         for group_id in self._former:
             self._confirmations.pending.announced(group_id, now=-math.inf)
@@ -69,7 +69,7 @@ class ReannounceLoop:
                 await self._announce_again()
 
     async def _check_claims(self) -> None:
-        """Confirmations of peers to which the group was not sent in this life; they count where it is fetched back."""
+        """Check confirmations of groups that this process did not send: they count if the group is fetched back."""
         claims = self._confirmations.unverified.take(MAX_CHECKED)
         await asyncio.gather(*(self._check(peer_id, group_id) for peer_id, group_id in claims))
 

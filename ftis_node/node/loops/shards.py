@@ -56,7 +56,7 @@ class ShardsLoop:
         self._read: frozenset[int] = frozenset()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until canceled."""
         await self._choose(count=min(FIRST_SHARDS, self._num_shards))
         while True:
             before, counted_at = self._num_heard(), time.monotonic()
@@ -76,7 +76,7 @@ class ShardsLoop:
         return self._announcements.heard_in_shard.total()
 
     def _required(self) -> frozenset[int]:
-        """The shards of the trusted peers in the directory."""
+        """Return the shards of the trusted peers in the directory."""
         peers = self._peers
         known = self._registry.peers
         return frozenset(shard_of(peer_id, self._num_shards) for peer_id in known if peers.is_trusted(peer_id))

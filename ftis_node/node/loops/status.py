@@ -116,7 +116,7 @@ class StatusLoop:
         self.latest = Status()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until canceled."""
         while True:
             for _ in range(PERIODS_PER_SAVE):
                 await self._shortage.passed_over(self.refresh)
@@ -125,7 +125,7 @@ class StatusLoop:
             await self._shortage.passed_over(partial(self._disk, self.save))
 
     async def refresh(self, *, state: str = "running") -> Status:
-        """Takes a new snapshot."""
+        """Take a new snapshot."""
         self._members = await self._gossip.members()
         counts = await self._disk(self._count)
         self._groups_made.note(counts.groups_own)
@@ -154,7 +154,7 @@ class StatusLoop:
             reader.close()
 
     def save(self) -> None:
-        """Writes the snapshot and the peer table into the home, for when the node is stopped."""
+        """Write the snapshot and the peer table into the home, for use after the node stops."""
         document = json.loads(self.latest.to_json()) | {"peers": self._peer_table.rows()}
         replace_file(self._home.status, json.dumps(document, indent=1).encode())
 

@@ -110,7 +110,7 @@ class TrainLoop:
         return self._context.state.step
 
     async def run(self) -> None:
-        """Until the last step is done, or until cancelled."""
+        """Run until the last step is done, or until canceled."""
         with waiting_for("the learner worker"):  # its supervisor has the limits
             state = await self._learner.start()
         await self.resume(state)
@@ -126,7 +126,7 @@ class TrainLoop:
         await self._evaluate_if_due(is_last=True)
 
     def _is_done(self) -> bool:
-        """Whether the budget is used up, counted over all lives of the home."""
+        """Return whether the budget is used up, counted over all lives of the home."""
         if self._last_step is not None and self.step >= self._last_step:
             return True
         if self._step_shares.is_learned_out:
@@ -146,7 +146,7 @@ class TrainLoop:
             await self._generation.wake()
 
     async def _train(self, groups: Sequence[StoredGroup]) -> None:
-        """One step, from TAKEN groups to RELEASED ones and a new version in the generator."""
+        """Train one step: from TAKEN groups to RELEASED ones and a new version in the generator."""
         step = self.step + 1
         batch = self._batch(groups)
         if groups and not batch:
@@ -192,7 +192,7 @@ class TrainLoop:
         self._slots.hold(self._reader.own_held())
 
     def _batch(self, groups: Sequence[StoredGroup]) -> list[TrainGroup]:
-        """The groups as the learner takes them, less those of a peer that cannot be made so."""
+        """Return the groups in the learner's form, without those of a peer that cannot be converted."""
         batch = []
         for group in groups:
             with self._guard.work_for(group.sender, Place.BATCH, passes=(Exception,) if group.own else ()):
@@ -209,7 +209,7 @@ class TrainLoop:
         )
 
     def _weigh_peers(self, report: StepReport, batch: Sequence[TrainGroup]) -> None:
-        """What the step says of the peers' agreement counts from the next one on; the trail has what counted in it."""
+        """Apply the peers' agreement in a step from the next step on; record the weights that applied in this one."""
         if self._context.manifest.method.peer_weights is None or report.repeated:
             return
         weights = {group.sender: round(group.weight, 4) for group in batch if not group.own}
@@ -217,7 +217,7 @@ class TrainLoop:
         self._peer_weights.note(report.agreement, report.own_agreement)
 
     def _note_understated(self, report: StepReport, groups: Sequence[StoredGroup]) -> None:
-        """The senders of what the learner left out as a lie. A step that is reported again was noted before."""
+        """Charge the senders of groups that the learner left out as false claims; a repeated step is charged once."""
         if report.repeated:
             return
         for group in groups:
@@ -257,7 +257,7 @@ class TrainLoop:
                 await self._deliver(state.weights, state.proof)
 
     async def _release_poisoned(self) -> None:
-        """What the learner failed on again and again is in no further step, or the node would never get past it."""
+        """Release groups on which the learner failed repeatedly, so that they cannot block the node."""
         poisoned = await self._disk(self._buffer.release_poisoned)
         for group_id in poisoned:
             self._context.events.write("released", group=group_id, reason=ReleaseReason.POISONED)
@@ -268,7 +268,7 @@ class TrainLoop:
             log.warning("the learner failed %d times on the same %d groups: left out", MAX_FAILED_STEPS, len(poisoned))
 
     async def _evaluate_if_due(self, *, is_last: bool = False) -> None:
-        """Greedy pass@1 on held-out problems at step 0, every so many steps, and at the last one; by the own engine."""
+        """Evaluate greedy pass@1 on held-out problems at step 0, each interval and the last step, by the own engine."""
         every_steps = self._context.manifest.eval.every_steps
         due = every_steps and (is_last or self.step % every_steps == 0)
         if due and self._context.settings.generates:
@@ -277,7 +277,7 @@ class TrainLoop:
 
 
 def note_teacher(peers: PeerManager, group: StoredGroup) -> None:
-    """Credits the sender of a group of unequal rewards; the advantages of any other are 0."""
+    """Credit the sender of a group of unequal rewards; the advantages of any other group are 0."""
     if not group.own and len(set(group.rewards)) > 1:
         peers.note(group.sender, Behaviour.TAUGHT)
 

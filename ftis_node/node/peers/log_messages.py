@@ -46,9 +46,9 @@ class SwarmLogMessages:
     def lines(
         self, state: SwarmState, *, clock_skew_s: float | None, addresses: Sequence[str], advice: str = ""
     ) -> Iterator[Line]:
-        """The lines that these facts call for. `clock_skew_s`: the peers' clocks less ours; None before one was met.
+        """Yield the log lines for these facts. `clock_skew_s`: the peers' clocks less ours; None before one was met.
 
-        `advice`: what to do where most members speak a newer version of the wire; said once a start.
+        `advice`: what to do if most members have a newer wire version; logged once a start.
         """
         said = (str(state.state), _gist(state))
         if said != self._said and state.state is not SwarmPhase.STARTING:
@@ -71,20 +71,20 @@ class SwarmLogMessages:
 
 
 def clock_words(skew_s: float) -> str:
-    """What is wrong with a clock, and what to do."""
+    """Return what is wrong with a clock, and what to do."""
     which = "behind" if skew_s > 0 else "ahead of"
     so = "they refuse what we send" if abs(skew_s) >= SKEW_REFUSED_S else f"they refuse us at {SKEW_REFUSED_S:g} s"
     return f"this machine's clock is {abs(skew_s):.1f} s {which} the peers', {so}: {SYNCHRONISE}"
 
 
 def how_to_be_found(addresses: Sequence[str]) -> str:
-    """The one of this node's addresses to give to others: one that is dialled from everywhere before any other."""
+    """Return the address of this node to give to others: a public one before any other."""
     ranked = sorted(addresses, key=lambda address: (not is_public(address), "/127.0.0.1/" in address, address))
     return f"others join it with --peers {ranked[0]}" if ranked else "it has no address yet that others could dial"
 
 
 def _gist(state: SwarmState) -> str:
-    """The reason without its numbers, and without what is said of the next try."""
+    """Return the reason without its numbers, and without the words on the next try."""
     return "" if state.state is SwarmPhase.CONNECTED else re.sub(r"\d+ peers?|\d+", "#", state.reason.split(",")[0])
 
 

@@ -51,7 +51,7 @@ class PeerManager:
         events: EventTrail,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        """Opens or makes the file; `clock` is Unix time in seconds, None: one that never jumps. Raises ConfigError."""
+        """Open or create the file; `clock` is Unix time in seconds, None: one that never jumps. Raise ConfigError."""
         self._own_id = own_id
         self._settings = settings
         access, limits, validation = settings.access, settings.rate_limits, settings.validation
@@ -83,7 +83,7 @@ class PeerManager:
         )
 
     def close(self) -> None:
-        """Saves and closes the file."""
+        """Save and close the file."""
         self._store.save(self._standings)
         self._store.close()
 
@@ -93,7 +93,7 @@ class PeerManager:
         return ValidationLimits(self._settings.validation.max_clock_skew_s, self._settings.validation.min_mean_logprob)
 
     def saw(self, peer_id: str, addresses: Sequence[str]) -> None:
-        """A peer is connected by these multiaddrs: peers of one network share their places in the buffer."""
+        """Note a peer's multiaddrs: peers of one network share their places in the buffer."""
         self._networks.pop(peer_id, None)
         self._met.pop(peer_id, None)
         self._met[peer_id] = None  # the last place is the freshest
@@ -108,7 +108,7 @@ class PeerManager:
             del self._networks[next(iter(self._networks))]
 
     def is_banned(self, peer_id: str) -> bool:
-        """Whether a peer is refused now: its ban runs, or it is not on the allow-list. This node never is."""
+        """Return whether a peer is refused now: banned, or not on the allow-list. This node never is."""
         if peer_id == self._own_id:
             return False
         if self._allowed and peer_id not in self._allowed:
@@ -116,7 +116,7 @@ class PeerManager:
         return peer_id not in self._trusted and self._standings.is_banned(peer_id, now=self._clock())
 
     def is_trusted(self, peer_id: str) -> bool:
-        """Whether the operator trusts it, by the settings or by `peers trust`."""
+        """Return whether the operator trusts it, by the settings or by `peers trust`."""
         return peer_id in self._trusted or self._standings.reputation(peer_id).trusted
 
     def is_of_own_weights(self, group: GroupHeader | StoredGroup) -> bool:
@@ -131,7 +131,7 @@ class PeerManager:
         return self.is_trusted(peer_id) or not self._is_stranger(peer_id)
 
     def standing(self, peer_id: str) -> TrustLevel:
-        """How the peer is met now."""
+        """Return the present trust level of the peer."""
         if self.is_banned(peer_id):
             return TrustLevel.BANNED
         if self.is_trusted(peer_id):
@@ -139,12 +139,12 @@ class PeerManager:
         return self._standings.reputation(peer_id).trust_level(now=self._clock())
 
     def save(self) -> None:
-        """Writes what is not on disk yet."""
+        """Write what is not on disk yet."""
         self._store.save(self._standings)
         self._saved_at = self._clock()
 
     def note(self, peer_id: str, conduct: Behaviour, *, reason: str = "", detail: str = "") -> None:
-        """Takes a fact in. `reason` is counted (the conduct's own name where empty), `detail` is for people."""
+        """Note an event. `reason` is counted (the behavior's name if empty), `detail` is for the operator."""
         if peer_id == self._own_id or peer_id in self._trusted:
             return
         standing = self._standings.note(peer_id, conduct, now=self._clock(), reason=reason)
@@ -155,12 +155,12 @@ class PeerManager:
             self.save()
 
     def remember(self, accepted: Accepted) -> None:
-        """Takes the completions of a group that passed into the catalogue of copies."""
+        """Add the completions of an accepted group to the catalog of copies."""
         group = accepted.group
         self._copycats.remember(group.sender, str(group.prompt_ref), _told(group))
 
     def settle(self, verdict: ValidationResult, *, origin: str) -> None:
-        """Takes the verdict on a group that `origin` handed over: who answers for it is noted, and charged for it."""
+        """Note the verdict on a group that `origin` handed over, and charge the peer that is responsible for it."""
         if isinstance(verdict, Accepted):
             group = verdict.group
             self._charge(group.sender, group.num_tokens)
@@ -174,30 +174,30 @@ class PeerManager:
         self.note(blamed, conduct, reason=reason, detail=f"{reason}: {verdict.refusal.detail}")
 
     def within_quota(self, peer_id: str) -> bool:
-        """Whether a group of this sender is looked at now; asking spends nothing."""
+        """Return whether a group of this sender is looked at now; asking spends nothing."""
         if peer_id == self._own_id or self.is_trusted(peer_id):
             return True
         return self._quotas.allows(peer_id, is_new_peer=self._is_stranger(peer_id), now=time.monotonic())
 
     def may_score(self, peer_id: str) -> bool:
-        """Whether a group of this sender is scored now; asking spends nothing."""
+        """Return whether a group of this sender is scored now; asking spends nothing."""
         if peer_id == self._own_id or self.is_trusted(peer_id):
             return True
         return self._quotas.allows_scoring(peer_id, is_new_peer=self._is_stranger(peer_id), now=time.monotonic())
 
     def charge_scoring(self, peer_id: str, seconds: float) -> None:
-        """Takes seconds of scoring from the allowance of a group's signer."""
+        """Take seconds of scoring from the allowance of a group's signer."""
         if peer_id != self._own_id and not self.is_trusted(peer_id):
             is_stranger = self._is_stranger(peer_id)
             self._quotas.spend_scoring(peer_id, seconds, is_new_peer=is_stranger, now=time.monotonic())
 
     def copy_of(self, group: Group) -> str | None:
-        """The reason to refuse a group whose completions were here before; None where they were not."""
+        """Return the reason to refuse a group whose completions were here before; None if they were not."""
         found = self._copycats.judge(group.sender, str(group.prompt_ref), _told(group))
         return None if found is None else found.value
 
     def share_cap(self) -> ShareCap:
-        """How many places each peer may hold in the buffer."""
+        """Return how many places each peer may hold in the buffer."""
         trusted = {peer_id for peer_id, record_of in self._standings if record_of.reputation.trusted}
         return ShareCap(
             self._settings.rate_limits.max_buffer_fraction_per_peer,
@@ -207,7 +207,7 @@ class PeerManager:
         )
 
     def ban(self, peer_id: str, length_s: float | None = None) -> None:
-        """Bans by the operator's word; None: for the longest time that is set. Raises UsageError for this node."""
+        """Ban a peer for the operator; None: for the longest time in the settings. Raise UsageError for this node."""
         if peer_id == self._own_id:
             raise UsageError("this is the node itself: it cannot be banned")
         if peer_id in self._trusted:
@@ -217,28 +217,28 @@ class PeerManager:
         self.save()
 
     def unban(self, peer_id: str) -> None:
-        """Ends a ban, and forgets the peer's past ones."""
+        """End a ban, and forget the peer's past ones."""
         self._standings.unban(peer_id, now=self._clock())
         self._tell(peer_id, self.standing(peer_id), "by the operator")
         self.save()
 
     def trust(self, peer_id: str, trusted: bool = True) -> None:
-        """Never banned by the node itself, and may hold more; ends a ban."""
+        """Set or end trust: the node never bans a trusted peer, and it may hold more places. Trust ends a ban."""
         self._standings.trust(peer_id, trusted, now=self._clock())
         self._tell(peer_id, self.standing(peer_id), "by the operator")
         self.save()
 
     def rows(self) -> dict[str, dict[str, Any]]:
-        """By peer id, what `peers --json` says of standing. `banned_until` is Unix time, None where no ban runs."""
+        """Return the standing for `peers --json`, by peer id. `banned_until` is Unix time, None if no ban runs."""
         return {peer_id: self.row(peer_id) for peer_id in self.known()}
 
     def known(self) -> list[str]:
-        """Ids of the peers that something is known of, and of those that the settings name."""
+        """Return the ids of known peers and of those that the settings name."""
         known = {peer_id for peer_id, _ in self._standings} | self._allowed | self._trusted
         return sorted(known - {self._own_id})
 
     def row(self, peer_id: str) -> dict[str, Any]:
-        """The same of one peer, also of one that nothing is known of."""
+        """Return the row of one peer, also of an unknown one."""
         record_of, now = self._standings.record_of(peer_id), self._clock()
         known = record_of.reputation
         is_running = known.is_banned(now=now)
@@ -252,14 +252,14 @@ class PeerManager:
         }
 
     def is_stranger(self, peer_id: str) -> bool:
-        """Whether a peer has shown nothing yet, and nobody has vouched for it."""
+        """Return whether a peer has sent no good group yet, and is not trusted."""
         return not self.is_trusted(peer_id) and self._is_stranger(peer_id)
 
     def _is_stranger(self, peer_id: str) -> bool:
         return not self._standings.reputation(peer_id).is_known(now=self._clock())
 
     def _vouch(self, sender: str, origin: str) -> None:
-        """A sender that was never connected shares the places of who handed its group over: identities are free."""
+        """Share the places of `origin` with a sender that never connected: identities are free."""
         if sender != origin and sender not in self._met and origin != self._own_id:
             self._networks.setdefault(sender, self._networks.get(origin, origin))
             self._bound_networks()
@@ -279,7 +279,7 @@ class PeerManager:
 
 
 def _told(group: Group) -> list[SeenCompletion]:
-    """The completions as the catalogue of copies takes them."""
+    """Return the completions in the form of the catalog of copies."""
     return [
         SeenCompletion(
             completion.token_ids.tobytes(),

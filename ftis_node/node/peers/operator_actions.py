@@ -34,9 +34,9 @@ class PeerControl:
         self._rows = rows
 
     def change(self, action: str, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Does one of ACTIONS for the peer that `asked["peer"]` names; its row afterwards.
+        """Do one of ACTIONS for the peer that `asked["peer"]` names; return its row afterwards.
 
-        `ban` takes `for_s` (seconds; None: the longest that is set), `trust` takes `trusted`. Raises UsageError.
+        `ban` takes `for_s` (seconds; None: the longest that is set), `trust` takes `trusted`. Raise UsageError.
         """
         peer_id = find_peer(str(asked.get("peer", "")), self._rows())
         match action:
@@ -55,7 +55,7 @@ class PeerControl:
 def stopped_peers(home: Home) -> Iterator[PeerControl]:
     """The control over a stopped node's file, with the settings of its last start; the home is held meanwhile.
 
-    Raises HomeInUseError where a node has just started on it.
+    Raise HomeInUseError if a node has just started on it.
     """
     with opened(home):
         settings = read_object(home.settings) if home.settings.exists() else {}

@@ -92,7 +92,7 @@ class PeerRegistry:
         return activity
 
     def record_of(self, peer_id: str) -> PeerRecord | None:
-        """Return the directory record of a peer; None where none is known."""
+        """Return the directory record of a peer; None if none is known."""
         activity = self.peers.get(peer_id)
         return activity.record if activity is not None else None
 

@@ -65,7 +65,7 @@ class PeerRequestHandler:
         self._deliveries = SentBodies()
 
     async def lookup(self, ids: Sequence[bytes]) -> list[bytes]:
-        """The envelopes of those groups that are held here."""
+        """Return the envelopes of those groups that are held here."""
         return self._reader.envelopes(ids)
 
     async def retell(self, ids: Sequence[bytes]) -> list[bytes]:
@@ -78,7 +78,7 @@ class PeerRequestHandler:
         return [data for data in told if data is not None and len(data) <= max_bytes]
 
     def _told_as_text(self, data: bytes) -> bytes | None:
-        """None where the prompt is gone from the task: the data file is another than when the group was made."""
+        """Return the group as text; None if the prompt is gone from the task, because the data file has changed."""
         envelope = open_envelope(data)
         group = unpack_group(envelope.body)
         try:
@@ -89,7 +89,7 @@ class PeerRequestHandler:
         return seal_group(text_group, self._context.identity).to_bytes()
 
     async def answer(self, peer_id: str, question: bytes) -> list[bytes]:
-        """Announcements of held groups, the oldest first; nothing for a question that is none."""
+        """Return announcements of held groups, the oldest first; nothing for a malformed question."""
         try:
             asked = open_backfill_request(question)
         except RecordError as error:
@@ -117,7 +117,7 @@ class PeerRequestHandler:
             reader.close()
 
     def sent(self, peer_id: str, group_id: bytes) -> None:
-        """A peer took this group from here."""
+        """Note that a peer took this group from here."""
         if self._reader.is_own(group_id):
             self._deliveries.note(peer_id, group_id)
 
@@ -139,7 +139,7 @@ class PeerRequestHandler:
                 self._context.events.write("confirmed", group=group_id, peer=peer_id)
 
     def announcement_refused(self, peer_id: str, error: RecordError) -> None:
-        """An announcement that was too large to be looked at counts against the peer that sent it."""
+        """Charge the sender of an announcement that was too large to read."""
         reason = f"announcement_{error.reason}"
         self._counters.refused[reason] += 1
         self._registry.note_refusal(peer_id, "announcement", error)

@@ -71,7 +71,7 @@ class PeerStore:
         self._db.execute(f"PRAGMA busy_timeout = {SAVE_PATIENCE_MS}")
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         self._db.close()
 
     def load(self, standings: ReputationTable, *, now: float) -> None:
@@ -120,7 +120,7 @@ class PeerStore:
 
 
 def copy_peers(damaged: sqlite3.Connection, new: Path) -> int:
-    """Writes the peers that can be read from `damaged` into a new file at `new`; how many there were.
+    """Write the peers that can be read from `damaged` into a new file at `new`; return their number.
 
     A ban outweighs a text: what is none is kept as far as it can be read.
     """
@@ -139,7 +139,7 @@ def copy_peers(damaged: sqlite3.Connection, new: Path) -> int:
 
 
 def _counts(reasons: str) -> dict[str, int]:
-    """Reasons by name, as they were saved; none where the disk has turned them to nonsense."""
+    """Return the saved reasons by name; none if the saved text is damaged."""
     try:
         return {str(name): int(count) for name, count in json.loads(reasons).items()}
     except (ValueError, TypeError, AttributeError, OverflowError):

@@ -102,7 +102,7 @@ async def running_components(
 
 
 def _assembled(stack: AsyncExitStack, prepared: Prepared, makers: NodeFactory) -> NodeComponents:
-    """All parts, none of them started; `stack` closes the files that they keep open."""
+    """Return all parts, none of them started; `stack` closes the files that they keep open."""
     settings, manifest, home, identity = prepared.settings, prepared.manifest, prepared.home, prepared.identity
     source, step = prepared.source, prepared.manifest.step
     events = EventTrail(home.events, max_bytes=settings.limits.event_file_bytes, kept_files=KEPT_EVENT_FILES)
@@ -219,7 +219,7 @@ async def _start(parts: NodeComponents, on_progress: OnProgress) -> None:
 
 
 def _waiting(waited_for: Sequence[str], model: str) -> str:
-    """What is waited for: `loading m (3.2 MB) into generator and learner; connecting`; nothing where nothing is."""
+    """Return what is waited for: `loading m (3.2 MB) into generator and learner; connecting`; "" for nothing."""
     names = {"generation": "generator", "learner": "learner"}
     workers = " and ".join(names[name] for name in waited_for if name in names)
     doing = [f"loading {model} into {workers}"] if workers else []
@@ -244,7 +244,7 @@ def _begins_at(step: int) -> str:
 
 
 async def _stop(parts: NodeComponents) -> None:
-    """All at once; each has its own limit, and together they stay within the ten seconds that a stop may take."""
+    """Stop all at once; each has its own limit, and all end within the ten seconds that a stop may take."""
     results = await asyncio.gather(
         parts.generation.stop(),
         parts.learner.stop(),
@@ -264,7 +264,7 @@ async def _stop(parts: NodeComponents) -> None:
 
 
 def _past_evaluations(remembered: Remembered) -> list[EvalStatus]:
-    """The evaluations of former starts, from the event trail; one whose line has lost a field is left out."""
+    """Return the evaluations of former starts, from the event trail, without those that lack a field."""
     fields = EvalStatus.__struct_fields__
     whole = (event for event in remembered.evaluations if all(name in event for name in fields))
     return [EvalStatus(**{name: event[name] for name in fields}) for event in whole]

@@ -78,7 +78,7 @@ class ProcessNodeFactory:
     """Two worker processes and libp2p: what `ftis-node join` runs on."""
 
     def __init__(self, settings: NodeSettings, home: Home) -> None:
-        """Raises ConfigError for a malformed address, and for a secret file that is missing, short or not private."""
+        """Raise ConfigError for a malformed address, and for a secret file that is missing, short or not private."""
         secret_file = settings.swarm.secret_file
         self._secret = read_secret(Path(secret_file).expanduser()) if secret_file else None
         self._network = NetworkSettings(
@@ -91,7 +91,7 @@ class ProcessNodeFactory:
         return self._network.listen_addresses
 
     def arrange(self, settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> WorkerPlacement:
-        """As the memory plan has it. Raises MachineError where the model does not fit, ConfigError for GPUs.
+        """Apply the memory plan. Raise MachineError if the model does not fit, ConfigError for GPUs.
 
         The plan is for two workers on one machine; one alone has all that the settings give it.
         """
@@ -158,7 +158,7 @@ class ProcessNodeFactory:
 
 
 def gossip_limits(settings: NodeSettings, manifest: RunManifest) -> GossipLimits:
-    """What this node takes from its peers and gives to them."""
+    """Return the limits of what this node takes from its peers and gives to them."""
     return GossipLimits(
         max_announcement_bytes=MAX_ANNOUNCEMENT_BYTES,
         max_body_bytes=manifest.wire.max_envelope_bytes,
@@ -179,7 +179,7 @@ def generation_boot(
 ) -> GenerationBoot:
     """How the generation worker is built; with `adapters` it can serve those of this node's rank.
 
-    Raises ConfigError for engine options that are ours to set.
+    Raise ConfigError for engine options that are ours to set.
     """
     generation = settings.generation
     check_options(generation.engine_options)
@@ -263,7 +263,7 @@ def learner_boot(
 
 
 def schedule_of(optimizer: OptimizerSection) -> Schedule:
-    """The course of the rate as the learner takes it."""
+    """Return the learning rate schedule in the learner's form."""
     if optimizer.decay_steps is None:
         return Schedule(warmup_steps=optimizer.warmup_steps)
     return Schedule(

@@ -98,7 +98,7 @@ def opened(home: Home) -> Iterator[None]:
 
 
 def bring_up_to_date(home: Home) -> None:
-    """Upgrades a home for a command that else only reads it; one of the present schema is not touched. As `opened`."""
+    """Upgrade a home for a command that else only reads it; one of the present schema is not touched. As `opened`."""
     refuse_newer(home)
     if _schema_of(home) < HOME_SCHEMA:
         with opened(home):
@@ -123,7 +123,7 @@ def upgrade(home: Home, *, after_step: Callable[[int], None] = lambda schema: No
 
 
 def _schema_of(home: Home) -> int:
-    """The marker's number; of a home without one what its buffer and checkpoints say. A new home is of the present."""
+    """Return the schema by the marker, else by buffer and checkpoints. A new home has the present schema."""
     if (schema := marked_schema(home)) is not None:
         return schema
     if home.replay.exists() and (version := database.version_of(home.replay)):
@@ -197,7 +197,7 @@ def _renew_checkpoints(plan: Upgrade) -> None:
 
 
 def _renew_settings(home: Home) -> None:
-    """Drops the settings of the last start that are no settings any more: nothing reads a file that has some."""
+    """Drop settings of the last start that no longer exist: a file with unknown settings cannot be read."""
     if not home.settings.exists():
         return
     try:

@@ -80,7 +80,7 @@ class NullGeneration:
         max_tokens: int,
         seed: int | None = None,
     ) -> GenerationResult:
-        """Raises FtisError: the generate loop does not run in this role."""
+        """Raise FtisError: the generate loop does not run in this role."""
         _refuse("generates nothing")
 
 
@@ -121,14 +121,14 @@ class NullLearner:
     async def train(
         self, groups: Sequence[TrainGroup], *, step: int, on_published: OnPublished | None = None
     ) -> TrainReply:
-        """Raises FtisError: the train loop does not run in this role."""
+        """Raise FtisError: the train loop does not run in this role."""
         _refuse("trains nothing")
 
     async def check(self, group: TrainGroup) -> None:
         """Nobody here to compare with."""
 
     async def audit(self, group: TrainGroup) -> AuditReply:
-        """Raises FtisError: the audit loop does not run in this role."""
+        """Raise FtisError: the audit loop does not run in this role."""
         _refuse("audits nothing")
 
     async def give_memory_back(self) -> None:

@@ -34,7 +34,7 @@ MOMENTS_BYTES = {"float32": 8, "offload": 8, "8bit": 2}  # of Adam's two, a para
 
 
 def check_ports(listen: Iterable[ListenAddress], status_port: int) -> None:
-    """Raises UsageError for the first port of ours that somebody else has."""
+    """Raise UsageError for the first port of this node that another process has."""
     check_free(listen)
     try:
         with socket.socket() as probe:
@@ -47,7 +47,7 @@ def check_ports(listen: Iterable[ListenAddress], status_port: int) -> None:
 
 
 def check_owner(home: Home, source: ModelSource, *, lora: bool | None) -> None:
-    """Raises ConfigError where the home's newest checkpoint is of another model, or trains something else of it than
+    """Raise ConfigError if the home's newest checkpoint is of another model, or trains something else of it than
     `lora` says; None: whatever it trains.
 
     One that cannot be read is the learner's affair, which knows what to do about it.
@@ -65,7 +65,7 @@ def check_owner(home: Home, source: ModelSource, *, lora: bool | None) -> None:
 
 
 def trained_runs(home: Home) -> list[str]:
-    """The ids of the runs that the home's checkpoints say they were trained in, the newest's first.
+    """Return the ids of the runs that the home's checkpoints say they were trained in, the newest's first.
 
     More than one says that a checkpoint is damaged, not the home another's. Empty for a home that is yet to be brought
     to the present schema: run ids were others then.
@@ -115,7 +115,7 @@ def check_saved(home: Home, source: ModelSource, settings: NodeSettings, *, step
 
 
 def checkpoint_bytes(source: ModelSource, settings: NodeSettings) -> int:
-    """What one checkpoint takes: weights in float32 and Adam's moments, of all weights or of the adapter."""
+    """Return the bytes of one checkpoint: float32 weights and Adam's moments, of all weights or of the adapter."""
     num_trained = parameter_count(source)
     if settings.lora:
         with suppress(ModelError):  # of a model that cannot be planned it is at most as much

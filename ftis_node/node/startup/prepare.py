@@ -62,9 +62,9 @@ class Prepared:
 async def prepare(
     settings: NodeSettings, plan: RunPlan, home: Home, makers: NodeFactory | None, on_progress: OnProgress
 ) -> tuple[NodeFactory, Prepared]:
-    """The makers (`None`: of real workers and a real network) and what they make the parts of.
+    """Return the factory (`None`: of real workers and a real network) and its inputs.
 
-    Raises ModelError, TaskError, ConfigError, UsageError, NetworkError, MachineError.
+    Raise ModelError, TaskError, ConfigError, UsageError, NetworkError, MachineError.
     """
     settings = settings.model_copy(update={"task": plan.domain_spec or ""})  # what a later start goes on with
     _check_codec(settings, plan.manifest)
@@ -116,14 +116,14 @@ async def prepare(
 
 
 def load_tasks(plan: RunPlan) -> tuple[Task, Task, tuple[Task, ...]]:
-    """The run's task, what of it this node generates for, and the held-out ones to evaluate on."""
+    """Return the run's task, the part that this node generates for, and the held-out tasks to evaluate on."""
     task = load_task(plan.task_spec, split="train")
     domain = load_task(plan.domain_spec, split="train") if plan.domain_spec else task
     return task, domain, tuple(load_task(spec, split="test") for spec in plan.eval_specs)
 
 
 def _check_codec(settings: NodeSettings, manifest: RunManifest) -> None:
-    """The codec that this node sends is one that its peers take. Raises ConfigError."""
+    """Raise ConfigError if peers do not accept the codec that this node sends."""
     codec, allowed = settings.swarm.codec, manifest.wire.codecs
     if codec not in allowed:
         raise ConfigError(
@@ -133,7 +133,7 @@ def _check_codec(settings: NodeSettings, manifest: RunManifest) -> None:
 
 
 def _check_followed(settings: NodeSettings) -> None:
-    """Raises ConfigError where the learner that is followed has no peer id."""
+    """Raise ConfigError if the learner that is followed has no peer id."""
     if settings.roles.follow:
         try:
             peer_id_from_text(settings.roles.follow)

@@ -33,9 +33,9 @@ log = logging.getLogger(__name__)
 
 
 def rescue_files(home: Home) -> None:
-    """Moves aside databases and a trail that are damaged, and saves what can be read. For the holder of the lock.
+    """Move damaged databases and trails aside, and save what can be read. The caller holds the home's lock.
 
-    Raises OSError and sqlite3.Error where the disk refuses, MachineError where another program holds one of them.
+    Raise OSError and sqlite3.Error for disk errors, MachineError if another program holds one of the files.
     """
     if num_lines := mend_trail(home.events, home.damaged):
         log.warning("%d lines of the event trail were damaged: it is as it was in %s", num_lines, home.damaged)
@@ -81,7 +81,7 @@ def recover_buffer(buffer: ReplayBuffer, remembered: Remembered, events: EventTr
 
 
 def log_unknown_steps(state: LearnerState, *, done: int, holds: Callable[[bytes], object], events: EventTrail) -> None:
-    """A warning and an event where the checkpoint is of steps that the event trail does not know; nothing is changed.
+    """Log and record that the checkpoint is of steps that the event trail does not know; change nothing.
 
     `done` is the trail's last step, `holds` gives None for a group that the buffer does not have. One step further is
     what a node left that ended before it wrote the step down; the buffer has that step's groups then.

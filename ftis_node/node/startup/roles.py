@@ -29,7 +29,7 @@ BUDGET_POLL_S = 0.2
 async def run_node(
     node: NodeComponents, *, steps: int | None, observed: Observed | None = None, watchdog: Watchdog | None = None
 ) -> None:
-    """Run the loops of the node's role until the last step is done or until cancelled. Raises what a loop raised.
+    """Run the loops of the node's role until the last step is done or until canceled. Raises what a loop raised.
 
     `observed` shows the status from now on; `watchdog` is watching already.
     """

@@ -88,7 +88,7 @@ def plan_run(
 
 
 def kept_domain(home: Home, manifest: RunManifest) -> TaskSpec | None:
-    """The domain of the home's last start, as `settings.json` has it; None where it had none of this run's."""
+    """Return the domain of the home's last start, as `settings.json` has it; None if it had none of this run's."""
     try:
         spec = parse_spec(read_object(home.settings)["task"])
     except (OSError, FileError, KeyError, TypeError, AttributeError, TaskError):
@@ -109,21 +109,21 @@ def _checked_domain(domain: TaskSpec, manifest: RunManifest) -> TaskSpec:
 
 
 def _with_paths(spec: TaskSpec, paths: Mapping[str, str]) -> TaskSpec:
-    """The same parts with those of these paths that are theirs."""
+    """Return the parts with their data paths."""
     return TaskSpec(
         tuple(replace(part, path=paths.get(part.name)) if part.problems in FILE_TASKS else part for part in spec.parts)
     )
 
 
 def _from_anywhere(paths: Mapping[str, str]) -> dict[str, str]:
-    """The same files whatever folder a later start is from."""
+    """Return the data paths as absolute, so that a later start may use another folder."""
     return {name: str(Path(path).expanduser().absolute()) for name, path in paths.items()}
 
 
 def own_manifest(home: Home, *, is_given: bool) -> RunManifest | None:
-    """The manifest in the home; None in a new one, and where it is damaged and the start says which run is meant.
+    """Return the home's manifest; None in a new home, and if it is damaged but the start names the run.
 
-    Only the checkpoints, or the last status, know then whether that is the home's run. Raises DamagedError.
+    Only the checkpoints, or the last status, know then whether that is the home's run. Raise DamagedError.
     """
     check_regular(home.run_toml)
     if not home.run_toml.exists():
@@ -147,7 +147,7 @@ def own_manifest(home: Home, *, is_given: bool) -> RunManifest | None:
 
 
 def _check_same_run(manifest: RunManifest, own: RunManifest | None, home: Home) -> None:
-    """A home holds the checkpoints and groups of one run."""
+    """Raise if the home belongs to another run: it holds the checkpoints and groups of one."""
     if own is not None and own.run_id != manifest.run_id:
         raise ConfigError(
             f"{home.root} belongs to run {own.name} ({own.run_id[:12]}, task {own.task}), not to {manifest.name} "

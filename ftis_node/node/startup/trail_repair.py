@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def mend_trail(path: Path, damaged: Path) -> int:
-    """Leaves out the lines that are no events, in the turned-over files too; how many there were. Raises OSError."""
+    """Remove the lines that are no events, also in rotated files; return their number. Raise OSError."""
     return sum(_mend(file, damaged) for file in trail_files(path))
 
 

@@ -70,7 +70,7 @@ def rotate_logs(home: Home, *, max_bytes: int) -> list[Path]:
 
 
 def _saved_step(home: Home) -> int:
-    """The step of the newest checkpoint; 0 before the first."""
+    """Return the step of the newest checkpoint; 0 before the first."""
     newest = newest_complete(home.checkpoints, CHECKPOINT_PREFIX)
     return 0 if newest is None else int(newest.name.removeprefix(CHECKPOINT_PREFIX))
 
@@ -85,7 +85,7 @@ async def _remove_old_events(home: Home, num_bytes: int) -> None:
 
 
 def _remove_first(paths: Iterator[Path], num_bytes: int) -> None:
-    """Removes files until so much has gone."""
+    """Remove files until so much has gone."""
     for path in paths:
         if num_bytes <= 0:
             return

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 def export_model_of(home: Home, out: Path, *, merge: bool, on_progress: OnProgress = unwatched) -> int:
-    """Writes the model to `out` and returns the step it was trained for. Reads the home; an older one is upgraded.
+    """Write the model to `out` and return its training step. It reads the home; an older one is upgraded.
 
-    Raises ConfigError where no node has run with the home, or `out` is in use.
+    Raise ConfigError if no node has run with the home, or `out` is in use.
     """
     from ftis_node.learner.checkpoint.export import export_newest
 

@@ -38,9 +38,9 @@ class Restored:
 
 
 def back_up_identity(home: Home, out: Path, *, passphrase: str | None, replace: bool) -> str:
-    """Writes the home's identity to the file `out` (0600) and returns its peer id.
+    """Write the home's identity to the file `out` (0600) and return its peer id.
 
-    Raises ConfigError where there is no sound identity, UsageError where `out` is there (unless `replace`) or cannot be
+    Raise ConfigError if there is no sound identity, UsageError if `out` exists (unless `replace`) or cannot be
     written.
     """
     identity = Identity.load(home.identity)
@@ -55,9 +55,9 @@ def back_up_identity(home: Home, out: Path, *, passphrase: str | None, replace: 
 
 
 def restore_identity(home: Home, source: Path, *, ask_passphrase: Callable[[], str], replace: bool) -> Restored:
-    """Puts the identity of a backup into a home on which no node runs; a key that was there is kept under another name.
+    """Put the identity of a backup into a home on which no node runs; a key that was there is kept under another name.
 
-    Raises UsageError and ConfigError: no readable backup, wrong passphrase, another identity in the home (unless
+    Raise UsageError and ConfigError: no readable backup, wrong passphrase, another identity in the home (unless
     `replace`); HomeInUseError where a node runs.
     """
     identity = unpack_backup(_read(source), name=str(source), ask_passphrase=ask_passphrase)
@@ -86,7 +86,7 @@ def _read(source: Path) -> bytes:
 
 
 def _present(path: Path) -> Identity | None:
-    """What is there; None for nothing, and for what no node could use."""
+    """Return the present identity; None if there is none, or none that a node could use."""
     try:
         return Identity.load(path)
     except ConfigError:
@@ -94,7 +94,7 @@ def _present(path: Path) -> Identity | None:
 
 
 def _keep(path: Path) -> Path | None:
-    """A second name for the key that is there, so that no moment is without one."""
+    """Link the present key to a second name, so that a key exists at each moment."""
     if not path.exists():
         return None
     kept = path.with_name(f"{path.name}.{time.strftime(KEPT_NAME, time.gmtime())}")
@@ -104,7 +104,7 @@ def _keep(path: Path) -> Path | None:
 
 
 def _go_on_numbering(replay: Path, identity: Identity) -> None:
-    """Sees to it that the next group's number is none that this identity has used."""
+    """Set the next group's number above any that this identity has used."""
     if replay.exists():
         reader = ReplayReader(replay)
         try:

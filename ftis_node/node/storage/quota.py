@@ -23,7 +23,7 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def limit_of(settings: NodeSettings, source: ModelSource) -> HomeLimit:
-    """The home's limit. Raises ConfigError where what the node needs at least is more than it."""
+    """Return the home's limit. Raise ConfigError if what the node needs at least is more than it."""
     checkpoint = checkpoint_bytes(source, settings) if settings.learns else 0
     limits, reserve = settings.limits, checkpoint + GROUPS_BYTES
     if not limits.home_bytes:
@@ -47,7 +47,7 @@ def limit_of(settings: NodeSettings, source: ModelSource) -> HomeLimit:
 
 
 def num_versions(settings: NodeSettings, way: Way = "file") -> int:
-    """How many versions wait between learner and generator; a learner node holds some for those who fetch them.
+    """Return how many versions wait between learner and generator; a learner node holds some for those who fetch them.
 
     By the `way` "ipc" a file is written only for an engine that cannot map the weights.
     """
@@ -56,7 +56,7 @@ def num_versions(settings: NodeSettings, way: Way = "file") -> int:
 
 
 def version_bytes(settings: NodeSettings, source: ModelSource) -> int:
-    """What one hand-over of new weights takes."""
+    """Return the bytes of one hand-over of new weights."""
     if serves_adapters(settings):
         num_values = read_shape(source).adapter_parameters(settings.lora_adapter.rank)
     else:

@@ -48,7 +48,7 @@ class HomeLimit:
 
     @property
     def cushion_bytes(self) -> int:
-        """How much above the reserve is made free, so that it need not be done at every look."""
+        """Bytes freed above the reserve, so that not each look has to free some."""
         return min(self.limit_bytes // CUSHION_SHARE, MAX_CUSHION_BYTES)
 
     def missing_bytes(self, use: HomeUse) -> int:

@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 
 async def in_background(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """The result of `function`, run in a daemon thread; when cancelled, the thread is left to itself."""
+    """Return the result of `function`, run in a daemon thread; when canceled, abandon the thread."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[R] = loop.create_future()
 
@@ -44,9 +44,9 @@ async def in_background(function: Callable[P, R], *args: P.args, **kwargs: P.kwa
 
 
 async def to_the_end(work: Coroutine[None, None, R]) -> R:
-    """The result of `work`. Cancelled meanwhile, it ends the work first and is cancelled then; a second time, at once.
+    """Return the result of `work`. A cancellation takes effect after the work; a second one, at once.
 
-    Raises what the work raised, also where it is cancelled.
+    Raise what the work raised, also if it is canceled.
     """
     running = asyncio.ensure_future(work)
     try:

@@ -20,7 +20,7 @@ class HeldBytes:
 
     @asynccontextmanager
     async def of(self, num_bytes: int) -> AsyncIterator[None]:
-        """Inside, so many bytes may be held."""
+        """Hold that many bytes while the block runs."""
         while self.held_bytes and self.held_bytes + num_bytes > self._capacity_bytes:
             self._changed.clear()
             await self._changed.wait()

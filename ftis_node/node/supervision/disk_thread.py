@@ -21,9 +21,9 @@ class Disk:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="disk")
 
     async def __call__(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Runs `function` in the thread and returns its result."""
+        """Run `function` in the thread and return its result."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(function, *args, **kwargs))
 
     def close(self) -> None:
-        """Finishes what was begun."""
+        """Finish the work that was begun."""
         self._thread.shutdown(wait=True)

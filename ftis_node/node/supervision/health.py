@@ -64,13 +64,13 @@ class RunningLoops:
 
 
 def worker_problems(states: Mapping[str, str]) -> list[str]:
-    """A sentence for each worker that will not come back."""
+    """Return a sentence for each worker that will not come back."""
     given_up = [name for name, state in states.items() if state == "failed"]
     return [f"the {name} worker was given up: look into logs/{name}.log" for name in given_up]
 
 
 def not_ready(states: Mapping[str, str], *, swarm_state: str, swarm_reason: str) -> str:
-    """Why the node cannot contribute yet; "" where it can. The first node of a swarm is ready without any peer."""
+    """Return why the node cannot contribute yet; "" if it can. The first node of a swarm is ready without any peer."""
     for name, state in states.items():
         if state not in ("ready", "off"):
             return f"the {name} worker is {state}"

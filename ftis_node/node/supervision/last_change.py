@@ -14,7 +14,7 @@ class LastChange:
     _value: int | None = None
 
     def note(self, value: int) -> None:
-        """The count as it is now."""
+        """Note the present count."""
         if self._value is not None and value != self._value:
             self.at = round(time.time(), 3)
         self._value = value

@@ -32,19 +32,19 @@ class OpenFiles(NamedTuple):
 
     @property
     def reachable(self) -> int:
-        """What a node sets for itself."""
+        """Return the limit that a node sets for itself."""
         return max(self.soft, min(self.hard, MANY_OPEN_FILES))
 
 
 def open_files() -> OpenFiles:
-    """As the system has it for this process."""
+    """Return the limits that the system sets for this process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MANY_OPEN_FILES
     return OpenFiles(*(most if limit == resource.RLIM_INFINITY else limit for limit in (soft, hard)))
 
 
 def num_open_files() -> int:
-    """How many this process has open."""
+    """Return how many files this process has open."""
     return len(os.listdir("/proc/self/fd"))
 
 
@@ -75,7 +75,7 @@ class FileShortage:
 
 
 def allow_open_files() -> OpenFiles:
-    """Raises the soft limit to the hard one, or to as many as are any use; MachineError where that is too few."""
+    """Raise the soft limit to the hard one, or to as many as are useful; raise MachineError if that is too few."""
     found = open_files()
     if found.reachable < MIN_OPEN_FILES:
         raise MachineError(
@@ -89,9 +89,9 @@ def allow_open_files() -> OpenFiles:
 
 
 def keep_to(limits: LimitsSection) -> None:
-    """Before anything is started or any thread made: processes and threads to come inherit all of it.
+    """Set the limits before any process or thread starts: all of them inherit the limits.
 
-    Raises MachineError where too few files may be opened.
+    Raise MachineError if too few files may be opened.
     """
     allow_open_files()
     os.setpriority(os.PRIO_PROCESS, 0, max(limits.nice, os.getpriority(os.PRIO_PROCESS, 0)))

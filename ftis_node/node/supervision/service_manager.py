@@ -34,7 +34,7 @@ class ServiceManager:
         return cls(address, every_s=int(limit_us) / 1e6 / 4)
 
     def notify_alive(self, *, now: float) -> None:
-        """Sends it, four times in each limit; `now` in seconds of any steady clock."""
+        """Send the notification, four times in each limit; `now` in seconds of any steady clock."""
         if self._told_at is None or now - self._told_at >= self._every_s:
             self._told_at = now
             with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:

@@ -77,7 +77,7 @@ class _Ending:
 
     @contextmanager
     def by_signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM begin it."""
+        """Begin the end on SIGINT and SIGTERM."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self.begin, number.name)
@@ -96,7 +96,7 @@ def _force_end(loop: asyncio.AbstractEventLoop, limit_s: float) -> None:
 
 
 def first_of_ours(group: BaseException) -> BaseException:
-    """The first FtisError in a tree of exceptions, else the first exception."""
+    """Return the first FtisError in a tree of exceptions, else the first exception."""
     flat: list[BaseException] = []
     queue: list[BaseException] = [group]
     while queue:

@@ -58,26 +58,26 @@ class TaskMonitor:
     _strands: dict[asyncio.Task[Any], TaskState] = field(default_factory=dict)
 
     def install(self) -> None:
-        """From now on the current task and those that it makes write here."""
+        """Track the current task, and the tasks that it creates from now on."""
         _board.set(self)
 
     def tick(self, elapsed_s: float) -> None:
-        """So much time went by."""
+        """Add the elapsed time."""
         self.now += min(elapsed_s, MAX_TICK_S)
 
     def strands(self) -> Iterator[tuple[str, TaskState, float]]:
-        """Name of the task, the strand, and for how many seconds it has waited; ended tasks are forgotten."""
+        """Return each task's name, state and waiting time (s); forget ended tasks."""
         for task in [task for task in self._strands if task.done()]:
             del self._strands[task]
         for task, strand in self._strands.items():
             yield task.get_name(), strand, self.now - strand.since
 
     def stuck(self) -> list[Stuck]:
-        """All that are stuck now."""
+        """Return all tasks that are stuck now."""
         return [_stuck(name, strand, for_s) for name, strand, for_s in self.strands() if self._is_stuck(strand, for_s)]
 
     def changes(self) -> tuple[list[Stuck], list[str]]:
-        """Those that got stuck since the last call, and the names of those that go on again."""
+        """Return tasks that got stuck since the last call, and the names of those that continue again."""
         news, again = [], []
         for name, strand, for_s in self.strands():
             is_stuck = self._is_stuck(strand, for_s)
@@ -92,7 +92,7 @@ class TaskMonitor:
         return not strand.is_endless and for_s >= self.limit_s
 
     def strand(self, task: asyncio.Task[Any]) -> TaskState:
-        """The task's, made at first sight."""
+        """Return the state of a task; create it at first use."""
         return self._strands.setdefault(task, TaskState(task, since=self.now))
 
 

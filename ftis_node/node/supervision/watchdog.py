@@ -49,7 +49,7 @@ class Lag:
     _late_s: deque[float] = field(default_factory=lambda: deque(maxlen=round(LAG_WINDOW_S / BEAT_S)))
 
     def note(self, late_s: float) -> None:
-        """A beat came so much later than it was asked for."""
+        """Note by how much a beat came late."""
         self._late_s.append(max(0.0, late_s))
 
     @property
@@ -91,7 +91,7 @@ class Watchdog:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watches the running loop, and hangs up the board for the tasks that are made inside."""
+        """Watch the running loop, and monitor the tasks that are created inside the block."""
         loop = asyncio.get_running_loop()
         self.board.install()
         beating = loop.call_soon(self._beat, loop, loop.time())
@@ -105,7 +105,7 @@ class Watchdog:
             self._cancel_beat()
 
     def log_fault(self, where: str, error: BaseException) -> None:
-        """An error that nobody waited for ends this node (`telemetry/faults.py`): the trail has its reason."""
+        """Record the reason of an unhandled error, which ends this node (`telemetry/faults.py`), in the trail."""
         self._write("failed", where=where, error=f"{type(error).__name__}: {error}")
 
     def _beat(self, loop: asyncio.AbstractEventLoop, due_at: float) -> None:

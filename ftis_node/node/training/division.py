@@ -34,13 +34,13 @@ class Division:
         self._chances = keep_chances(self.shares, proportions)
 
     def note(self, task: str, rewards: Sequence[float], *, own: bool) -> None:
-        """A group of a step, or one that was passed over when its groups were chosen."""
+        """Note a group of a step, or one that was skipped when its groups were chosen."""
         counts = self._own if own else self._peers
         if task in counts:
             counts[task] = counts[task].with_group(has_signal=has_signal(rewards))
 
     def end_step(self) -> dict[str, dict[str, float]]:
-        """All groups of a step are noted: shares from now on. Returns them, and the signal rates behind them."""
+        """Compute shares from the groups of a step. Return them, and the signal rates behind them."""
         self.shares = division_shares(self._proportions, self._own, self._peers)
         self._chances = keep_chances(self.shares, self._proportions)
         own, peers = ({part: count.rate for part, count in counts.items()} for counts in (self._own, self._peers))
@@ -49,14 +49,14 @@ class Division:
         return {"shares": self.shares, "own_rates": own, "peer_rates": peers}
 
     def keeps(self, task: str, draw: float) -> bool:
-        """Whether to generate for a problem of that part; `draw` is uniform in [0, 1)."""
+        """Return whether to generate for a problem of that part; `draw` is uniform in [0, 1)."""
         return draw < self._chances[task]
 
 
 def division_of(manifest: RunManifest, domain: str) -> Division | None:
-    """That of a node which generates for the canonical SPEC `domain`.
+    """Return the division of a node that generates for the canonical SPEC `domain`.
 
-    None where the run takes its parts evenly, or there is one alone.
+    None if the run takes its parts evenly, or there is one alone.
     """
     if manifest.step.task_allocation == "even" or len(by_part := proportions(domain)) == 1:
         return None

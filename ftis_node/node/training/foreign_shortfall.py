@@ -24,12 +24,12 @@ class ForeignShortfall:
         self._plenty = 0  # of steps before, not yet left out
 
     def shares(self, own: int, foreign: int) -> tuple[int, int]:
-        """I and J as the next step takes them."""
+        """Return I and J for the next step."""
         extra = min(self.extra, foreign)
         return own + extra, foreign - extra
 
     def note(self, wanted: int, senders: Sequence[str]) -> None:
-        """A step starts that takes up to `wanted` foreign groups; `senders` made those that are there, a name a group.
+        """Note the start of a step of up to `wanted` foreign groups; `senders` has the sender of each present group.
 
         More than were wanted is a plenty only where so many came since the last step: a stock is used up.
         """

@@ -55,7 +55,7 @@ class MismatchWatch:
         self._is_high = False
 
     def note(self, report: StepReport) -> Change | None:
-        """What the mismatch of `report` changed; None where all is as before, or where it has none."""
+        """Return what the mismatch of `report` changed; None if nothing changed, or if it has none."""
         if report.mismatch_kl is None or report.mismatch_share is None:
             return None
         is_high = report.mismatch_kl > self.limits.max_kl or report.mismatch_share > self.limits.max_share

@@ -31,7 +31,7 @@ class Mean:
     steps: int = 0
 
     def add(self, value: float) -> None:
-        """Another step's value."""
+        """Add a step's value."""
         self.total = DECAY * self.total + (1 - DECAY) * value
         self.norm = DECAY * self.norm + (1 - DECAY)
         self.steps += 1
@@ -50,7 +50,7 @@ class PeerWeights:
         self._peers: dict[str, Mean] = {}
 
     def note(self, agreement: Mapping[str, float], among_own: float | None) -> None:
-        """A step's figures."""
+        """Note a step's figures."""
         if among_own is not None:
             self._own.add(among_own)
         for peer_id, value in agreement.items():

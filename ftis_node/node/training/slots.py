@@ -20,7 +20,7 @@ class SlotPool:
         self._changed = asyncio.Event()
 
     async def charge(self) -> None:
-        """Takes a slot as soon as one is free. (nothing) -> WAITING."""
+        """Take a slot as soon as one is free. (nothing) -> WAITING."""
         while self.waiting + self._held >= self.capacity:
             self._changed.clear()
             await self._changed.wait()
@@ -37,11 +37,11 @@ class SlotPool:
         self._changed.set()
 
     def resize(self, capacity: int) -> None:
-        """So many slots from now on; what is under way beyond them comes to its end."""
+        """Set the number of slots; groups under way beyond it complete."""
         self.capacity = capacity
         self._changed.set()
 
     def hold(self, held: int) -> None:
-        """The buffer holds `held` own groups now, after a release or a resume."""
+        """Set the number of own groups that the buffer holds, after a release or a resume."""
         self._held = held
         self._changed.set()

@@ -36,11 +36,11 @@ class StepGate(Protocol):
     """What the train loop waits for before it takes a step's groups."""
 
     async def wait(self, step: int) -> bool:
-        """Returns when step `step` may start: True. False: it never will, for no more groups will come."""
+        """Wait until step `step` may start, and return True; return False if no more groups will come for it."""
         ...
 
     def shares(self, step: int) -> tuple[int, int]:
-        """How many own and foreign groups step `step` takes, by who signed them."""
+        """Return how many own and foreign groups step `step` takes, by who signed them."""
         ...
 
 
@@ -77,7 +77,7 @@ class TimedStepGate:
         self._needs = StepQuota.of(context.manifest)
 
     async def wait(self, step: int) -> bool:
-        """Returns when the step may start, or never will; releases on the way what has grown stale."""
+        """Wait until the step may start, or never will; release stale groups meanwhile."""
         self._own_ready_since = None
         while True:
             self._stored.clear()
@@ -108,7 +108,7 @@ class TimedStepGate:
         return self._context.manifest.step.backfill_with_own and self._step_shares.makes_more
 
     def _wanted(self) -> StepQuota:
-        """The manifest's; with `step.backfill_with_own`, own groups in place of foreign ones that were missing."""
+        """Return the manifest's quota; with `step.backfill_with_own`, own groups replace missing foreign ones."""
         needs = StepQuota.of(self._context.manifest)
         if not self._fills:
             return needs
@@ -116,7 +116,7 @@ class TimedStepGate:
         return replace(needs, own=own, foreign=foreign)
 
     def _plan_next(self) -> None:
-        """A step starts: what is missing of it is generated for the next one."""
+        """Note that a step starts: the node generates its missing groups for the next one."""
         if not self._fills:
             return
         step = self._context.manifest.step

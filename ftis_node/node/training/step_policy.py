@@ -36,7 +36,7 @@ class StepQuota:
 
     @classmethod
     def of(cls, manifest: RunManifest) -> StepQuota:
-        """The run's."""
+        """Return the run's quota."""
         step = manifest.step
         return cls(
             own=step.own_groups,
@@ -47,7 +47,7 @@ class StepQuota:
 
 
 def shares_of_step(needs: StepQuota, *, generates: bool, own_left: int = 0) -> tuple[int, int]:
-    """How many own and foreign groups a step takes, by who signed them.
+    """Return how many own and foreign groups a step takes, by who signed them.
 
     `own_left` are READY ones of a node that generates no more.
     """
@@ -79,7 +79,7 @@ class StepInputs:
 
 
 def may_start(needs: StepQuota, outlook: StepInputs) -> bool:
-    """Whether the step goes now."""
+    """Return whether the step goes now."""
     if outlook.own_ready < needs.own_waited_for:
         return False
     if outlook.foreign_ready >= needs.foreign:
@@ -91,7 +91,7 @@ def may_start(needs: StepQuota, outlook: StepInputs) -> bool:
 
 
 def never_starts(needs: StepQuota, outlook: StepInputs) -> bool:
-    """Whether a node that generates no more need not wait for its next step: nobody will fill it."""
+    """Return whether a node that generates no more need not wait for its next step: no peer will complete it."""
     if outlook.own_ready >= needs.own and outlook.own_ready + outlook.foreign_ready > 0:
         return False
     return not needs.foreign or (not outlook.has_members and outlook.alone_s >= needs.foreign_wait_s)

@@ -24,12 +24,12 @@ class StepShares:
 
     @property
     def makes_more(self) -> bool:
-        """Whether own groups are still to come: the node generates, and its budget is not used up and published."""
+        """Return whether own groups will come: the node generates, and its budget is not used up and published."""
         return self._context.settings.generates and not (self._budget.is_used_up and not self._slots.waiting)
 
     @property
     def is_learned_out(self) -> bool:
-        """Whether the tokens that may be trained on are used up."""
+        """Return whether the tokens that may be trained on are used up."""
         limit = self._context.settings.budget.learn_tokens
         return limit is not None and self._reader.trained_tokens() >= limit
 

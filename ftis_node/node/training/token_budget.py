@@ -31,7 +31,7 @@ class GenerateBudget:
 
     @property
     def may_begin(self) -> bool:
-        """Whether another group may be begun."""
+        """Return whether another group may be begun."""
         if self._limit is None:
             return True
         if not self._num_groups:  # nobody knows yet how much one takes
@@ -41,22 +41,22 @@ class GenerateBudget:
 
     @property
     def is_used_up(self) -> bool:
-        """Whether no group will be made any more, and none is under way."""
+        """Return whether no group will be made any more, and none is under way."""
         return self._limit is not None and not self._num_under_way and self._num_tokens >= self._limit
 
     def begin(self) -> None:
-        """A group is under way."""
+        """Note that a group is under way."""
         self._num_under_way += 1
 
     def end(self, num_tokens: int) -> None:
-        """A group is made."""
+        """Note that a group is made."""
         self._num_under_way -= 1
         self._num_tokens += num_tokens
         self._num_groups += 1
         self._changed.set()
 
     async def until_more(self) -> None:
-        """Returns when another group may be begun; never, where all is used up."""
+        """Wait until another group may be begun; forever if the budget is used up."""
         while not self.may_begin:
             self._changed.clear()
             if self.is_used_up:
@@ -69,5 +69,5 @@ class GenerateBudget:
 
 
 def generate_budget(limits: BudgetSection, *, num_tokens: int, num_groups: int) -> GenerateBudget:
-    """Of a node whose home has so many own tokens in so many own groups."""
+    """Return the budget of a node whose home has so many own tokens in so many own groups."""
     return GenerateBudget(limits.generate_tokens, num_tokens=num_tokens, num_groups=num_groups)

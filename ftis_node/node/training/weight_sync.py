@@ -41,7 +41,7 @@ class WeightSync:
         self._task: asyncio.Task[None] | None = None
 
     def take(self, news: PublishedWeights | WeightProof) -> None:
-        """The weights, or their proof."""
+        """Take the weights, or their proof."""
         if not isinstance(news, PublishedWeights):
             self._proof.set_result(news)
         elif self._task is None:
@@ -58,14 +58,14 @@ class WeightSync:
         await self._deliver(weights, self._proof)
 
     async def give_up(self) -> None:
-        """The learner died: whatever the generator has begun, it ends."""
+        """End what the generator has begun: the learner died."""
         if not self._proof.done():
             self._proof.set_result(None)
         if self._task is not None:
             await self._task
 
     def cancel(self) -> None:
-        """The node stops."""
+        """Cancel the transfer: the node stops."""
         if self._task is not None:
             self._task.cancel()
 

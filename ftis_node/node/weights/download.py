@@ -71,9 +71,9 @@ class Download:
         self.progress = Progress()
 
     async def run(self) -> Path:
-        """The complete, checked file, still under its temporary name; `discard` when it is not wanted.
+        """Return the complete, checked file, still under its temporary name; `discard` when it is not wanted.
 
-        Raises OfferWithdrawnError, RecordError (`hash`: the offer contradicts itself, `chunk`: too many wrong ones) and
+        Raise OfferWithdrawnError, RecordError (`hash`: the offer contradicts itself, `chunk`: too many wrong ones) and
         OSError where the disk refuses.
         """
         self._part.parent.mkdir(parents=True, exist_ok=True)
@@ -90,12 +90,12 @@ class Download:
         return self._part
 
     def discard(self) -> None:
-        """Nothing is left of it."""
+        """Delete all files of the download."""
         self._part.unlink(missing_ok=True)
         self._list.unlink(missing_ok=True)
 
     async def _chunk_hashes(self) -> bytes:
-        """The list, from a former try or from the peer. Raises OfferWithdrawnError, RecordError (`hash`)."""
+        """Return the list, from a former try or from the peer. Raise OfferWithdrawnError, RecordError (`hash`)."""
         if self._list.exists() and self._offer.lists(hashes := self._list.read_bytes()):
             return hashes
         question = WeightsRequest(WeightsPart.HASHES, file=self._offer.sha256)
@@ -111,7 +111,7 @@ class Download:
             await self._pause(fetched)
 
     def _read_part(self) -> int:
-        """How many right chunks the partial file begins with; what follows them is cut off."""
+        """Return how many right chunks the partial file begins with; what follows them is cut off."""
         num_right = 0
         with self._part.open("a+b") as file:
             file.seek(0)
@@ -125,7 +125,7 @@ class Download:
         return num_right
 
     async def _next_chunks(self) -> list[bytes]:
-        """Return the next verified chunks; none from a peer that fails. Raises OfferWithdrawnError, RecordError."""
+        """Return the next verified chunks; none from a peer that fails. Raise OfferWithdrawnError, RecordError."""
         count = min(CHUNKS_AT_ONCE, self._offer.num_chunks - self._num_here)
         question = WeightsRequest(WeightsPart.CHUNKS, file=self._offer.sha256, first=self._num_here, count=count)
         fetched = await self._ask(question, max_items=count)
@@ -147,7 +147,7 @@ class Download:
         return right
 
     async def _ask(self, question: WeightsRequest, *, max_items: int) -> Fetched:
-        """A peer that answers fully, but nothing at all, does not hold the file. Raises OfferWithdrawnError then."""
+        """Ask a peer. One that answers completely with no item does not hold the file: raise OfferWithdrawnError."""
         fetched = await self._gossip.ask_weights(self._offer.peer_id, question.to_bytes(), max_items=max_items)
         if fetched.outcome is FetchOutcome.COMPLETE and not fetched.bodies:
             raise OfferWithdrawnError(f"version {self._offer.version} is not offered any longer")

@@ -102,7 +102,7 @@ class FollowLoop:
         self._follower: Follower | None = None
 
     async def resume(self) -> None:
-        """Serves what was served before this node was stopped, and counts what it held as on its way again."""
+        """Serve what was served before this node stopped; count held versions as in transit again."""
         served = 0
         for offer, was_served in await in_background(self._held.find):
             if refuse_offer(offer, await self._self_as_follower()):  # the settings are others than they were
@@ -118,7 +118,7 @@ class FollowLoop:
             await self._serve(served, before=0)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until canceled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._keep_fetching(), name="follow-fetch")
             tasks.create_task(self._keep_serving(), name="follow-serve")
@@ -156,13 +156,13 @@ class FollowLoop:
         return None
 
     def _goes_back(self, offer: WeightsOffer) -> Refusal | None:
-        """Never back: a learner that lost its last steps is followed again when it has passed them."""
+        """Refuse an offer that goes back: a learner that lost its last steps is followed again once it passes them."""
         if self._newest is None or offer.version >= self._newest.version:
             return None
         return Refusal("goes_back", f"version {offer.version} was offered after {self._newest.version}")
 
     def _wants(self, heard: Heard) -> bool:
-        """Whether it is new, and worth a place on the disk."""
+        """Return whether the offer is new, and worth its disk space."""
         if self._newest is not None and heard.offer.version <= self._newest.version:
             return False
         return should_fetch(
@@ -173,7 +173,7 @@ class FollowLoop:
         )
 
     async def _fetch(self, heard: Heard) -> None:
-        """The version's file, from the learner to a complete folder here."""
+        """Fetch the version's file from the learner into a complete folder."""
         offer, began_at = heard.offer, time.monotonic()
         self._held.clear_partial(but=offer.sha256)
         download = Download(
@@ -234,7 +234,7 @@ class FollowLoop:
                 await self._evaluator.evaluate(step=version)
 
     async def _serve_guarded(self, version: int, *, before: int) -> bool:
-        """As `_serve`; a file that brings about what nobody expects is not served either."""
+        """Serve as `_serve`; refuse a file that causes an unexpected error."""
         is_served = False
         with self._guard.work_for(self._settings.follow, Place.WEIGHTS) as work:
             is_served = await self._serve(version, before=before)
@@ -244,7 +244,7 @@ class FollowLoop:
         return is_served
 
     async def _serve(self, version: int, *, before: int) -> bool:
-        """The version in the engine, proved; else False, and `before` stays."""
+        """Load the version into the engine and check its proof. If that fails, return False and keep `before`."""
         offer, began_at = self._held.offer(version), time.monotonic()
         weights, proof = self._held.for_engine(version)
         try:
@@ -265,7 +265,7 @@ class FollowLoop:
         return True
 
     async def _try(self, weights: PublishedWeights, proof: WeightProof) -> None:
-        """Once more where the worker died meanwhile: that may have had another reason."""
+        """Try once more if the worker died meanwhile: that may have had another cause."""
         for _ in range(MAX_TRIES - 1):
             try:
                 return await self._generation.try_weights(weights, proof)
@@ -288,7 +288,7 @@ class FollowLoop:
         self._context.events.write("weights_wrong_chunk", peer=self._settings.follow, chunk=index)
 
     def _note_presence(self, *, is_away: bool, why: FetchOutcome) -> None:
-        """One line when the learner goes, and one when it comes back."""
+        """Log one line when the learner leaves, and one when it returns."""
         if is_away == self._is_away:
             return
         self._is_away = is_away

@@ -96,7 +96,7 @@ class OfferLoop:
         self._num_taken = 0
 
     async def take(self, weights: PublishedWeights, proof: ProofToCome | WeightProof | None) -> None:
-        """New weights, whose proof may still be in the making. Returns when their file is held."""
+        """Take new weights, whose proof may still be computed. Return when their file is held."""
         if (
             self._newest
             and 0 <= weights.version - self._newest.offer.version < self._context.settings.roles.publish_every_steps
@@ -115,7 +115,7 @@ class OfferLoop:
         self._changed.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until canceled."""
         started_from = await in_background(model_fingerprint, self._source)
         while True:
             with waiting_for("new weights"):
@@ -164,14 +164,14 @@ class OfferLoop:
         )
 
     def _drop(self, version: int) -> None:
-        """A peer that is reading the file reads on: its bytes go with the last reader."""
+        """Remove the file; a peer that is reading it reads on, because its bytes go with the last reader."""
         self._held.pop(version).path.unlink()
         del self._asked_at[version]
 
     async def give(self, peer_id: str, data: bytes) -> AsyncGenerator[bytes, None]:
-        """Items for a question: none for what is not held, or not for this peer.
+        """Return items for a question: none for a version that is not held, or not for this peer.
 
-        Raises RecordError for a malformed one.
+        Raise RecordError for a malformed one.
         """
         question = open_weights_request(data)
         if self._context.settings.roles.weights_for == "trusted" and not self._peers.is_trusted(peer_id):
@@ -204,7 +204,7 @@ class OfferLoop:
             del self._begun_at[next(iter(self._begun_at))]
 
     def _note_end(self, peer_id: str, held: Held) -> None:
-        """The last chunk went out; how long it all took is known where the hashes were asked for first."""
+        """Record that the last chunk was sent; the duration is known if the hashes were requested first."""
         begun_at = self._begun_at.pop((peer_id, held.offer.sha256), None)
         self._context.events.write(
             "weights_served",
@@ -233,7 +233,7 @@ def newest_offered(context: NodeContext, learner: Learning) -> int | None:
 
 
 def digests_of(path: Path, *, chunk_bytes: int = MAX_CHUNK_BYTES) -> Digests:
-    """Size and hashes of a file, in one pass over it."""
+    """Return size and hashes of a file, in one pass over it."""
     whole, chunks, num_bytes = hashlib.sha256(), [], 0
     with path.open("rb") as file:
         while chunk := file.read(chunk_bytes):
@@ -244,7 +244,7 @@ def digests_of(path: Path, *, chunk_bytes: int = MAX_CHUNK_BYTES) -> Digests:
 
 
 def _hold(file: Path, path: Path, *, afresh: bool) -> None:
-    """A second name for the file; `afresh`: what a former life of the node held goes first."""
+    """Link the file to a second name; `afresh`: first remove what a former start held."""
     if afresh:
         shutil.rmtree(path.parent, ignore_errors=True)
     path.parent.mkdir(exist_ok=True)

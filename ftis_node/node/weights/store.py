@@ -53,7 +53,7 @@ class HeldVersions:
         return self._folder / "partial"
 
     def find(self) -> list[Found]:
-        """What a former life of the node left, oldest first; what it left half written is removed."""
+        """Return the versions that a former start left, oldest first; remove partial ones."""
         remove_leftovers(self._folder, PREFIX)
         found = []
         for folder in sorted(self._folder.glob(f"{PREFIX}*")):
@@ -63,7 +63,7 @@ class HeldVersions:
         return found
 
     def put(self, file: Path, offer: WeightsOffer, signed: bytes) -> None:
-        """Takes a fetched file under its name, with what is said of it; whole and on the disk, or not there."""
+        """Take a fetched file under its name, with what is said of it; whole and on the disk, or not there."""
         with complete_folder(self._path(offer.version)) as temporary:
             os.replace(file, temporary / _file_name(offer))
             (temporary / OFFER_FILE).write_bytes(signed)
@@ -72,29 +72,29 @@ class HeldVersions:
         self._offers[offer.version] = offer
 
     def offer(self, version: int) -> WeightsOffer:
-        """What was said of a version."""
+        """Return the offer of a version."""
         return self._offers[version]
 
     def for_engine(self, version: int) -> tuple[PublishedWeights, WeightProof]:
-        """A version as the generation worker takes it."""
+        """Return a version in the generation worker's form."""
         offer = self._offers[version]
         path = self._path(version) / _file_name(offer)
         weights = PublishedWeights(version=version, path=str(path), num_bytes=offer.num_bytes)
         return weights, WeightProof(version=version, probe_ids=offer.probe_ids, logprobs=offer.probe_logprobs)
 
     def mark_served(self, version: int) -> None:
-        """Its proof has held; what lies before it is not needed any more."""
+        """Note that a version's proof was verified: earlier versions are not needed any more."""
         (self._path(version) / SERVED_MARK).touch()
         for older in [held for held in tuple(self._offers) if held < version]:
             self.remove(older)
 
     def remove(self, version: int) -> None:
-        """Nothing is left of a version."""
+        """Remove all files of a version."""
         del self._offers[version]
         shutil.rmtree(self._path(version))
 
     def clear_partial(self, *, but: bytes) -> None:
-        """Removes partial files of versions that nobody waits for any longer; `but` is the hash of the one awaited."""
+        """Remove partial files of versions that are no longer wanted; `but` is the hash of the wanted one."""
         for path in self.partial.glob("*"):
             if path.stem != but.hex():
                 path.unlink()
