@@ -324,7 +324,7 @@ class Learner:
         )
 
     def _understated(self, outcome: StepOutcome, batch: TrainBatch, groups: Sequence[TrainGroup]) -> tuple[str, ...]:
-        """Groups with completions whose log-probs cannot be honest; none where the first pass was not finished."""
+        """Return groups with completions whose log-probs cannot be honest; none if the first pass was not finished."""
         if outcome.first.refused is not None:
             return ()
         rows = self._objective.understated(outcome.first.learner_logprobs, batch)
@@ -384,7 +384,7 @@ class Learner:
         return compute_logprobs(self._reference, batch, micro_batches, between=between, ranks=self._ranks)
 
     def _micro_batches(self, batch: TrainBatch) -> list[MicroBatch]:
-        """All in packed rows where the model can do that, else a row per completion."""
+        """Return micro-batches in packed rows if the model computes those, else a row per completion."""
         make = make_packed_micro_batches if self.policy.packs else make_micro_batches
         max_tokens, size = self._oom_retry.max_tokens, self._ranks.size
         return cut_evenly(lambda budget: make(batch, max_tokens=budget), max_tokens=max_tokens, size=size)

@@ -61,13 +61,13 @@ class SenderStats(msgspec.Struct, frozen=True):
 
     @property
     def weight_variance(self) -> float | None:
-        """Of the weights of the completions that taught."""
+        """Return the variance of the weights of the completions that taught."""
         if not self.taught:
             return None
         return max(0.0, self.weight_square_sum / self.taught - (self.weight_sum / self.taught) ** 2)
 
     def shares(self) -> dict[str, float | None]:
-        """All that is a share or a mean, by name; None where there is nothing to take it of."""
+        """Return all shares and means by name; None if there are no values for one."""
         return {
             "kept": _share(self.kept, self.completions),
             "kept_negatives": _share(self.kept_negatives, self.negatives),
@@ -101,7 +101,7 @@ def add_up(figures: Iterable[SenderStats], *, sender: str = OTHERS, own: bool = 
 
 
 def largest_senders(figures: Sequence[SenderStats]) -> tuple[SenderStats, ...]:
-    """This node and the peers of most groups, at most MAX_SENDERS entries; the other peers as one without a name."""
+    """Return this node and the peers with most groups, at most MAX_SENDERS entries; a nameless one sums the rest."""
     if len(figures) <= MAX_SENDERS:
         return tuple(figures)
     ordered = sorted(figures, key=lambda each: (not each.own, -each.groups))

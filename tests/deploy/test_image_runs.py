@@ -114,7 +114,7 @@ class Image:
         """The image's, with PATH as a container has it, and nothing of this process but where temporary files go."""
         variables = {name: self.at(value) for name, value in environment(self.steps).items()}
         variables["PATH"] = variables["PATH"].replace("${PATH}", "/usr/local/bin:/usr/bin:/bin")
-        quick = {"FTIS_LISTEN": '["/ip4/127.0.0.1/tcp/0"]', "FTIS_SWARM__LINGER_S": "0", "FTIS_ENGINE": "torch"}
+        quick = {"FTIS_LISTEN": '["/ip4/127.0.0.1/tcp/0"]', "FTIS_SWARM__SHUTDOWN_SERVE_S": "0", "FTIS_ENGINE": "torch"}
         return variables | quick | {"OMP_NUM_THREADS": "1"}
 
     def start(self, *arguments: str) -> Started:

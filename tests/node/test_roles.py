@@ -46,7 +46,7 @@ def test_generators_follow_a_learner_through_its_death(tmp_path: Path, tiny_mode
         learner.wait_for(lambda: "--follow" in learner.log.read_text(), timeout_s=START_S)
         peer_id = learner.peer_id()
         roles = {
-            "prompt": "[roles]\nlook_s = 0.05\n",
+            "prompt": "[roles]\npoll_interval_s = 0.05\n",
             "late": f'[roles]\nweights_delay = "fixed:{DELAY_S}"\nevaluate = true\n',
         }
         for name, settings in roles.items():

@@ -135,7 +135,7 @@ def name_of(step: int) -> str:
 def gather(
     trainable: Mapping[str, Parameter], optimizer: torch.optim.Optimizer, *, keep: bool = True
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Weights and the optimiser's moments with torch's random states, whole, by the names of the files.
+    """Return full weights and the optimizer's moments with torch's random states, by the names of the files.
 
     What is not spread over ranks is not copied: it holds until the next update. All ranks take part; those that do not
     write need not `keep` them.

@@ -65,7 +65,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def part_like(parameter: Tensor, value: Tensor) -> Tensor:
-    """This rank's part of `value`, which every rank has whole, spread as `parameter` is where they have one shape."""
+    """Return this rank's part of `value`, which every rank has whole, sharded as a `parameter` of equal shape."""
     if not isinstance(parameter, DTensor) or value.shape != parameter.shape:
         return value
     on_device = value.to(parameter.device)

@@ -41,12 +41,12 @@ class LengthBucket:
     kept: Tensor
 
     def gather(self, tensor: Tensor) -> Tensor:
-        """`[1, h, T, D]` to `[B, h, size, D]`."""
+        """Gather `[1, h, T, D]` into `[B, h, size, D]`."""
         taken = tensor[0].index_select(1, self.rows)
         return taken.view(len(taken), -1, self.size, taken.shape[-1]).transpose(0, 1)
 
     def pick(self, output: Tensor) -> Tensor:
-        """`[B, h, size, D]` to the outputs that are used, `[K, h, D]`."""
+        """Select from `[B, h, size, D]` the outputs that are used, `[K, h, D]`."""
         return output.transpose(1, 2).flatten(0, 1).index_select(0, self.kept)
 
 

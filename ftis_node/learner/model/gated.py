@@ -84,6 +84,6 @@ class GatedLinear(Function):
 
 
 def _gated_backward(gradient: Tensor, gate: Tensor, up: Tensor, silu: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients to gate and up; `silu` is used up."""
+    """Return the gradients of gate and up; `silu` is overwritten."""
     up_gradient = silu.mul_(gradient)
     return torch.ops.aten.silu_backward(gradient * up, gate), up_gradient

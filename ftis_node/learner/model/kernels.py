@@ -219,7 +219,7 @@ def _pass(policy: Policy, micro_batch: MicroBatch, wanted: list[torch.Tensor]) -
 
 
 def _micro_batch(policy: Policy, num_tokens: int) -> MicroBatch:
-    """Of about as many positions as the plan has for one, in the policy's layout."""
+    """Return a micro-batch of about as many positions as the memory plan has for one, in the policy's layout."""
     ids = np.random.default_rng(0).integers(0, policy.tokenizer.vocab_size, PROMPT_TOKENS + COMPLETION_TOKENS)
     num_groups = max(1, round(num_tokens / (PROMPT_TOKENS + GROUP_SIZE * COMPLETION_TOKENS)))
     groups = [

@@ -85,7 +85,7 @@ def probe_values(policy: Policy) -> tuple[Tensor, Tensor]:
 
 
 def _probe_batch(policy: Policy) -> TrainBatch:
-    """Fixed tokens whose lengths fill several buckets: short and long texts, shared prompts."""
+    """Return fixed tokens whose lengths fill several buckets: short and long texts, shared prompts."""
     ids = np.asarray(probe_token_ids(policy.tokenizer.vocab_size), dtype="<i4")
     return batch_of([probe_group("long", ids, 40, (72, 31)), probe_group("short", ids, 6, (6, 12))])
 

@@ -168,7 +168,7 @@ def _logits(hidden: Tensor, weight: Tensor, temperature: float, dtype: torch.dty
 
 
 def _log_sum_exp(logits: Tensor, entropies: EntropyMeter | None) -> Tensor:
-    """`[K, V]` to `[K]`; `logits` are used up: there is no second buffer of their size."""
+    """Reduce `[K, V]` to `[K]`; `logits` are overwritten: there is no second buffer of their size."""
     largest = logits.amax(dim=-1, keepdim=True)
     logits.sub_(largest)
     if entropies is None:
@@ -191,7 +191,7 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 @cache
 def has_wide_products(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the device multiplies matrices of `dtype` into float32 ones, and adds them in place, as CUDA does.
+    """Return whether the device multiplies matrices of `dtype` into float32 ones, and adds in place, as CUDA does.
 
     Tried once on 16 x 16 ones. A CPU has none: there a product in `dtype` is added.
     """
@@ -214,7 +214,7 @@ def _layout(micro_batch: MicroBatch, device: torch.device) -> dict[str, Any]:
 
 
 def _any_head(hidden: Tensor, head: Any, target_ids: Tensor, temperature: float) -> Tensor:
-    """`[K, H]` and `[K]` to `[K]`, for a head that is not one plain matrix."""
+    """Return log-probs `[K]` of `[K, H]` and ids `[K]`, for a head that is not one plain matrix."""
     logits = head(hidden)
     logits = (logits if logits.dtype == torch.float64 else logits.float()) / temperature
     logprobs: Tensor = logits.gather(-1, target_ids[:, None]).squeeze(-1) - logits.logsumexp(dim=-1)

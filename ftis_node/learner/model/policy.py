@@ -82,13 +82,13 @@ class Policy:
 
     @property
     def num_parameters(self) -> int:
-        """Of the model itself, without an adapter; tied weights once."""
+        """The number of parameters of the model without an adapter; tied weights count once."""
         adapter = self.num_trainable_parameters if self.adapted is not None else 0
         return int(sum(value.numel() for value in self.causal_lm.parameters())) - adapter
 
     @property
     def num_trainable_parameters(self) -> int:
-        """Of those, or of the adapter, what is trained."""
+        """The number of trained parameters, of the model or of the adapter."""
         return sum(value.numel() for value in self.trainable().values())
 
     def compute(self, work: Callable[[Any], Result]) -> Result:
@@ -225,7 +225,7 @@ def _merged(layer: Any, value: Tensor) -> Tensor:
 
 
 def _adapted_layers(causal_lm: Any) -> Iterator[tuple[str, Any]]:
-    """Pairs of a weight's plain name and the layer with an adapter that holds it."""
+    """Yield pairs of a weight's plain name and the layer with an adapter that holds it."""
     from peft.tuners.lora import LoraLayer
 
     for name, module in causal_lm.named_modules():

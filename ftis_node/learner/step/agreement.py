@@ -51,7 +51,7 @@ class AgreementMeter:
         self._seen: list[MicroBatch] = []
 
     def watching(self, forward: Forward, batch: TrainBatch) -> Forward:
-        """`forward`, measured until the next `take`."""
+        """Return `forward`, measured until the next `take`."""
         self._batch, self._slots = batch, _slots(batch)
         self._sums, self._seen = {}, []
 
@@ -104,7 +104,7 @@ class AgreementMeter:
 
 
 def _slots(batch: TrainBatch) -> Tensor:
-    """`[N]`: 0 or 1 for the own halves, then one for each sender, -1 for senders beyond the limit."""
+    """Return `[N]`: 0 or 1 for the own halves, then one for each sender, -1 for senders beyond the limit."""
     own_groups = torch.tensor(sorted(set(batch.group_ids[batch.is_own].tolist())), dtype=torch.int64)
     halves = torch.searchsorted(own_groups, batch.group_ids) % OWN_HALVES
     slots = torch.where(batch.is_own, halves, batch.sender_ids + OWN_HALVES - 1)

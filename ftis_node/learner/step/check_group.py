@@ -50,5 +50,5 @@ class CheckGroup:
         self._version = version
 
     def found(self, *, version: int) -> Mismatch | None:
-        """What was measured under `version`; None where nothing was."""
+        """Return what was measured under `version`; None if nothing was."""
         return self._found if self._version == version else None

@@ -30,7 +30,7 @@ LARGEST_GRADIENT = math.sqrt(LARGEST)  # its square is part of the second moment
 
 @torch.no_grad()
 def stays_finite(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the next step of `optimizer`, an Adam, leaves weights and moments finite. Of all ranks at once."""
+    """Return whether the next step of `optimizer`, an Adam, leaves weights and moments finite, on all ranks."""
     return all(_group_stays_finite(optimizer, group) for group in optimizer.param_groups)
 
 

@@ -33,7 +33,7 @@ class MasterWeights:
     """`tensors` are the float32 masters of a model's trainable weights, by name: what an optimiser moves."""
 
     def __init__(self, weights: Mapping[str, Parameter], *, home: torch.device | None = None):
-        """Masters of `weights` as they are now, on the device `home`; None: where each weight is."""
+        """Create masters of the present `weights`, on the device `home`; None: on each weight's device."""
         self.tensors = {name: _master_of(weight, home or weight.device) for name, weight in weights.items()}
         self._followers = [
             (weight, master)
@@ -66,7 +66,7 @@ class MasterWeights:
             master.grad.add_(gradient)
 
     def _staged(self, like: Tensor) -> Tensor:
-        """A part of the pinned buffer, shaped as `like`. The buffer is made for the largest weight."""
+        """Return a part of the pinned buffer, shaped as `like`. The buffer has the size of the largest weight."""
         if self._buffer is None:
             num_bytes = max(weight.nbytes for weight, _ in self._followers)
             self._buffer = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)

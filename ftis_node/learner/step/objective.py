@@ -70,7 +70,9 @@ class Objective:
         return batch.weights * group_advantages(batch.rewards, batch.advantage_ids, scale=self.advantage_scale)
 
     def understated(self, learner_logprobs: Tensor, batch: TrainBatch) -> Tensor:
-        """`[N]` bool: peers' completions whose log-probs are further below the learner's than honest ones get."""
+        """Return `[N]` bool: peers' completions whose log-probs are further below the learner's than honest ones can
+        be.
+        """
         gain = likelihood_gain(learner_logprobs, batch.behaviour_logprobs, batch.mask)
         return ~batch.is_own & ~batch.is_text & (gain > self.max_logprob_gap_nats)
 
@@ -91,7 +93,7 @@ class Objective:
         reference: Tensor | None = None,
         excluded: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, float]]:
-        """Scalar loss and metrics of `learner_logprobs` `[N, T]`.
+        """Return the scalar loss and metrics of `learner_logprobs` `[N, T]`.
 
         `excluded` `[N]` are the completions that teach nothing; where it is not known yet, those are left out that
         `learner_logprobs` convict by themselves. `anchor` `[N, T]` is the learner's log-probs at the first of several
