@@ -64,7 +64,7 @@ def _said(capsys: pytest.CaptureFixture[str], home: Path, *arguments: str) -> st
 def test_all_of_one_peer(home: Path, identity: Identity, capsys: pytest.CaptureFixture[str]) -> None:
     shown = _said(capsys, home, "peers", "show", identity.peer_id[:20])
     assert "rude\\x1b]0;x\\x07" in shown and "\x1b" not in shown
-    assert "2 x reward: a claimed reward is not the one that we find" in shown
+    assert "2 x reward: a claimed reward differs from the one computed here" in shown
     assert "1 x pull_busy: it announced groups, and fetching them ended as 'busy'" in " ".join(shown.split())
     assert "`peers unban` ends it" in " ".join(shown.split())
     assert "34 % of its completions, effectively, over its last 3 steps" in shown
@@ -84,7 +84,7 @@ def test_a_peer_that_nobody_knows_is_one_line(home: Path, capsys: pytest.Capture
 
 def test_a_refused_group_is_known_by_its_verdict(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = _said(capsys, home, "replay", "show", "abababab")
-    assert "rejected (reward): a claimed reward is not the one that we find. claimed \\x1b]0;x\\x07 1" in " ".join(
+    assert "rejected (reward): a claimed reward differs from the one computed here. claimed \\x1b]0;x\\x07 1" in " ".join(
         shown.split()
     )
     assert "\x1b" not in shown

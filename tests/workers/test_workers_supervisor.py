@@ -39,8 +39,11 @@ ECHO = Echo(payload=bytes(range(256)))
 
 
 def is_gone(pid: int) -> bool:
-    """Whether no process of that id runs any more."""
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    """Return whether no process of that id runs any more."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def num_builds(trace: Path) -> int:
