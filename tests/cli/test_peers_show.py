@@ -84,9 +84,8 @@ def test_a_peer_that_nobody_knows_is_one_line(home: Path, capsys: pytest.Capture
 
 def test_a_refused_group_is_known_by_its_verdict(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = _said(capsys, home, "replay", "show", "abababab")
-    assert "rejected (reward): a claimed reward differs from the one computed here. claimed \\x1b]0;x\\x07 1" in " ".join(
-        shown.split()
-    )
+    sentence = "a claimed reward differs from the one computed here"
+    assert f"rejected (reward): {sentence}. claimed \\x1b]0;x\\x07 1" in " ".join(shown.split())
     assert "\x1b" not in shown
     document = json.loads(_said(capsys, home, "replay", "show", "ab" * 32, "--json"))
     assert (document["verdict"], document["refusal"], document["completions"]) == ("refused", "reward", [])
