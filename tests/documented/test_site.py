@@ -7,7 +7,6 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
@@ -17,6 +16,7 @@ from tests.documented.pages import PAGES, ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 pytest.importorskip("sphinx", reason="Sphinx is not installed: `pip install -e .[docs]`")
 
