@@ -273,6 +273,11 @@ class SwarmSection(Section):
         description="How this node packs its groups, one of the run's `wire.codecs`: `exact`, `lossless` or `lossy`.",
     )
     directory_period_s: float = Field(default=30.0, gt=0, le=150, description="Seconds between own directory records.")
+    publish_name: bool = Field(default=True, description="Put the node's name into its directory record.")
+    publish_stats: bool = Field(
+        default=True,
+        description="Put measurements into it: step, groups a minute, rejections, pass@1, senders of trained groups.",
+    )
 
 
 class MismatchSection(Section):
