@@ -201,7 +201,7 @@ async def _start(parts: NodeComponents, on_progress: OnProgress) -> None:
     context.events.write(
         "start", schema=EVENT_SCHEMA, run=context.manifest.run_id, peer=context.peer_id, model=parts.source.name
     )
-    log.info("%s; what they print is in %s", _who_starts(settings), parts.home.logs)
+    log.debug("%s; what they print is in %s", _who_starts(settings), parts.home.logs)
     async with asyncio.TaskGroup() as tasks:
         for name, part in (("generation", parts.generation), ("learner", parts.learner), ("gossip", parts.gossip)):
             tasks.create_task(start(name, part), name=f"start-{name}")
@@ -213,7 +213,7 @@ async def _start(parts: NodeComponents, on_progress: OnProgress) -> None:
     if settings.learns:
         log_unknown_steps(state, done=done, holds=parts.reader.held, events=context.events)
     where = _begins_at(state.step) if settings.learns else f"following {settings.roles.follow}"
-    log.info("%s: %s parameters, %s", parts.source.name, f"{state.parameters:,}", where)
+    log.debug("%s: %s parameters, %s", parts.source.name, f"{state.parameters:,}", where)
     if not settings.generates:
         log.info("generators take this learner's weights by --role generator --follow %s", context.peer_id)
 

@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING
 from ftis_node.config.disk_room import replace_file
 from ftis_node.errors import ConfigError
 from ftis_node.memory.choice import choose_training
-from ftis_node.models import load_tokenizer, resolve_model
+from ftis_node.models import load_tokenizer, parameter_count, resolve_model
 from ftis_node.node.startup.factories import ProcessNodeFactory
-from ftis_node.node.startup.preflight import check_owner, check_ports, check_room
+from ftis_node.node.startup.preflight import check_owner, check_ports, check_room, checkpoint_step
+from ftis_node.node.startup.summary import start_lines
 from ftis_node.node.storage.quota import limit_of
 from ftis_node.node.supervision.background import in_background
 from ftis_node.records.identity import Identity, peer_id_from_text
 from ftis_node.tasks import load_task
+from ftis_node.telemetry.log import log_block
 from ftis_node.telemetry.secrets import keep_secret
 from ftis_node.telemetry.trackers import check_installed
 
@@ -77,9 +79,6 @@ async def prepare(
     keep_secret(identity.seed)
     on_progress(None, f"looking for the model {Path(settings.model).name}")
     source = await in_background(partial(resolve_model, settings.model, on_progress=on_progress))
-    log.info("model %s, run %s (%s), home %s", source.name, plan.manifest.name, plan.task_spec, home.root)
-    if plan.domain_spec:
-        log.info("this node's domain is %s; --task %s ends that", plan.domain_spec, plan.manifest.task)
     if settings.learns:
         await in_background(check_owner, home, source, lora=settings.lora)
     least = settings if settings.lora is not None else settings.model_copy(update={"lora": True})
@@ -87,8 +86,6 @@ async def prepare(
     on_progress(None, "planning the memory")
     choice = await in_background(choose_training, settings, plan.manifest, home, source)
     settings = choice.settings
-    if choice.training:
-        log.info("trains %s", choice.training)
     await in_background(check_room, home, source, settings)
     limit = await in_background(limit_of, settings, source)
     arrangement = await in_background(makers.arrange, settings, plan.manifest, source)
@@ -112,6 +109,8 @@ async def prepare(
         eval_tasks,
         limit,
     )
+    step = checkpoint_step(home) if settings.learns else 0
+    log_block(log, start_lines(prepared, num_parameters=parameter_count(source), step=step))
     return makers, prepared
 
 
