@@ -219,9 +219,9 @@ async def test_a_body_that_was_not_asked_for_stays_outside(tmp_path: Path) -> No
         await eventually(lambda: held(bob) == 1)
         alice.gossip.serve(slip_in)
         await swarm.publish(alice, 1)
-        await eventually(lambda: bob.parts.counters.refused["unasked"])
+        await eventually(lambda: bob.parts.counters.refused["unsolicited"])
         assert held(bob) == 1
-        assert bob.parts.registry.seen(identity_of(1).peer_id).refused["unasked"] >= 1
+        assert bob.parts.registry.seen(identity_of(1).peer_id).refused["unsolicited"] >= 1
 
 
 async def test_what_the_door_refused_is_not_pulled_again(tmp_path: Path) -> None:
@@ -230,9 +230,9 @@ async def test_what_the_door_refused_is_not_pulled_again(tmp_path: Path) -> None
         alice.parts.confirmations.pending = PendingConfirmations(first_wait_s=0.1)
         bob.parts.strangers_scorer.score = _scores_one  # type: ignore[method-assign]
         await swarm.publish(alice, 1)
-        await eventually(lambda: bob.parts.counters.refused["reward"])
+        await eventually(lambda: bob.parts.counters.refused["reward_mismatch"])
         await asyncio.sleep(0.6)  # announced again meanwhile
-        assert bob.parts.counters.refused["reward"] == 1
+        assert bob.parts.counters.refused["reward_mismatch"] == 1
         assert alice.gossip.counters.bodies_out == 1
 
 
@@ -273,17 +273,17 @@ async def test_peers_that_failed_or_gave_nothing_yet_leave_places_to_others(tmp_
     async with swarm.node(1, pulls_in_flight=4) as alice:
         pull = alice.pull
         alice.parts.registry.seen("proven").accepted = 1
-        pull._asking.update(["new1", "new2"])
-        assert not pull._may_ask("new1"), "one at a time of who has given nothing yet"
-        assert pull._may_ask("new3")
-        pull._asking.update(["new3"])
-        assert not pull._may_ask("new4"), "one place is left to those that have"
-        assert pull._may_ask("proven")
-        pull._asking.clear()
+        pull._slots._asking.update(["new1", "new2"])
+        assert not pull._slots.may_ask("new1"), "one at a time of who has given nothing yet"
+        assert pull._slots.may_ask("new3")
+        pull._slots._asking.update(["new3"])
+        assert not pull._slots.may_ask("new4"), "one place is left to those that have"
+        assert pull._slots.may_ask("proven")
+        pull._slots._asking.clear()
         for peer in ("slow1", "slow2"):
-            pull._pauses.failed(peer, now=-1e9)
-        assert pull._may_ask("slow1")
-        pull._asking.update(["slow1"])
-        assert not pull._may_ask("slow2"), "one place for all that failed"
-        pull._pauses.failed("proven", now=-1e9)
-        assert not pull._may_ask("proven")
+            pull._slots.backoff.failed(peer, now=-1e9)
+        assert pull._slots.may_ask("slow1")
+        pull._slots._asking.update(["slow1"])
+        assert not pull._slots.may_ask("slow2"), "one place for all that failed"
+        pull._slots.backoff.failed("proven", now=-1e9)
+        assert not pull._slots.may_ask("proven")
