@@ -112,12 +112,12 @@ def test_the_exit_codes_of_messages_are_those_of_their_errors() -> None:
     code, found = _code(), 0
     for message, exit_code in rows:
         words = max(re.split(r"\.\.\.|:PATH", message), key=len).strip(" ;:,()")
-        before = code[: code.index(words)]
-        raised = re.findall(r"\b(\w+Error)\($", re.sub(r"f?[\"'][^\"']*$", "", before[-300:]).rstrip())
+        at = code.index(words)
+        raised = re.findall(r"\b(\w+Error)\(", code[max(0, at - 250) : at])
         if raised and hasattr(errors, raised[-1]):
             found += 1
             assert exit_code == str(getattr(errors, raised[-1]).exit_code), message
-    assert found > 10
+    assert found > 20
 
 
 def test_the_messages_of_troubleshooting_stand_in_the_code() -> None:
