@@ -7,7 +7,6 @@ settings, ports -> model found -> what is trained is chosen -> it fits the home 
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,15 +15,13 @@ from typing import TYPE_CHECKING
 from ftis_node.config.disk_room import replace_file
 from ftis_node.errors import ConfigError
 from ftis_node.memory.choice import choose_training
-from ftis_node.models import load_tokenizer, parameter_count, resolve_model
+from ftis_node.models import load_tokenizer, resolve_model
 from ftis_node.node.startup.factories import ProcessNodeFactory
-from ftis_node.node.startup.preflight import check_owner, check_ports, check_room, checkpoint_step
-from ftis_node.node.startup.summary import start_lines
+from ftis_node.node.startup.preflight import check_owner, check_ports, check_room
 from ftis_node.node.storage.quota import limit_of
 from ftis_node.node.supervision.background import in_background
 from ftis_node.records.identity import Identity, peer_id_from_text
 from ftis_node.tasks import load_task
-from ftis_node.telemetry.log import log_block
 from ftis_node.telemetry.secrets import keep_secret
 from ftis_node.telemetry.trackers import check_installed
 
@@ -39,8 +36,6 @@ if TYPE_CHECKING:
     from ftis_node.node.storage.usage import HomeLimit
     from ftis_node.tasks.base import Task
     from ftis_node.telemetry.progress import OnProgress
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +104,6 @@ async def prepare(
         eval_tasks,
         limit,
     )
-    step = checkpoint_step(home) if settings.learns else 0
-    log_block(log, start_lines(prepared, num_parameters=parameter_count(source), step=step))
     return makers, prepared
 
 
