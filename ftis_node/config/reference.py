@@ -1,6 +1,6 @@
-"""The configuration reference, made from the settings themselves: `python -m ftis_node.config.reference`.
+"""Generator of the configuration reference: `python -m ftis_node.config.reference`.
 
-A test compares it with `docs/reference/configuration.md`: every setting has its line, and no line is out of date.
+A test compares it with `docs/reference/configuration.md`, so every setting has its line and no line is out of date.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 HEADER = """# Configuration
 
-Two files, two questions. The **run manifest** is what all nodes of a swarm agree on; its hash is the run id, so
-changing one value makes another swarm. **node.toml**, in the node's home, is what may differ from node to node. Flags
-win over environment variables (`FTIS_NAME`, `FTIS_LEARNER__THREADS`), these over `node.toml`, that over the defaults.
+There are two files. The **run manifest** holds the settings on which all nodes of a swarm agree. Its hash is the run
+id, so a changed value makes another swarm. **node.toml**, in the node's home, holds the settings of one node. The
+order of precedence is flags, environment variables (`FTIS_NAME`, `FTIS_LEARNER__THREADS`), `node.toml`, defaults.
 
-Unknown keys are refused by name.
+An unknown key is an error.
 """
 
 
 def render_reference() -> str:
-    """The whole page as Markdown."""
+    """Return the whole page as Markdown."""
     parts = [
         HEADER,
         "## Run manifest\n",
