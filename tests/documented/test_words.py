@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 ALLOWED = {
     "docs": (40, 12),
-    "ftis_node/gossip": (0, 1),
     "ftis_node/replay": (16, 9),
 }
 
