@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 HEADER = """# Configuration
 
-There are two files. The **run manifest** holds the settings on which all nodes of a swarm agree. Its hash is the run
-id, so a changed value makes another swarm. **node.toml**, in the node's home, holds the settings of one node. The
-order of precedence is flags, environment variables (`FTIS_NAME`, `FTIS_LEARNER__THREADS`), `node.toml`, defaults.
-
-An unknown key is an error.
+Two files configure a node. All nodes of a swarm share the **run manifest**. Its hash is the run id, so another value
+makes another swarm. **node.toml** in the node's home may differ from node to node. Options override environment
+variables (`FTIS_NAME`, `FTIS_LEARNER__THREADS`). These override `node.toml`, which overrides the defaults. Unknown keys
+are an error.
 """
+PRESET_FILES = "../../ftis_node/config/presets"
 
 
 def render_reference() -> str:
@@ -37,10 +37,11 @@ def render_reference() -> str:
         *_tables(NodeSettings),
         "## Presets\n",
     ]
+    parts.append("`--run NAME` takes a preset:\n\n| preset | task | run id |\n|---|---|---|")
     for preset in PRESETS:
         manifest = load_manifest(preset)
-        parts.append(f"### {preset}\n\nRun id `{manifest.run_id}`.\n\n```toml\n{manifest.to_toml()}```\n")
-    return "\n".join(parts)
+        parts.append(f"| [{preset}]({PRESET_FILES}/{preset}.toml) | `{manifest.task}` | `{manifest.run_id}` |")
+    return "\n".join(parts) + "\n"
 
 
 def _tables(settings: type[BaseModel], prefix: str = "") -> Iterator[str]:
