@@ -1,13 +1,14 @@
 """Settings of one node: what may differ from peer to peer.
 
-Read from flags, then `FTIS_*` environment variables, then `node.toml` in the home, then the defaults here. Unknown keys
-are refused by name.
+The order of precedence is flags, `FTIS_*` environment variables, `node.toml` in the home, and the defaults here. An
+unknown key is an error.
 """
 
 from __future__ import annotations
 
 import os
 from math import prod
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -37,242 +38,103 @@ from ftis_node.config.renamed_keys import (
 )
 from ftis_node.config.roles import Role, RolesSection
 from ftis_node.config.section import Section
+from ftis_node.config.workers import (
+    MAX_SERVED_RANK,
+    PARALLEL_SIZES,
+    GenerationSection,
+    LearnerSection,
+    LoraSection,
+    MemorySection,
+    MismatchSection,
+)
 from ftis_node.errors import ConfigError
 from ftis_node.files import read_toml
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 PullRule = Literal["auto", "all", "needed"]
-GpuIndex = Annotated[int, Field(ge=0, le=1023)]
-
-MAX_SERVED_RANK = 512  # vLLM's limit
-PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size")  # of vLLM's EngineArgs: GPUs are their product
-
-
-class LoraSection(Section):
-    """The LoRA adapter, where one is trained. Defaults are the F-TIS paper's."""
-
-    rank: int = Field(default=128, ge=1, le=4096, description="Rank r.")
-    alpha: int = Field(
-        default=256, ge=1, le=65536, description="Scale: the adapter's output is multiplied by alpha / r."
-    )
-    dropout: float = Field(default=0.0, ge=0, lt=1, description="Dropout on the adapter's input while training.")
-
-
-class GenerationSection(Section):
-    """The generation worker."""
-
-    max_batch: int = Field(
-        default=0, ge=0, le=8192, description="Completions decoded side by side; 0: 256 by vllm, 128 by torch."
-    )
-    threads: int = Field(default=0, ge=0, le=1024, description="CPU threads of the worker; 0: half of the cores.")
-    groups_in_flight: int = Field(
-        default=0, ge=0, le=1024, description="Prompts given to the engine at once; 0: enough to fill its batch."
-    )
-    max_policy_versions_per_completion: int = Field(
-        default=8, ge=0, le=100000,
-        description="A completion that began more policy versions ago is cut at the next update (vllm engine).",
-    )  # fmt: skip
-    request_timeout_s: float = Field(
-        default=600.0, gt=0, le=86400, description="A group that takes longer is given up."
-    )
-    startup_timeout_s: float = Field(
-        default=1800.0, gt=0, le=86400, description="How long loading and the first compilation may take."
-    )
-    stall_timeout_s: float = Field(
-        default=300.0, gt=0, le=86400,
-        description="An engine with requests that makes no step for so long is hung: the worker restarts.",
-    )  # fmt: skip
-    gpus: tuple[GpuIndex, ...] = Field(
-        default=(),
-        max_length=64,
-        description="Indices of the generator's GPUs, as many as `tensor_parallel_size` asks for; empty: as planned.",
-    )
-    gpu_memory_utilization: float | None = Field(
-        default=None, gt=0, le=1, description="Part of its GPU that vLLM may take; unset: as planned."
-    )
-    weight_check_tolerance_nats: float | None = Field(
-        default=None, gt=0, le=100,
-        description="By how much the log-probs that prove new weights may be off (root mean square, nats); unset: "
-        "1e-4 in float32, 0.25 in bfloat16.",
-    )  # fmt: skip
-    engine_core: Literal["auto", "inside", "separate"] = Field(
-        default="auto",
-        description="Where vLLM's core runs: inside the worker's process (auto on a CPU) or in one of its own (GPU).",
-    )
-    adapters: Literal["auto", "merge", "serve"] = Field(
-        default="auto",
-        description="With `lora`, what the engine is handed: the model with the adapter merged into it, or the adapter "
-        "alone (vllm engine); auto: the adapter by vllm on a GPU, up to rank 512.",
-    )
-    engine_options: dict[str, Any] = Field(
-        default_factory=dict,
-        description="Further arguments of vLLM's EngineArgs, such as `tensor_parallel_size` or `quantization`.",
-    )
-
-
-class LearnerSection(Section):
-    """The learner worker."""
-
-    micro_batch_tokens: int | None = Field(
-        default=None, ge=16, le=1 << 24,
-        description="Prompt and completion positions of one forward pass; unset: 2048 on a CPU, where more is no "
-        "faster, 16384 on a GPU. After running out of memory the learner goes on with fewer.",
-    )  # fmt: skip
-    optimizer_states: Literal["float32", "8bit", "offload"] = Field(
-        default="float32",
-        description="Adam's moments: float32; 8 bits in blocks (bitsandbytes: a quarter of the memory); or, with "
-        "masters and gradients, in host memory beside a GPU.",
-    )
-    threads: int = Field(
-        default=0, ge=0, le=1024, description="CPU threads of each process; 0: half of the cores, divided."
-    )
-    keep_checkpoints: int = Field(default=2, ge=1, le=1000, description="Newest checkpoints kept.")
-    checkpoint_every_steps: int | None = Field(
-        default=None,
-        ge=1,
-        le=100000,
-        description="Steps between checkpoints, each written before the next step; unset: in the background, as often "
-        "as takes at most 5 % of the time, and every 100 steps at least. One is also written at a clean end.",
-    )
-    gpus: tuple[GpuIndex, ...] = Field(
-        default=(),
-        max_length=64,
-        description="Indices of the learner's GPUs; several hold the model together; empty: as planned.",
-    )
-    processes: int = Field(
-        default=0,
-        ge=0,
-        le=64,
-        description="Processes that hold the learner's model together, on a GPU or `threads` of the CPU's cores each; "
-        "0: one for each of `gpus`, else one.",
-    )
-    recompute_activations: bool | None = Field(
-        default=None,
-        description="Gradient checkpointing: far less memory for about a third more time; unset: on a GPU, where the "
-        "memory plan has no room to keep them, and after memory ran out.",
-    )
-    kernels: Literal["auto", "plain", "compile", "liger"] = Field(
-        default="auto",
-        description="What computes a layer's norms, rotary angles and activations: `plain` torch, `compile` "
-        "(torch.compile, layer by layer), `liger` (the package liger-kernel); auto: the fastest on a GPU, measured at "
-        "the start, plain on a CPU and for a learner of several processes.",
-    )
-    stall_timeout_s: float = Field(
-        default=1800.0,
-        gt=0,
-        le=86400,
-        description="A step without any progress for so long is hung: the worker restarts.",
-    )
-    report_entropy: bool = Field(
-        default=False, description="Report the policy's entropy with each step; costs one more pass over the logits."
-    )
-
-    @model_validator(mode="after")
-    def _each_gpu_has_a_process(self) -> LearnerSection:
-        if len(set(self.gpus)) != len(self.gpus):
-            raise ValueError("learner.gpus names a GPU twice")
-        if self.gpus and self.processes not in (0, len(self.gpus)):
-            raise ValueError(
-                f"learner.processes is {self.processes} and learner.gpus names {len(self.gpus)}: leave one of them out"
-            )
-        return self
-
-    @property
-    def num_processes(self) -> int:
-        """How many are asked for."""
-        return self.processes or len(self.gpus) or 1
-
-
-class MemorySection(Section):
-    """What is done with the memory plan (`docs/operate/resources.md`) before anything is loaded."""
-
-    placement: Literal["auto", "shared", "time_shared"] = Field(
-        default="auto",
-        description="Both workers on one device. `shared`: a fixed part of the memory for each. `time_shared`: the "
-        "generator sleeps while the learner steps. `auto`: as planned; on a CPU always `shared`.",
-    )
-    check: Literal["refuse", "warn"] = Field(
-        default="refuse",
-        description="What becomes of a model that does not fit on a GPU; on a CPU there is only ever a warning.",
-    )
-    weight_sync: Literal["auto", "pinned", "file"] = Field(
-        default="auto",
-        description="How new weights may cross from learner to engine beside a GPU: auto: the fastest that works, in "
-        "the GPU's memory where both are on one; pinned: at most by a page-locked file; file: by a plain file.",
-    )
 
 
 class BufferSection(Section):
     """The replay buffer."""
 
     max_ready_groups: int = Field(
-        default=256, ge=2, le=100000, description="Foreign groups kept ready; the oldest go first."
+        default=256, ge=2, le=100000, description="Foreign groups kept ready. Above it the oldest are dropped."
     )
     max_ready_bytes: int = Field(
         default=512 << 20,
         ge=1 << 16,
         le=1 << 50,
-        description="Size of these together; the oldest of whoever has most go first.",
+        description="Their total size. Above it the node drops the oldest groups of the sender with the most bytes.",
     )
     max_disk_bytes: int = Field(
         default=4 << 30,
         ge=1 << 18,
         le=1 << 50,
-        description="Size of the kept envelopes; used ones go first when it is reached.",
+        description="Total size of the stored envelopes. At the limit the node deletes used groups first.",
     )
 
 
 class SwarmSection(Section):
     """Traffic with peers."""
 
-    pulls_in_flight: int = Field(default=4, ge=1, le=64, description="Peers asked for bodies at the same time.")
-    pull_batch: int = Field(default=16, ge=1, le=256, description="Bodies asked for in one request.")
-    pull_timeout_s: float = Field(default=30.0, gt=0, le=3600, description="A pull that takes longer is given up.")
+    pulls_in_flight: int = Field(
+        default=4, ge=1, le=64, description="Peers from which the node pulls at the same time."
+    )
+    pull_batch: int = Field(default=16, ge=1, le=256, description="Groups requested in one pull.")
+    pull_timeout_s: float = Field(default=30.0, gt=0, le=3600, description="Timeout of one pull.")
     max_upload_bytes_per_s: int = Field(
         default=64 << 20,
         ge=1 << 16,
         le=1 << 36,
-        description="Bytes of groups served to all peers together; above it they wait a little or are told BUSY, first "
-        "those that took more than their share.",
+        description="Bytes of groups served to all peers together. Above it requests wait briefly or get the "
+        "answer BUSY. Peers that took more than their share get it first.",
     )
     max_requests_per_minute: int = Field(
         default=1200,
         ge=60,
         le=1 << 20,
-        description="Requests of one peer for one service; more are told BUSY. A question counts as ten.",
+        description="Requests of one peer for one service. Above it the answer is BUSY. A query counts as ten "
+        "requests.",
     )
     max_streams: int = Field(default=32, ge=2, le=4096, description="Requests of peers served at the same time.")
     secret_file: str = Field(
         default="",
         max_length=4096,
-        description="File of 32 bytes or more that all members share (`openssl rand -hex 32`, mode 0600): only its "
-        "holders hear this run and speak in it. Empty: anyone may join.",
+        description="File of 32 bytes or more that all members share (`openssl rand -hex 32`, mode 0600). Only its "
+        "holders can read and send messages of this run. Empty: anyone may join.",
     )
     pull_policy: PullRule = Field(
         default="auto",
-        description="`all`: every group that is announced. `needed`: what the learner will use, and what this node is "
-        "on duty for. `auto`: all while there are at most `pull_all_max_peers` other members.",
+        description="`all`: every announced group. `needed`: what the learner will use, and the groups that this "
+        "node is assigned to fetch for others. `auto`: all while there are at most `pull_all_max_peers` other "
+        "members.",
     )
     pull_all_max_peers: int = Field(default=16, ge=0, le=10000, description="See `swarm.pull_policy`.")
     announcements_per_s: float = Field(
-        default=50.0, gt=0, le=100000, description="Announcements that are read; beyond it fewer shards are."
+        default=50.0,
+        gt=0,
+        le=100000,
+        description="Announcements read per second. Above it the node reads fewer shards.",
     )
     max_download_bytes_per_s: int = Field(
-        default=0, ge=0, le=1 << 40, description="Bodies pulled, bytes a second; 0: no limit."
+        default=0, ge=0, le=1 << 40, description="Bytes of groups pulled per second; 0: no limit."
     )
     shutdown_serve_s: float = Field(
         default=15.0,
         ge=0,
         le=600,
-        description="After the last step: how long peers may still fetch what was announced.",
+        description="How long the node serves its announced groups after the last step.",
     )
     codec: Codec = Field(
         default="exact",
-        description="How this node packs its groups, one of the run's `wire.codecs`: `exact`, `lossless` or `lossy`.",
+        description="Codec of this node's groups, one of the run's `wire.codecs`: `exact`, `lossless` or `lossy`.",
     )
-    directory_period_s: float = Field(default=30.0, gt=0, le=150, description="Seconds between own directory records.")
+    directory_period_s: float = Field(
+        default=30.0, gt=0, le=150, description="Seconds between the node's directory records."
+    )
     publish_name: bool = Field(default=True, description="Put the node's name into its directory record.")
     publish_stats: bool = Field(
         default=True,
@@ -280,37 +142,19 @@ class SwarmSection(Section):
     )
 
 
-class MismatchSection(Section):
-    """When to warn that engine and learner compute unlike log-probs for the same tokens under the same weights."""
-
-    max_kl: float | None = Field(
-        default=None,
-        gt=0,
-        le=1000,
-        description="Largest healthy KL(engine, learner) in nats a token; unset: 1e-4 in float32, 2e-3 in bfloat16.",
-    )
-    max_share: float | None = Field(
-        default=None,
-        ge=0,
-        le=1,
-        description="Largest healthy share of tokens whose importance ratio is off by more than 1 %; unset: 0.01 in "
-        "float32, 0.9 in bfloat16, where rounding alone is that large.",
-    )
-
-
 class TrackingSection(Section):
-    """Where curves are drawn besides `events.jsonl`, which has every figure in any case."""
+    """Experiment trackers that get the metrics as well as `events.jsonl`."""
 
     to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = Field(
         default=(),
         max_length=3,
-        description="Trackers: `tensorboard` (files in the home), `wandb` (in the home and, where a key is configured, "
-        "uploaded), `trackio`; each needs the package of its name.",
+        description="Trackers: `tensorboard` (files in the home), `wandb` (files in the home, uploaded if a key is "
+        "configured), `trackio`. Each needs the package of its name.",
     )
     project: str = Field(
-        default="ftis-node", min_length=1, max_length=64, description="Project for `wandb`, `trackio`."
+        default="ftis-node", min_length=1, max_length=64, description="Project for `wandb` and `trackio`."
     )
-    name: str = Field(default="", max_length=64, description="The run's name there; empty: the node's.")
+    name: str = Field(default="", max_length=64, description="The run's name in the trackers; empty: the node's name.")
 
     @field_validator("to")
     @classmethod
@@ -324,30 +168,31 @@ class NodeSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="FTIS_", env_nested_delimiter="__", extra="forbid", frozen=True)
 
     model: str = Field(min_length=1, description="Hub id or folder of the model this node trains.")
-    name: str = Field(default="", max_length=64, description="Name shown to people; empty: made from the peer id.")
+    name: str = Field(default="", max_length=64, description="Name shown to people; empty: derived from the peer id.")
     role: Role = Field(
-        default="full", description="What the node does: generate and learn, or one of the two (docs/train/roles.md)."
+        default="full", description="What the node does: generate, learn, or both (docs/train/roles.md)."
     )
     engine: Literal["auto", "vllm", "torch"] = Field(default="auto", description="Generation engine.")
     task: str = Field(
         default="",
         max_length=4096,
-        description="What `--task` says, a SPEC with this node's paths. Parts of the mixture that the run is of: the "
-        "node's domain (docs/train/domains.md). Empty: the run's task, or the domain of the last start.",
+        description="The value of `--task`: a task SPEC with this node's paths. Some parts of the run's mixture: "
+        "the node's domain (docs/train/domains.md). Empty: the run's task, or the domain of the last start.",
     )
     lora: bool | None = Field(
         default=None,
-        description="Train a LoRA adapter (true) or all weights (false) and nothing else; unset: the best that fits on "
-        "the GPU, and what the home began with (docs/operate/resources.md). Without a GPU: all weights.",
+        description="Train a LoRA adapter (true) or all weights (false) and nothing else. Unset: what the home "
+        "began with, else the best choice that fits on the GPU (docs/operate/resources.md). Without a GPU: all "
+        "weights.",
     )
-    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Where models run.")
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Device of the models.")
     gpus: int = Field(
         default=0,
         ge=0,
         le=1024,
-        description="How many GPUs this node may use, the first ones that it sees: the generator has as many as "
-        "`tensor_parallel_size` asks for, the learner all others. 0: one each, or one for both, where nothing else is "
-        "set.",
+        description="Number of GPUs that this node may use, the first ones that it sees. The generator gets "
+        "`tensor_parallel_size` of them, the learner all others. 0: one each, or one for both, unless other "
+        "settings say more.",
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto", description="Number format of the weights; auto: float32 on a CPU, bfloat16 on a GPU."
@@ -357,19 +202,19 @@ class NodeSettings(BaseSettings):
     )
     announce: tuple[str, ...] = Field(
         default=(),
-        description="Multiaddrs told to others instead of those that are found, such as `/dns4/NAME/tcp/4001`: for a "
-        "node behind a forwarded port.",
+        description="Multiaddrs announced to peers instead of those found automatically, such as "
+        "`/dns4/NAME/tcp/4001`: for a node behind a forwarded port.",
     )
     peers: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
-        description="Multiaddrs of peers to dial first, each with /p2p/ID; `@FILE`: those in a file, one on each line. "
-        "In the environment: commas between.",
+        description="Multiaddrs of peers to dial first, each with /p2p/ID. `@FILE`: those in a file, one on each "
+        "line. The environment variable separates them by commas.",
     )
     status_port: int = Field(default=0, ge=0, le=65535, description="Local HTTP port of /status; 0: any free port.")
     seed: int = Field(default=0, ge=0, lt=2**31, description="Seed of prompts, sampling and adapters.")
     data_paths: dict[str, str] = Field(
         default_factory=dict,
-        description="Local data file of a task, by task name: for parts of the run's task that `task` does not name.",
+        description="Local data file of a task, by task name, for parts of the run's task that `task` does not name.",
     )
     generation: GenerationSection = Field(default_factory=GenerationSection)
     learner: LearnerSection = Field(default_factory=LearnerSection)
@@ -398,26 +243,28 @@ class NodeSettings(BaseSettings):
         if self.role == "generator" and not self.roles.follow:
             raise ValueError("role 'generator' takes its weights from a learner: name it, --follow PEER_ID")
         if self.role != "generator" and self.roles.follow:
-            raise ValueError(f"role {self.role!r} follows nobody: leave roles.follow out, or use --role generator")
+            raise ValueError(f"role {self.role!r} follows no learner: remove roles.follow, or use --role generator")
         return self
 
     @model_validator(mode="after")
     def _budgets_belong_to_the_role(self) -> NodeSettings:
         if self.role == "generator" and (self.budget.learn_steps, self.budget.learn_tokens) != (None, None):
             raise ValueError(
-                "a generator takes no steps: leave --steps and --learn-tokens out, and [budget] learn_steps and "
-                "learn_tokens; --generate-tokens bounds it"
+                "a generator takes no steps: remove --steps and --learn-tokens, and [budget] learn_steps and "
+                "learn_tokens; use --generate-tokens"
             )
         if self.role == "learner" and self.budget.generate_tokens is not None:
             raise ValueError(
-                "a learner generates nothing: leave --generate-tokens and [budget] generate_tokens out; --steps and "
-                "--learn-tokens bound it"
+                "a learner does not generate: remove --generate-tokens and [budget] generate_tokens; use --steps "
+                "or --learn-tokens"
             )
         return self
 
     @property
     def num_generator_gpus(self) -> int:
-        """How many the engine is spread over, by `generation.engine_options`. Raises ConfigError for no number."""
+        """Number of GPUs of the engine, by `generation.engine_options`. Raises ConfigError if a size is not a positive
+        integer.
+        """
         if self.engine == "torch":
             return 1
         sizes = [self.generation.engine_options.get(name, 1) for name in PARALLEL_SIZES]
@@ -456,11 +303,15 @@ class NodeSettings(BaseSettings):
         return self
 
 
-def load_node_settings(node_toml: Path, **flags: Any) -> NodeSettings:
+def load_node_settings(
+    node_toml: Path, *, remembered: Mapping[str, Any] = MappingProxyType({}), **flags: Any
+) -> NodeSettings:
     """Return a node's settings from flags (None: not given), environment, `node_toml` if it exists, and defaults.
 
-    Raises ConfigError in one line that names the key. An old key is refused with its new name, except in the file of
-    an older home, which the start of the node upgrades.
+    `remembered` are those of the last start that come before the defaults.
+
+    Raises ConfigError in one line that names the key. An old key is an error that names its new key. In an older home
+    it is none, because the start of the node upgrades the file.
     """
     tables = read_toml(node_toml) if os.path.lexists(node_toml) else {}
     if tables and is_older(Home(node_toml.parent)):
@@ -470,13 +321,14 @@ def load_node_settings(node_toml: Path, **flags: Any) -> NodeSettings:
     refuse_old_variables(os.environ)
 
     class FromEverywhere(NodeSettings):
-        """The same settings with their sources in order of precedence."""
+        """The settings with their sources in order of precedence."""
 
         @classmethod
         def settings_customise_sources(
             cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: Any, **__: Any
         ) -> tuple[PydanticBaseSettingsSource, ...]:
-            return (init_settings, EnvSettingsSource(settings_cls), InitSettingsSource(settings_cls, tables))
+            last = InitSettingsSource(settings_cls, dict(remembered))
+            return (init_settings, EnvSettingsSource(settings_cls), InitSettingsSource(settings_cls, tables), last)
 
     try:
         settings = FromEverywhere(**{key: value for key, value in flags.items() if value is not None})
@@ -489,26 +341,26 @@ def load_node_settings(node_toml: Path, **flags: Any) -> NodeSettings:
 
 
 def with_gpus_shared_out(settings: NodeSettings) -> NodeSettings:
-    """What `gpus` means for the learner: all that the generator does not take, unless `[learner]` says something else.
+    """Return the settings with `gpus` divided: the learner gets all that the generator does not take.
 
-    Raises ConfigError for numbers that cannot go together.
+    An explicit number in `[learner]` stays. Raises ConfigError if the numbers contradict each other.
     """
     number, learner = settings.gpus, settings.learner
     if not number:
         return settings
     if settings.device == "cpu":
-        raise ConfigError(f'gpus = {number} (--gpus) and device = "cpu" contradict each other: leave one of them out')
+        raise ConfigError(f'gpus = {number} (--gpus) and device = "cpu" contradict each other: remove one of them')
     taken = settings.num_generator_gpus if settings.generates else 0
     if taken > number:
         raise ConfigError(
-            f"the generator asks for {taken} GPUs (--tensor-parallel) and the node may use {number}: give --gpus "
+            f"the generator needs {taken} GPUs (--tensor-parallel) and the node may use {number}: give --gpus "
             f"{taken + settings.learns} or more"
         )
     if not settings.learns or learner.gpus or learner.processes or number == 1:
         return settings
     if taken == number:
         raise ConfigError(
-            f"the generator takes all {number} GPUs (--tensor-parallel), and none is left for the learner: give --gpus "
+            f"the generator uses all {number} GPUs (--tensor-parallel), and the learner has none: give --gpus "
             f"{number + 1}, or --tensor-parallel {number - 1}"
         )
     return settings.model_copy(update={"learner": learner.model_copy(update={"processes": number - taken})})

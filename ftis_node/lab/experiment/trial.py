@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ftis_node.config.home import Home
-from ftis_node.config.node import GenerationSection, LearnerSection, LoraSection, NodeSettings, SwarmSection
+from ftis_node.config.node import NodeSettings, SwarmSection
+from ftis_node.config.workers import GenerationSection, LearnerSection, LoraSection
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.byzantine import ByzantineNode
 from ftis_node.lab.experiment.final_evaluation import run_final_evaluation
@@ -71,7 +72,7 @@ class Trial:
     """Parameters of one trial. `manifest` says what a step takes and how it learns; the specs contain local paths.
 
     `labels` are the trial's cell of the matrix, `key` its name among stored results. Members that are `apart` never
-    meet: each is a swarm of its own. The `exam` evaluates all of them together after training.
+    meet: each is a separate swarm. The `exam` evaluates all of them together after training.
     """
 
     key: str

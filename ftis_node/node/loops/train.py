@@ -28,7 +28,7 @@ from ftis_node.swarm.reputation.score import Behaviour
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ftis_node.config.manifest import Share
+    from ftis_node.config.step import Share
     from ftis_node.learner.messages import LearnerState, StepReport
     from ftis_node.node.context import NodeContext
     from ftis_node.node.peers.manager import PeerManager
@@ -244,7 +244,7 @@ class TrainLoop:
         last_groups = None if state.last_groups is None else [bytes.fromhex(name) for name in state.last_groups]
         returned = await self._disk(self._buffer.reconcile, state.step, last_groups)
         if returned:
-            log.warning("the learner stands at step %d; %d groups are ready again", state.step, returned)
+            log.warning("the learner is at step %d; %d groups are ready again", state.step, returned)
         await self._release_poisoned()
         self._slots.hold(self._reader.own_held())
         self._context.state.last_reused_version = self.step + 1  # weights are offered before their step is noted

@@ -1,0 +1,193 @@
+"""Settings of the two workers: five tables of `node.toml`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from ftis_node.config.section import Section
+
+GpuIndex = Annotated[int, Field(ge=0, le=1023)]
+
+MAX_SERVED_RANK = 512  # vLLM's limit
+PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size")  # of vLLM's EngineArgs; product: GPUs
+
+
+class LoraSection(Section):
+    """The LoRA adapter, if the node trains one. The F-TIS paper's values are the defaults."""
+
+    rank: int = Field(default=128, ge=1, le=4096, description="Rank r.")
+    alpha: int = Field(
+        default=256, ge=1, le=65536, description="Scale: the adapter's output is multiplied by alpha / r."
+    )
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="Dropout on the adapter's input while training.")
+
+
+class GenerationSection(Section):
+    """The generation worker."""
+
+    max_batch: int = Field(
+        default=0, ge=0, le=8192, description="Completions decoded in one batch; 0: 256 with vllm, 128 with torch."
+    )
+    threads: int = Field(default=0, ge=0, le=1024, description="CPU threads of the worker; 0: half of the cores.")
+    groups_in_flight: int = Field(
+        default=0, ge=0, le=1024, description="Prompts that the engine has at once; 0: enough to fill its batch."
+    )
+    max_policy_versions_per_completion: int = Field(
+        default=8, ge=0, le=100000,
+        description="The next weight update cuts a completion that began more policy versions ago (vllm engine).",
+    )  # fmt: skip
+    request_timeout_s: float = Field(
+        default=600.0, gt=0, le=86400, description="Longest time for one group. After it the node drops the request."
+    )
+    startup_timeout_s: float = Field(
+        default=1800.0, gt=0, le=86400, description="Longest time for loading and the first compilation."
+    )
+    stall_timeout_s: float = Field(
+        default=300.0, gt=0, le=86400,
+        description="If the engine has requests and makes no step for this long, the worker restarts.",
+    )  # fmt: skip
+    gpus: tuple[GpuIndex, ...] = Field(
+        default=(),
+        max_length=64,
+        description="Indices of the generator's GPUs, as many as `tensor_parallel_size` requires; empty: the "
+        "memory plan chooses.",
+    )
+    gpu_memory_utilization: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="Fraction of its GPU's memory that vLLM may use; unset: the memory plan chooses.",
+    )
+    weight_check_tolerance_nats: float | None = Field(
+        default=None, gt=0, le=100,
+        description="Largest error of the log-probs that verify new weights (root mean square, nats); unset: 1e-4 "
+        "in float32, 0.25 in bfloat16.",
+    )  # fmt: skip
+    engine_core: Literal["auto", "inside", "separate"] = Field(
+        default="auto",
+        description="Process of vLLM's core: the worker's (auto on a CPU) or a separate one (auto on a GPU).",
+    )
+    adapters: Literal["auto", "merge", "serve"] = Field(
+        default="auto",
+        description="With `lora`, what the engine loads: the model with the adapter merged into it, or the adapter "
+        "alone (vllm engine). auto: with vllm on a GPU the adapter alone, up to rank 512; else the merged model.",
+    )
+    engine_options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Further arguments of vLLM's EngineArgs, such as `tensor_parallel_size` or `quantization`.",
+    )
+
+
+class LearnerSection(Section):
+    """The learner worker."""
+
+    micro_batch_tokens: int | None = Field(
+        default=None, ge=16, le=1 << 24,
+        description="Prompt and completion positions of one forward pass; unset: 2048 on a CPU (more is no "
+        "faster), 16384 on a GPU. After running out of memory the learner continues with fewer.",
+    )  # fmt: skip
+    optimizer_states: Literal["float32", "8bit", "offload"] = Field(
+        default="float32",
+        description="Adam's moments. `float32`; `8bit`: quantized in blocks (bitsandbytes), a quarter of the "
+        "memory; `offload`: in host memory, with the master weights and gradients.",
+    )
+    threads: int = Field(
+        default=0, ge=0, le=1024, description="CPU threads of each process; 0: half of the cores, divided."
+    )
+    keep_checkpoints: int = Field(default=2, ge=1, le=1000, description="Newest checkpoints kept.")
+    checkpoint_every_steps: int | None = Field(
+        default=None,
+        ge=1,
+        le=100000,
+        description="Steps between checkpoints, each written before the next step. Unset: checkpoints are written "
+        "in the background, at least every 100 steps and using at most 5 % of the time. A clean shutdown also "
+        "writes one.",
+    )
+    gpus: tuple[GpuIndex, ...] = Field(
+        default=(),
+        max_length=64,
+        description="Indices of the learner's GPUs. Several GPUs share one model. Empty: the memory plan chooses.",
+    )
+    processes: int = Field(
+        default=0,
+        ge=0,
+        le=64,
+        description="Processes that share the learner's model, each on one GPU or on `threads` CPU cores; 0: one "
+        "for each of `gpus`, else one.",
+    )
+    recompute_activations: bool | None = Field(
+        default=None,
+        description="Gradient checkpointing: far less memory for about a third more time. Unset: used on a GPU if "
+        "the memory plan has no space for the activations, and after the learner ran out of memory.",
+    )
+    kernels: Literal["auto", "plain", "compile", "liger"] = Field(
+        default="auto",
+        description="Implementation of a layer's norms, rotary embeddings and activations: `plain` torch, "
+        "`compile` (torch.compile, layer by layer), `liger` (the package liger-kernel). `auto`: the fastest of them "
+        "on a GPU, measured at the start; `plain` on a CPU and for a learner of several processes.",
+    )
+    stall_timeout_s: float = Field(
+        default=1800.0,
+        gt=0,
+        le=86400,
+        description="If a step makes no progress for this long, the worker restarts.",
+    )
+    report_entropy: bool = Field(
+        default=False, description="Report the policy's entropy with each step. It costs one more pass over the logits."
+    )
+
+    @model_validator(mode="after")
+    def _each_gpu_has_a_process(self) -> LearnerSection:
+        if len(set(self.gpus)) != len(self.gpus):
+            raise ValueError("learner.gpus names a GPU twice")
+        if self.gpus and self.processes not in (0, len(self.gpus)):
+            raise ValueError(
+                f"learner.processes is {self.processes} and learner.gpus names {len(self.gpus)}: remove one of them"
+            )
+        return self
+
+    @property
+    def num_processes(self) -> int:
+        """Number of processes that share the model."""
+        return self.processes or len(self.gpus) or 1
+
+
+class MemorySection(Section):
+    """How the node uses the memory plan (`docs/operate/resources.md`), which it makes before it loads anything."""
+
+    placement: Literal["auto", "shared", "time_shared"] = Field(
+        default="auto",
+        description="Both workers on one device. `shared`: each has a fixed part of the memory. `time_shared`: the "
+        "generator sleeps while the learner steps. `auto`: the memory plan chooses; on a CPU always `shared`.",
+    )
+    check: Literal["refuse", "warn"] = Field(
+        default="refuse",
+        description="What the node does if a model does not fit on a GPU: refuse to start, or warn. On a CPU it "
+        "only warns.",
+    )
+    weight_sync: Literal["auto", "pinned", "file"] = Field(
+        default="auto",
+        description="How new weights go from the learner to the engine of a GPU. `auto`: the fastest way that "
+        "works, in the GPU's memory if both are on one GPU. `pinned`: through a page-locked file at best. `file`: "
+        "through a plain file.",
+    )
+
+
+class MismatchSection(Section):
+    """Thresholds of the warning that engine and learner compute different log-probs for the same weights."""
+
+    max_kl: float | None = Field(
+        default=None,
+        gt=0,
+        le=1000,
+        description="Largest healthy KL(engine, learner) in nats per token; unset: 1e-4 in float32, 2e-3 in bfloat16.",
+    )
+    max_share: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="Largest healthy fraction of tokens whose importance ratio is off by more than 1 %. Unset: "
+        "0.01 in float32, 0.9 in bfloat16, because rounding alone is that large.",
+    )
