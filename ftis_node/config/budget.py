@@ -12,7 +12,7 @@ Amount = Annotated[int, Field(ge=1, le=1 << 53)]
 
 
 class BudgetSection(Section):
-    """What a node may do in all lives of its home together; what is unset has no end (docs/train/domains.md)."""
+    """What a node may do in all lives of its home together; what is unset has no end (ftis-node docs train/domains)."""
 
     generate_tokens: Amount | None = Field(
         default=None,

@@ -22,7 +22,10 @@ MIN_THREADS = 2
 
 
 class LimitsSection(Section):
-    """Limits on what the node may use of its machine; `status` reports what waits (docs/operate/resources.md)."""
+    """Limits on what the node may use of its machine; `status` reports what waits.
+
+    See `ftis-node docs operate/resources`.
+    """
 
     home_bytes: int = Field(
         default=0,

@@ -166,7 +166,7 @@ class MethodSection(Section):
     peer_weights: Literal["agreement"] | None = Field(
         default=None,
         description="`agreement`: each peer's advantages count by how far the gradient of its completions agrees with "
-        "that of own ones (docs/develop/workers.md). Unset: all count fully.",
+        "that of own ones (ftis-node docs develop/workers). Unset: all count fully.",
     )
 
     @model_validator(mode="after")
@@ -206,7 +206,8 @@ class StepSection(Section):
         default="newest",
         description="`newest`: waiting own groups and the newest of each peer. `sapo`: groups whose rewards are all "
         "equal are discarded, then a uniform draw (Swarm sAmpling, arXiv 2509.08721). `useful`: waiting own groups, "
-        "and the foreign ones that promise most (docs/get-started/concepts.md); other foreign ones are discarded.",
+        "and the foreign ones that promise most (ftis-node docs get-started/concepts); other foreign ones are "
+        "discarded.",
     )
     foreign_wait_s: float = Field(
         default=120.0, ge=0, le=86400,
@@ -235,7 +236,7 @@ class StepSection(Section):
     backfill_with_own: bool = Field(
         default=False,
         description="Whether own groups replace foreign ones that are missing or refused, so that a step keeps its "
-        "size. The node generates in the next step what one step lacked (docs/get-started/concepts.md).",
+        "size. The node generates in the next step what one step lacked (ftis-node docs get-started/concepts).",
     )
     generated_groups: int | None = Field(
         default=None,
@@ -249,13 +250,14 @@ class StepSection(Section):
         ge=0,
         le=1,
         description="Preferred fraction of a step's foreign groups, and of those pulled first, from the node's own "
-        "domain (docs/train/domains.md). If one side has too few, the other fills the gap. Unset: no preference.",
+        "domain (ftis-node docs train/domains). If one side has too few, the other fills the gap. Unset: no "
+        "preference.",
     )
     task_allocation: Divide = Field(
         default="even",
         description="How a node's own groups are divided over the parts of a mixture. `even`: in the mixture's "
         "proportions. `advantage`: more for those where its groups have a signal and its "
-        "peers' have not (docs/get-started/concepts.md). With one task they are the same.",
+        "peers' have not (ftis-node docs get-started/concepts). With one task they are the same.",
     )
 
     @model_validator(mode="after")

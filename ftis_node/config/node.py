@@ -186,7 +186,7 @@ class LearnerSection(Section):
 
 
 class MemorySection(Section):
-    """What is done with the memory plan (`docs/operate/resources.md`) before anything is loaded."""
+    """What is done with the memory plan (`ftis-node docs operate/resources`) before anything is loaded."""
 
     placement: Literal["auto", "shared", "time_shared"] = Field(
         default="auto",
@@ -321,19 +321,20 @@ class NodeSettings(BaseSettings):
     model: str = Field(min_length=1, description="Hub id or folder of the model this node trains.")
     name: str = Field(default="", max_length=64, description="Name shown to people; empty: made from the peer id.")
     role: Role = Field(
-        default="full", description="What the node does: generate and learn, or one of the two (docs/train/roles.md)."
+        default="full",
+        description="What the node does: generate and learn, or one of the two (ftis-node docs train/roles).",
     )
     engine: Literal["auto", "vllm", "torch"] = Field(default="auto", description="Generation engine.")
     task: str = Field(
         default="",
         max_length=4096,
         description="What `--task` says, a SPEC with this node's paths. Parts of the mixture that the run is of: the "
-        "node's domain (docs/train/domains.md). Empty: the run's task, or the domain of the last start.",
+        "node's domain (ftis-node docs train/domains). Empty: the run's task, or the domain of the last start.",
     )
     lora: bool | None = Field(
         default=None,
         description="Train a LoRA adapter (true) or all weights (false) and nothing else; unset: the best that fits on "
-        "the GPU, and what the home began with (docs/operate/resources.md). Without a GPU: all weights.",
+        "the GPU, and what the home began with (ftis-node docs operate/resources). Without a GPU: all weights.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Where models run.")
     gpus: int = Field(

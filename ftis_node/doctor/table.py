@@ -10,6 +10,8 @@ from __future__ import annotations
 import sys
 from typing import NamedTuple
 
+from ftis_node.documentation import as_links
+
 
 class Meaning(NamedTuple):
     """A row of the table."""
@@ -40,7 +42,7 @@ FINDINGS: dict[str, Meaning] = {
         "in a container: `docker run --shm-size 8g`; else the home is used, which is slower",
     ),
     "limits.disk": Meaning(
-        "whether the disk has what the home may take (docs/operate/resources.md)",
+        "whether the disk has what the home may take (ftis-node docs operate/resources)",
         "make room, or a lower `limits.home_bytes`",
     ),
     "limits.files": Meaning("how many files a process may open", "raise `ulimit -Hn`, or LimitNOFILE of the unit"),
@@ -82,7 +84,7 @@ FINDINGS: dict[str, Meaning] = {
     "hub.reached": Meaning("a model that is not on this machine yet, looked for on the hub", "the finding says"),
     "hub.token": Meaning("whether an access token is set, and is taken", "set HF_TOKEN to a token of your account"),
     "memory.plan": Meaning(
-        "whether the model's two workers fit, and the plan (docs/operate/resources.md)", "as it says"
+        "whether the model's two workers fit, and the plan (ftis-node docs operate/resources)", "as it says"
     ),
     "memory.option": Meaning(
         "what may be trained on the GPU, in the order in which `join` prefers it, what it needs, and whether it fits",
@@ -100,7 +102,7 @@ FINDINGS: dict[str, Meaning] = {
 def as_markdown() -> str:
     """The table."""
     rows = [f"| `{name}` | {entry.means} | {entry.what_to_do} |" for name, entry in FINDINGS.items()]
-    return "\n".join(["| id | what it means | what to do |", "|---|---|---|", *rows])
+    return as_links("\n".join(["| id | what it means | what to do |", "|---|---|---|", *rows]))
 
 
 if __name__ == "__main__":

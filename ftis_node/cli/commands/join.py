@@ -83,7 +83,8 @@ def join(
     """Generate, share and learn: run a node until stopped or until its budget, such as --steps, is used up.
 
     A learner (--role learner) trains on groups from peers. A generator (--role generator) uses weights from a learner.
-    See docs/train/roles.md. Without --peers the node runs standalone. A home keeps its run: a restart resumes it.
+    See ftis-node docs train/roles. Without --peers the node runs standalone. A home keeps its run: a restart
+    resumes it.
     """
     from ftis_node.config.node import load_node_settings
     from ftis_node.models import check_name
