@@ -62,7 +62,7 @@ def _list(pages: dict[str, Path]) -> None:
 
 
 def _find(asked: str, pages: dict[str, Path]) -> tuple[str, str]:
-    """Return a page's name and anchor. `troubleshooting` and `docs/operate/troubleshooting.md` are names, too."""
+    """Return a page's name and anchor. `troubleshooting` and a path below docs/ are names, too."""
     name, _, anchor = asked.strip().lower().partition("#")
     name = name.removeprefix("docs/").removesuffix(".md").strip("/")
     same = [known for known in pages if known == name] or [known for known in pages if known.endswith(f"/{name}")]
