@@ -13,7 +13,7 @@ from ftis_node.config.disk_room import free_bytes
 from ftis_node.errors import ConfigError, DamagedError
 from ftis_node.files import check_database
 from ftis_node.replay import checksums, counts, failures, forgotten
-from ftis_node.replay.soundness import BUSY_TIMEOUT_S, MAX_VERSION, told
+from ftis_node.replay.integrity import BUSY_TIMEOUT_S, MAX_VERSION, told
 
 SCHEMA_VERSION = 3
 INCREMENTAL = 2  # of `auto_vacuum`: pages are given back when asked to

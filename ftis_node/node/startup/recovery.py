@@ -18,7 +18,7 @@ from ftis_node.node.peers.store import copy_peers
 from ftis_node.node.startup.trail_repair import mend_trail
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.salvage import copy_buffer, missing_columns
-from ftis_node.replay.soundness import rescue
+from ftis_node.replay.integrity import rescue
 from ftis_node.telemetry.events import EventTrail
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from ftis_node.node.startup.recovery import log_unknown_steps, recover_buffer, r
 from ftis_node.node.startup.run_plan import plan_run
 from ftis_node.node.training.step_selection import write_taken
 from ftis_node.records.identity import Identity
-from ftis_node.replay import soundness
+from ftis_node.replay import integrity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.reader import ReplayReader
@@ -169,7 +169,7 @@ def test_of_a_damaged_buffer_is_saved_what_can_be_and_nothing_is_used_twice(home
             os.truncate(home.replay, 0)
     harmed, used = home.replay.read_bytes(), used_ids(home)
     heal(home)
-    assert not soundness.find_damage(home.replay)
+    assert not integrity.find_damage(home.replay)
     assert not ready_ids(home) & used, "a step would use them again"
     buffer = ReplayBuffer(home.replay)
     assert buffer.last_number() >= NUM_GROUPS - 1, "peers take each number once"
@@ -189,7 +189,7 @@ def test_of_a_damaged_buffer_is_saved_what_can_be_and_nothing_is_used_twice(home
 def test_a_rescue_that_was_cut_off_is_taken_up(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     overwrite(home.replay, 8 * PAGE, noise(PAGE))
     with monkeypatch.context() as patch:
-        patch.setattr(soundness, "_fill_up", lambda path: (_ for _ in ()).throw(OSError("the power goes")))
+        patch.setattr(integrity, "_fill_up", lambda path: (_ for _ in ()).throw(OSError("the power goes")))
         with pytest.raises(OSError, match="power"):
             heal(home)
     assert not home.replay.exists()
@@ -386,7 +386,7 @@ def test_a_header_that_no_sqlite_wrote_is_damage(home: Home, name: str, place: i
     with upgrade.opened(home):
         heal(home)
     assert [event["file"] for event in told(home, "recovered")] == [path.name]
-    assert not soundness.find_damage(path)
+    assert not integrity.find_damage(path)
 
 
 def test_a_step_that_the_learner_lost_has_used_nothing(home: Home) -> None:

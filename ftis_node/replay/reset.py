@@ -17,7 +17,7 @@ from ftis_node.replay.checksums import NOTED, is_as_noted
 from ftis_node.replay.database import SCHEMA_VERSION, open_writer
 from ftis_node.replay.forgotten import forget, is_forgotten
 from ftis_node.replay.lifecycle import ReleaseReason, State
-from ftis_node.replay.soundness import readable_rows
+from ftis_node.replay.integrity import readable_rows
 
 if TYPE_CHECKING:
     import sqlite3
