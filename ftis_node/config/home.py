@@ -16,7 +16,7 @@
     status.json    the last status, for when the node is stopped
     logs/          what the workers print
     backups/       what an upgrade changed, as it was before
-    damaged/       databases that could not be read whole, as they were found; what could be saved is in the new ones
+    damaged/       damaged databases as they were found, the newest two of each
     lock           held while a node runs, with its pid
 
 The folder is 0700 and what a node writes into it 0600, whatever the umask of who starts it.

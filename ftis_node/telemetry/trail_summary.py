@@ -1,8 +1,8 @@
 """Trail summary: what the event trail holds of a node's former starts, read once when the node starts.
 
 A line is written after its event, so the trail is never ahead of the buffer. If it is, the buffer has lost its last
-commits (a torn write-ahead log, a file from a backup). Then the trail holds what must not be done twice: which groups
-steps have used, and how far own groups were numbered.
+commits (a torn write-ahead log, a file from a backup), and the node replaces it. The trail holds the last sequence
+number of own groups.
 
 Damaged lines are skipped and counted.
 """
