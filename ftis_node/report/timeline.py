@@ -180,7 +180,9 @@ def sentence(entry: TimelineEntry, name_of: Callable[[str], str]) -> str:
             return f"{clean(event.get('file', '?'))} was damaged and was replaced"
         case "buffer_rolled_back":
             lost, used = int(event.get("num_lost", 0)), int(event.get("num_used", 0))
-            return f"The buffer lost writes and started empty: {plural(lost, 'group')} missing, {used:,} in a wrong state"
+            return (
+                f"The buffer lost writes and started empty: {plural(lost, 'group')} missing, {used:,} in a wrong state"
+            )
         case "checkpoint_fallback":
             return (
                 f"Resumed at step {event.get('step')} of the newest valid checkpoint; step {event.get('done')} was done"
