@@ -10,6 +10,8 @@ from __future__ import annotations
 import sys
 from typing import NamedTuple
 
+from ftis_node.documentation import as_links
+
 
 class Meaning(NamedTuple):
     """A row of the table."""
@@ -36,7 +38,7 @@ FINDINGS: dict[str, Meaning] = {
         "in a container: `docker run --shm-size 8g`; else the home is used, which is slower",
     ),
     "limits.disk": Meaning(
-        "whether the disk has the space that the home may use (docs/operate/resources.md)",
+        "whether the disk has the space that the home may use (ftis-node docs operate/resources)",
         "free disk space, or lower `limits.home_bytes`",
     ),
     "limits.files": Meaning("how many files a process may open", "raise `ulimit -Hn`, or LimitNOFILE of the unit"),
@@ -82,7 +84,7 @@ FINDINGS: dict[str, Meaning] = {
         "whether an access token is set, and the hub accepts it", "set HF_TOKEN to a token of your account"
     ),
     "memory.plan": Meaning(
-        "whether the model's two workers fit, and the plan (docs/operate/resources.md)", "see the finding"
+        "whether the model's two workers fit, and the plan (ftis-node docs operate/resources)", "see the finding"
     ),
     "memory.option": Meaning(
         "what the node could train on the GPU, in `join`'s order of preference, and whether it fits",
@@ -102,7 +104,7 @@ FINDINGS: dict[str, Meaning] = {
 def as_markdown() -> str:
     """Return the table."""
     rows = [f"| `{name}` | {entry.means} | {entry.what_to_do} |" for name, entry in FINDINGS.items()]
-    return "\n".join(["| id | what it means | what to do |", "|---|---|---|", *rows])
+    return as_links("\n".join(["| id | what it means | what to do |", "|---|---|---|", *rows]))
 
 
 if __name__ == "__main__":
