@@ -380,7 +380,7 @@ class RunManifest(Section):
 
 @lru_cache(maxsize=8)
 def _run_id(manifest: RunManifest) -> str:
-    """Remembered outside of the manifest, for the door asks of every group, and a changed copy must not inherit it."""
+    """Cached outside of the manifest: validation needs it for every group, and a changed copy must not inherit it."""
     return hashlib.sha256(manifest.canonical()).hexdigest()[:RUN_ID_HEX]
 
 
