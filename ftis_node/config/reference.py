@@ -1,6 +1,6 @@
-"""The configuration reference, made from the settings themselves: `python -m ftis_node.config.reference`.
+"""Generator of the configuration reference: `python -m ftis_node.config.reference`.
 
-A test compares it with `docs/reference/configuration.md`: every setting has its line, and no line is out of date.
+A test compares it with `docs/reference/configuration.md`, so every setting has its line and no line is out of date.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PRESET_FILES = "../../ftis_node/config/presets"
 
 
 def render_reference() -> str:
-    """The whole page as Markdown."""
+    """Return the whole page as Markdown."""
     parts = [
         HEADER,
         "## Run manifest\n",

@@ -1,7 +1,7 @@
-"""Who belongs to an ensemble: models that are named, and those of one operator's nodes.
+"""Members of an ensemble: named models, and those of one operator's nodes.
 
-A folder of a swarm is an exported model, the home of a node, or holds such folders. Of a home the newest checkpoint is
-exported to a scratch folder first, an adapter merged into its model; a node that only generates has none of its own.
+A folder of a swarm is an exported model, a node's home, or a folder of such folders. From a home the newest checkpoint
+is exported to a scratch folder first, with an adapter merged into its model. A node that only generates has none.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ADAPTER_FILE = "adapter_config.json"
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One expert: the `name` it goes by, its `model` (a folder, or an id on the hub), and its `domain` where known."""
+    """One expert: its `name`, its `model` (a folder, or an id on the hub), and its `domain` if known."""
 
     name: str
     model: str
@@ -38,9 +38,9 @@ class Member:
 
 
 def as_members(models: Iterable[str | Member]) -> list[Member]:
-    """Members whose names differ: a model goes by its folder's name or its id, a second one of that name gets a number.
+    """Return members with different names: the folder's name or the hub id, with a number if it is taken.
 
-    Raises ConfigError where there is none.
+    Raises ConfigError if there are no models.
     """
     members: list[Member] = []
     for model in models:
@@ -58,9 +58,9 @@ def as_members(models: Iterable[str | Member]) -> list[Member]:
 
 
 def swarm_members(folders: Sequence[Path], scratch: Path, *, on_progress: OnProgress = unwatched) -> list[Member]:
-    """The models in and below `folders`, by name of their folder; homes are exported into `scratch`.
+    """Return the models in and below `folders`, by name of their folder; homes are exported into `scratch`.
 
-    Raises ConfigError for a folder that holds none, and what an export raises.
+    Raises ConfigError for a folder without a model, and the exceptions of an export.
     """
     return [member for folder in folders for member in _members_of(folder.expanduser(), scratch, on_progress)]
 
@@ -89,7 +89,7 @@ def _is_home(folder: Path) -> bool:
 
 
 def _member(folder: Path, scratch: Path, on_progress: OnProgress) -> Member | None:
-    """None for the home of a node that only generates."""
+    """Return the member of a folder; None for the home of a node that only generates."""
     if _is_home(folder):
         return _exported(Home(folder), scratch, on_progress)
     if not (folder / CONFIG_FILE).is_file():
@@ -103,7 +103,7 @@ def _exported(home: Home, scratch: Path, on_progress: OnProgress) -> Member | No
         settings = read_object(home.settings)
         role, name, domain = (str(settings.get(key) or "") for key in ("role", "name", "task"))
     except (OSError, FileError) as error:
-        raise DamagedError(f"{home.settings} cannot be read: {error}; start the node once, it mends it") from None
+        raise DamagedError(f"{home.settings} cannot be read: {error}; the next start of the node repairs it") from None
     if role == "generator":
         return None
     name = name or home.root.resolve().name

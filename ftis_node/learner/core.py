@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from ftis_node.learner.step.train_step import StepOutcome
     from ftis_node.workers.weights.store import PublishedWeights, WeightProof
 
-MAKE_ROOM = "make room on that disk and start again, it goes on at the newest checkpoint"
+FREE_SPACE = "free disk space there and start again; the node resumes at the newest checkpoint"
 
 
 class Learner:
@@ -189,7 +189,7 @@ class Learner:
             report = msgspec.structs.replace(self._last_report, repeated=True)
             return TrainReply(report=report, weights=self._weights, proof=self._proof, saved_step=self.saver.saved_step)
         if step != self._step + 1:
-            raise FtisError(f"the learner stands at step {self._step}: it cannot do step {step}")
+            raise FtisError(f"the learner is at step {self._step} and cannot do step {step}")
         readable, unpacked, unreadable = unpack_train_groups(groups)
         report = self._do_step(readable, unpacked, step, between)
         report = msgspec.structs.replace(report, unreadable=unreadable)
@@ -279,14 +279,14 @@ class Learner:
             yield
         except OSError as error:
             step = self.saver.failed_step
-            raise MachineError(f"the checkpoint of step {step} cannot be written: {error}; {MAKE_ROOM}") from error
+            raise MachineError(f"the checkpoint of step {step} cannot be written: {error}; {FREE_SPACE}") from error
 
     @contextmanager
     def _no_space_for_weights(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            raise MachineError(f"weights {self._policy_version} cannot be written: {error}; {MAKE_ROOM}") from error
+            raise MachineError(f"weights {self._policy_version} cannot be written: {error}; {FREE_SPACE}") from error
 
     def _do_step(
         self, groups: Sequence[TrainGroup], unpacked: Sequence[UnpackedGroup], step: int, between: StepCallback

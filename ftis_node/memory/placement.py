@@ -276,4 +276,4 @@ def _advice(made: MemoryPlan) -> str:
     for change in made.changes:
         if change.fits:
             return f"{change.name} would do"
-    return "take a smaller model or a larger device"
+    return "use a smaller model or a larger device"

@@ -1,6 +1,6 @@
-"""Writing a model in the hub's format, so that any other tool can load what was trained here.
+"""Export of a model in the hub's format, which other tools can load.
 
-The folder appears under its name only when it is whole: it is written beside it and renamed.
+The folder is written beside its place and renamed, so that only a complete one has its name.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def export_model(
 ) -> None:
     """Write a folder with the configuration, the generation configuration and the tokenizer of `model`.
 
-    `write` puts the weights there as safetensors of `dtype`; a tied output head may be left out. Raises ConfigError
-    where `out` exists and is not an empty folder.
+    `write` puts the weights there as safetensors of `dtype`; it may omit a tied output head. Raises ConfigError if
+    `out` exists and is not an empty folder.
     """
     with _whole_folder(out) as folder:
         write(folder)
@@ -43,7 +43,7 @@ def export_adapter(
 ) -> None:
     """Write the LoRA adapter of a peft model, and the tokenizer. Raises ConfigError as `export_model` does.
 
-    `state_dict` stands in for the model's own weights, as where they are spread over processes.
+    `state_dict` replaces the model's own weights, for a model that several processes share.
     """
     with _whole_folder(out) as folder:
         # "auto" would ask the hub whether the embedding was resized; adapters here never touch it.
@@ -52,7 +52,7 @@ def export_adapter(
 
 
 def tied_names(model: Any) -> frozenset[str]:
-    """The names of tensors that are another tensor of the model once more, such as a tied output head."""
+    """Return the names of tensors that alias another tensor of the model, such as a tied output head."""
     return frozenset(model.all_tied_weights_keys)
 
 

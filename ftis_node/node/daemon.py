@@ -105,7 +105,7 @@ async def run_loops(
         "learner worker": node.learner.run(),
         "network": _ended_by(node.gossip.close),
         "scorer": _ended_by(node.scorer.close),
-        "scorer of strangers' groups": _ended_by(node.new_peers_scorer.close),
+        "scorer of new peers' groups": _ended_by(node.new_peers_scorer.close),
     }
     if observed is not None:
         observed.status = status

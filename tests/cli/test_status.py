@@ -48,7 +48,7 @@ LONG = Status(
         weights_age_s=1e5, groups_refused={f"reason_{number}": 10**6 for number in range(40)},
     ),
     eval=[EvalStatus(step=step, task=f"task-{step % 5}", pass_at_1=0.25, n=1319) for step in range(50)],
-    health=HealthStatus(taken_at=NOW - 90, problems=["the intake loop stands still: " + RUDE]),
+    health=HealthStatus(taken_at=NOW - 90, problems=["the intake loop hangs: " + RUDE]),
 )  # fmt: skip
 
 

@@ -257,7 +257,7 @@ def test_a_disk_that_is_full_at_the_start(tmp_path: Path, model: Path, fill_firs
     result = ended(*joining(tmp_path / "disk" / "home", "--model", str(model)), prefix=prefix)
     assert result.code == 3
     assert ("the disk is full" if fill_first else "MB are needed") in result.line
-    assert "make room" in result.line
+    assert "free disk space" in result.line
     assert not result.loaded_torch
 
 

@@ -239,9 +239,9 @@ MIXED = 'name = "x"\ntask = "arithmetic:add+arithmetic:sub"\n'
             "own_domain_fraction has no effect with",
         ),
         (MIXED, ["--task", "arithmetic:add+"], "is not a task"),
-        (MIXED, ["--generate-tokens", "5", "--role", "learner"], "a learner generates nothing"),
+        (MIXED, ["--generate-tokens", "5", "--role", "learner"], "a learner does not generate"),
         (MIXED, ["--learn-tokens", "5", "--role", "generator", "--follow", "x"], "a generator takes no steps"),
-        (MIXED, ["--steps", "5", "--role", "generator", "--follow", "x"], "leave --steps"),
+        (MIXED, ["--steps", "5", "--role", "generator", "--follow", "x"], "remove --steps"),
         (MIXED, ["--learn-tokens", "0"], "learn-tokens"),
     ],
 )

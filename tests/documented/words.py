@@ -103,6 +103,7 @@ def of_python(source: str) -> Iterator[Text]:
             ):
                 docstrings.add(id(first.value))
                 yield Text(first.lineno, _without_blocks(first.value.value))
+                yield from _cells(first.lineno, first.value.value)
     inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
@@ -119,11 +120,13 @@ def _comments(source: str) -> Iterator[Text]:
     """Yield comments; those of consecutive whole lines are one text."""
     held: list[str] = []
     start = last = 0
+    is_whole = False
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type != tokenize.COMMENT:
             continue
         line, words = token.start[0], token.string.lstrip("#: ")
-        if held and (line != last + 1 or not token.line.lstrip().startswith("#")):
+        was_whole, is_whole = is_whole, token.line.lstrip().startswith("#")
+        if held and (line != last + 1 or not (was_whole and is_whole)):
             yield Text(start, "\n".join(held))
             held = []
         if not held:
@@ -134,10 +137,22 @@ def _comments(source: str) -> Iterator[Text]:
         yield Text(start, "\n".join(held))
 
 
+def _cells(start: int, content: str) -> Iterator[Text]:
+    """Yield the cells of a table in a docstring."""
+    for number, line in enumerate(content.splitlines(), start):
+        if line.lstrip().startswith("|"):
+            for cell in line.strip().strip("|").split("|"):
+                yield Text(number, cell.strip(), is_short=True)
+
+
 def _without_blocks(content: str) -> str:
-    """Blank the lines of a docstring that are code or drawings."""
+    """Blank the lines of a docstring that are code, drawings, tables or lists of files."""
     lines = [
-        "" if len(line) - len(line.lstrip()) >= 4 and re.search(r"[|=+{}<>\[\]]|  \S", line.strip()) else line
+        ""
+        if re.match(r"\s*\||\S+(?:\.py|/) {2,}\S", line)
+        or len(line) - len(line.lstrip()) >= 4
+        and re.search(r"[|=+{}<>\[\]]|  \S", line.strip())
+        else line
         for line in content.splitlines()
     ]
     return "\n".join(lines)
@@ -177,7 +192,7 @@ def of_lines(source: str, comment: str) -> Iterator[Text]:
         before, mark, after = line.partition(comment) if comment else (line, "", "")
         if mark and not before.strip():
             start = start if held else number
-            held.append(after.strip())
+            held.append("" if re.match(r" {3,}\S.*  \S", after) else after.strip())  # a list or a command
             continue
         if held:
             yield Text(start, "\n".join(held))

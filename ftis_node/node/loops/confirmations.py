@@ -1,4 +1,4 @@
-"""Confirmations: messages that tell the senders of accepted groups which of them this node stores."""
+"""Confirmations: messages to the senders of accepted groups, with the groups that this node stores."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ class StatusLoop:
     def problems(self) -> list[str]:
         """Return a sentence for each problem that only a restart fixes, as of the latest snapshot unless too old."""
         still_s = time.monotonic() - self._refreshed_at
-        still = [f"the status loop stands still: no snapshot for {still_s:.0f} s"] if still_s >= STILL_S else []
+        still = [f"the status loop hangs: no snapshot for {still_s:.0f} s"] if still_s >= STILL_S else []
         return still + self.latest.health.problems
 
     def _count(self) -> BufferFigures:

@@ -244,7 +244,7 @@ class TrainLoop:
         last_groups = None if state.last_groups is None else [bytes.fromhex(name) for name in state.last_groups]
         returned = await self._disk(self._buffer.reconcile, state.step, last_groups)
         if returned:
-            log.warning("the learner stands at step %d; %d groups are ready again", state.step, returned)
+            log.warning("the learner is at step %d; %d groups are ready again", state.step, returned)
         await self._release_poisoned()
         self._slots.set_held(self._reader.own_held())
         self._context.state.last_reused_version = self.step + 1  # weights are offered before their step is noted

@@ -99,7 +99,7 @@ def check_disk_space(home: Home, source: ModelSource, settings: NodeSettings) ->
     if free < needed:
         raise MachineError(
             f"the disk is too full: {free / 1e6:.0f} MB are free at {home.root}, {needed / 1e6:.0f} MB are needed: "
-            "make room, or give another --home"
+            "free disk space, or give another --home"
         )
 
 
@@ -110,7 +110,7 @@ def check_saved(home: Home, source: ModelSource, settings: NodeSettings, *, step
     if saved < step and free_bytes(home.checkpoints) < checkpoint_bytes(source, settings):
         raise MachineError(
             f"the disk is full: no checkpoint after step {saved} of {step} could be written to {home.checkpoints}; "
-            f"make room and start again: it goes on after step {saved}"
+            f"free disk space and start again; the node resumes after step {saved}"
         )
 
 
