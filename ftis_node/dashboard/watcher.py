@@ -20,7 +20,7 @@ import msgspec
 
 from ftis_node.config.resume import start_command
 from ftis_node.dashboard.machine_usage import MachineMeter, running_process
-from ftis_node.dashboard.snapshot import NodeSnapshot, Phase
+from ftis_node.dashboard.snapshot import NodePhase, NodeSnapshot
 from ftis_node.dashboard.view.events import is_notable
 from ftis_node.errors import FtisError
 from ftis_node.telemetry.history import HistoryFollower

@@ -150,7 +150,7 @@ RUNNING = NodeSnapshot(
 )
 STOPPED = replace(
     RUNNING,
-    phase=Phase.STOPPED,
+    phase=NodePhase.STOPPED,
     status=structs.replace(STATUS, node=structs.replace(STATUS.node, state="stopped", end="stopped")),
     reported_at=NOW - 60,
     machine=replace(MACHINE, num_processes=0, resident_bytes=0, gpus=()),

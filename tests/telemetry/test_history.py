@@ -75,7 +75,7 @@ def test_a_follower_reads_each_line_once_also_through_turn_overs(path: Path) -> 
 
 
 def test_notable_events_are_kept_however_many_others_follow(path: Path) -> None:
-    with closing(EventTrail(path)) as trail:
+    with closing(EventLog(path)) as trail:
         for step in range(1, 5):
             trail.write("ban", peer=f"peer-{step}")
             for _ in range(20):
@@ -84,7 +84,7 @@ def test_notable_events_are_kept_however_many_others_follow(path: Path) -> None:
     follower.poll()
     events = [(event["event"], event.get("peer", event.get("step"))) for event in follower.history.events]
     assert events == [("ban", "peer-2"), ("ban", "peer-3"), ("ban", "peer-4"), *[("admitted", 4)] * 3]
-    with closing(EventTrail(path)) as trail:
+    with closing(EventLog(path)) as trail:
         trail.write("ban", peer="peer-5")
     follower.poll()
     assert [event["event"] for event in follower.history.events][-2:] == ["admitted", "ban"], "none is shown twice"

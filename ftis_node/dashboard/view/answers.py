@@ -62,7 +62,7 @@ def contributing(snapshot: NodeSnapshot) -> Line:
     status, swarm = snapshot.status, snapshot.status.swarm
     answer = health_of(snapshot).contributing
     tally = f"{count(swarm.groups_sent)} groups sent, {count(swarm.groups_confirmed)} confirmed"
-    if snapshot.phase is Phase.STOPPED:
+    if snapshot.phase is NodePhase.STOPPED:
         return _answer("contributing", answer.word, f"not running; {tally}", tone=Tone.FAINT)
     if answer.word is AnswerWord.NO or snapshot.phase is NodePhase.STARTING:
         return _answer("contributing", answer.word, said(answer))
@@ -127,10 +127,10 @@ def healthy(snapshot: NodeSnapshot) -> Line:
 
 
 def _not_running(snapshot: NodeSnapshot, answer: HealthAnswer) -> Line:
-    if snapshot.phase is Phase.STARTING:
+    if snapshot.phase is NodePhase.STARTING:
         why = f"the node starts; a large model takes a while; see {snapshot.logs}"
         return _answer("healthy", answer.word, why, tone=Tone.WARN)
-    if snapshot.phase is Phase.SILENT:
+    if snapshot.phase is NodePhase.SILENT:
         return _answer("healthy", AnswerWord.NO, f"it runs and does not answer: see {snapshot.logs}")
     if answer.is_well:
         why = f"{answer.why}, {ago(snapshot.reported_at, snapshot.taken_at)} ago"

@@ -81,7 +81,7 @@ async def prepare(
     on_progress(None, "planning the memory")
     choice = await in_background(choose_training, settings, plan.manifest, home, source)
     settings = choice.settings
-    await in_background(check_room, home, source, settings)
+    await in_background(check_disk_space, home, source, settings)
     limit = await in_background(limit_of, settings, source)
     arrangement = await in_background(makers.arrange, settings, plan.manifest, source)
     on_progress(None, "loading the tokenizer")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ftis_node.config.disk_room import telling_full_disk
+from ftis_node.config.disk_room import reporting_full_disk
 from ftis_node.config.resume import start_command
 from ftis_node.errors import FileError
 from ftis_node.files import read_file
@@ -19,7 +19,7 @@ from ftis_node.node.startup.migrations import opened
 from ftis_node.node.startup.preflight import check_saved
 from ftis_node.node.startup.roles import run_node
 from ftis_node.node.startup.summary import end_lines, finished_lines
-from ftis_node.node.supervision.process_limits import keep_to
+from ftis_node.node.supervision.process_limits import apply_limits
 from ftis_node.node.supervision.service_manager import ServiceManager
 from ftis_node.node.supervision.shutdown import until_signalled
 from ftis_node.node.supervision.watchdog import Watchdog
@@ -49,7 +49,7 @@ def run_until_stopped(
     """
     apply_limits(settings.limits)
     watchdog = Watchdog(settings.observe, manager=ServiceManager.from_environment())
-    with telling_full_disk(home.root), telling_damage(home.root), opened(home):
+    with reporting_full_disk(home.root), telling_damage(home.root), opened(home):
         if lines := finished_lines(_last_status(home), home, settings=settings):
             log_block(log, lines)
             return
@@ -94,7 +94,7 @@ def _last_status(home: Home) -> Status:
         return Status()
 
 
-def _log_end(observed: Observed, home: Home, settings: NodeSettings, watchdog: Watchdog) -> None:
+def _log_end(observed: MonitoringApi, home: Home, settings: NodeSettings, watchdog: Watchdog) -> None:
     if watchdog.has_fault:
         return
     if observed.status is None or observed.status.first is None:

@@ -79,8 +79,8 @@ class Watchdog:
     ) -> None:
         """`end_process` is called with the exit code, from the thread, for a loop that stays blocked."""
         self.board = TaskMonitor(limit_s=settings.task_stuck_s)
-        self.lag = Lag()
-        self.events: EventTrail | None = None
+        self.lag = LoopDelay()
+        self.events: EventLog | None = None
         self.has_fault = False
         self._settings = settings
         self._manager = manager
