@@ -26,7 +26,7 @@ from ftis_node.node.startup.factories import NodeInputs
 from ftis_node.node.startup.null_workers import NullGeneration, NullLearner
 from ftis_node.node.startup.preflight import checkpoint_step
 from ftis_node.node.startup.prepare import prepare
-from ftis_node.node.startup.recovery import log_unknown_steps, recover_buffer
+from ftis_node.node.startup.recovery import log_unknown_steps, release_damaged
 from ftis_node.node.startup.summary import start_lines
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.state import NodeCounters, NodeState
@@ -122,7 +122,8 @@ def _assembled(stack: AsyncExitStack, prepared: PreparedNode, makers: NodeFactor
     reader = ReplayReader(home.replay)
     stack.callback(reader.close)
     remembered = read_event_log_summary(home.events)
-    recover_buffer(buffer, remembered, events, peer_id=identity.peer_id)
+    release_damaged(buffer, events)
+    buffer.claim_used(remembered.used)
     weights = stack.enter_context(
         weights_folder(
             home,

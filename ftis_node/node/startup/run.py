@@ -23,7 +23,7 @@ from ftis_node.node.supervision.process_limits import apply_limits
 from ftis_node.node.supervision.service_manager import ServiceManager
 from ftis_node.node.supervision.shutdown import until_signalled
 from ftis_node.node.supervision.watchdog import Watchdog
-from ftis_node.replay.soundness import telling_damage
+from ftis_node.replay.integrity import telling_damage
 from ftis_node.telemetry.log import log_block
 from ftis_node.telemetry.progress import unwatched
 from ftis_node.telemetry.status import Status
