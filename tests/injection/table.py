@@ -296,8 +296,6 @@ UNREACHED: dict[str, str] = {
     "node/loops/pull_slots.py:PullSlots.assign": "counts pulls by the id alone",
     "node/loops/pull_slots.py:PullSlots.release": "counts pulls by the id alone",
     "node/loops/pull.py:_announced_bytes": "guarded in `_keep_to_budget` and `_pull_and_release`",
-    "node/loops/pull_slots.py:PullSlots.assign": "a peer id alone, which is bounded where it is read",
-    "node/loops/pull_slots.py:PullSlots.release": "a peer id alone, which is bounded where it is read",
     "node/loops/backfill.py:BackfillLoop.note_record": "guarded in `_renew_records`",
     "node/peers/serve.py:PeerRequestHandler.announcement_refused": "guarded in `Libp2pGossip._on_message`",
     "node/peers/serve.py:PeerRequestHandler.encode_as_text": "guarded in `StreamServer._serve_guarded`",
