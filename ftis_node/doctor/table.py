@@ -10,6 +10,8 @@ from __future__ import annotations
 import sys
 from typing import NamedTuple
 
+from ftis_node.documentation import as_links
+
 
 class CheckMeaning(NamedTuple):
     """A row of the table."""
@@ -37,8 +39,8 @@ FINDINGS: dict[str, CheckMeaning] = {
         "free space in `/dev/shm`, through which weights go to the generator",
         "in a container: `docker run --shm-size 8g`; else the home is used, which is slower",
     ),
-    "limits.disk": CheckMeaning(
-        "whether the disk has the space that the home may use (docs/operate/resources.md)",
+    "limits.disk": Meaning(
+        "whether the disk has the space that the home may use (ftis-node docs operate/resources)",
         "free disk space, or lower `limits.home_bytes`",
     ),
     "limits.files": CheckMeaning("how many files a process may open", "raise `ulimit -Hn`, or LimitNOFILE of the unit"),
@@ -89,8 +91,8 @@ FINDINGS: dict[str, CheckMeaning] = {
     "hub.token": CheckMeaning(
         "whether an access token is set, and the hub accepts it", "set HF_TOKEN to a token of your account"
     ),
-    "memory.plan": CheckMeaning(
-        "whether the model's two workers fit, and the plan (docs/operate/resources.md)", "see the finding"
+    "memory.plan": Meaning(
+        "whether the model's two workers fit, and the plan (ftis-node docs operate/resources)", "see the finding"
     ),
     "memory.option": CheckMeaning(
         "what the node could train on the GPU, in `join`'s order of preference, and whether it fits",
@@ -112,7 +114,7 @@ FINDINGS: dict[str, CheckMeaning] = {
 def as_markdown() -> str:
     """Return the table."""
     rows = [f"| `{name}` | {entry.means} | {entry.what_to_do} |" for name, entry in FINDINGS.items()]
-    return "\n".join(["| id | what it means | what to do |", "|---|---|---|", *rows])
+    return as_links("\n".join(["| id | what it means | what to do |", "|---|---|---|", *rows]))
 
 
 if __name__ == "__main__":
