@@ -39,7 +39,7 @@ FINDINGS: dict[str, CheckMeaning] = {
         "free space in `/dev/shm`, through which weights go to the generator",
         "in a container: `docker run --shm-size 8g`; else the home is used, which is slower",
     ),
-    "limits.disk": Meaning(
+    "limits.disk": CheckMeaning(
         "whether the disk has the space that the home may use (ftis-node docs operate/resources)",
         "free disk space, or lower `limits.home_bytes`",
     ),
@@ -91,7 +91,7 @@ FINDINGS: dict[str, CheckMeaning] = {
     "hub.token": CheckMeaning(
         "whether an access token is set, and the hub accepts it", "set HF_TOKEN to a token of your account"
     ),
-    "memory.plan": Meaning(
+    "memory.plan": CheckMeaning(
         "whether the model's two workers fit, and the plan (ftis-node docs operate/resources)", "see the finding"
     ),
     "memory.option": CheckMeaning(
