@@ -25,6 +25,7 @@ from ftis_node.cli.commands import (
     compare,
     dashboard,
     demo,
+    docs,
     doctor,
     ensemble,
     evaluate,
@@ -69,6 +70,7 @@ app.command("export", short_help="Write the trained model as a model folder.")(e
 app.command("tasks", short_help="List the tasks that --task may name.")(tasks.tasks)
 app.command("tiny", short_help="Make a small model for experiments.")(tiny.tiny)
 app.command("doctor", short_help="Check the machine and say what to change.")(doctor.doctor)
+app.command("docs", short_help="Show the documentation that came with this version.")(docs.docs)
 app.command("demo", short_help="Train two different tiny models on this machine.")(demo.demo)
 app.command("compare", short_help="Compare methods over an in-process network.")(compare.compare)
 

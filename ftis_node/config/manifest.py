@@ -101,7 +101,7 @@ class SamplingSection(Section):
 class MethodSection(Section):
     """The loss. Defaults are the F-TIS paper's."""
 
-    name: Method = Field(default="ftis", description="Loss method, a row of docs/train/methods.md.")
+    name: Method = Field(default="ftis", description="Loss method, a row of ftis-node docs train/methods.")
     advantage_scale: Literal["std", "mean"] | None = Field(
         default=None,
         description="`std`: (r - mean) / std of the group (GRPO). `mean`: r - mean (Dr.GRPO). Unset: the method's.",
@@ -164,7 +164,7 @@ class MethodSection(Section):
     peer_weights: Literal["agreement"] | None = Field(
         default=None,
         description="`agreement`: scales each peer's advantages by how far the gradient of its completions agrees "
-        "with that of own ones (docs/develop/workers.md). Unset: no scaling.",
+        "with that of own ones (ftis-node docs develop/workers). Unset: no scaling.",
     )
 
     @model_validator(mode="after")

@@ -145,19 +145,19 @@ class NodeSettings(BaseSettings):
     model: str = Field(min_length=1, description="Hub id or folder of the model this node trains.")
     name: str = Field(default="", max_length=64, description="Name shown to people; empty: derived from the peer id.")
     role: Role = Field(
-        default="full", description="What the node does: generate, learn, or both (docs/train/roles.md)."
+        default="full", description="What the node does: generate, learn, or both (ftis-node docs train/roles)."
     )
     engine: Literal["auto", "vllm", "torch"] = Field(default="auto", description="Generation engine.")
     task: str = Field(
         default="",
         max_length=4096,
         description="The value of `--task`: a task SPEC with this node's paths. Some parts of the run's mixture: "
-        "the node's domain (docs/train/domains.md). Empty: the run's task, or the domain of the last start.",
+        "the node's domain (ftis-node docs train/domains). Empty: the run's task, or the domain of the last start.",
     )
     lora: bool | None = Field(
         default=None,
         description="Train a LoRA adapter (true) or all weights (false) and nothing else. Unset: what the home "
-        "began with, else the best choice that fits on the GPU (docs/operate/resources.md). Without a GPU: all "
+        "began with, else the best choice that fits on the GPU (ftis-node docs operate/resources). Without a GPU: all "
         "weights.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Device of the models.")
