@@ -212,7 +212,7 @@ class Learner:
             self._publisher.give_up_sharing(refused)
         if self._policy_version == 0:
             return None
-        with self._ranks.lead(GatherCommand("publication")), self._no_room_for_weights():
+        with self._ranks.lead(GatherCommand("publication")), self._no_space_for_weights():
             written = self._publisher.write(self.policy, version=self._policy_version)
         if refused:
             self._weights = written
@@ -282,7 +282,7 @@ class Learner:
             raise MachineError(f"the checkpoint of step {step} cannot be written: {error}; {FREE_SPACE}") from error
 
     @contextmanager
-    def _no_room_for_weights(self) -> Iterator[None]:
+    def _no_space_for_weights(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -393,7 +393,7 @@ class Learner:
         """Publish the present policy and, if due, write its checkpoint. Does only what is not done yet."""
         if self._proof.version != self._policy_version:
             step_done_at_s = time.monotonic()
-            with self._no_room_for_weights():
+            with self._no_space_for_weights():
                 self._publish()
             self.give_memory_back()  # the generator may wake when it gets the message
             assert self._weights is not None

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ALLOWED = {
-    "docs": (40, 12),
     "ftis_node/replay": (16, 9),
 }
 

@@ -92,7 +92,7 @@ class DirectoryLoop:
             for peer_id in self._members - present:
                 self._context.events.write("peer_left", peer=peer_id)
             self._members = present
-            self._tell_changes(present)
+            self._report_changes(present)
             with waiting_for("the clock"):
                 await asyncio.sleep(LOOK_FOR_MEMBERS_S)
 
@@ -110,7 +110,7 @@ class DirectoryLoop:
         name = printable(record.name) if record is not None else ""
         return f"peer {name or '..' + peer_id[-ID_TAIL:]}"
 
-    def _tell_changes(self, members: Collection[str]) -> None:
+    def _report_changes(self, members: Collection[str]) -> None:
         """Log the state of this node in the swarm when it changes."""
         gossip = self._gossip
         told = self._words.lines(

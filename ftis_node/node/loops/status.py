@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from ftis_node.node.protocols import Generation, Learning
     from ftis_node.node.state import NodeCounters
     from ftis_node.node.storage.disk_space import DiskSpace
-    from ftis_node.node.supervision.disk_thread import Disk
+    from ftis_node.node.supervision.disk_thread import DiskThread
     from ftis_node.node.training.evaluation import EvaluationHistory
     from ftis_node.node.training.slots import SlotPool
     from ftis_node.replay.reader import BufferFigures
@@ -82,7 +82,7 @@ class StatusLoop:
         slots: SlotPool,
         space: DiskSpace,
         reader: ReplayReader,
-        disk: Disk,
+        disk: DiskThread,
         counters: NodeCounters,
         evaluations: EvaluationHistory,
         loops: RunningLoops | None = None,

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.protocols import Generation, Learning
     from ftis_node.node.state import NodeCounters
-    from ftis_node.node.supervision.disk_thread import Disk
+    from ftis_node.node.supervision.disk_thread import DiskThread
     from ftis_node.node.training.buffer_limits import BufferLimits
     from ftis_node.node.training.evaluation import Evaluator
     from ftis_node.node.training.slots import SlotPool
@@ -68,7 +68,7 @@ class TrainLoop:
         deliver: DeliverWeights,
         buffer: ReplayBuffer,
         reader: ReplayReader,
-        disk: Disk,
+        disk: DiskThread,
         slots: SlotPool,
         limits: BufferLimits,
         peers: PeerManager,
@@ -184,12 +184,12 @@ class TrainLoop:
             for group in groups:
                 if group.id.hex() not in left_out:
                     with self._guard.work_for(group.sender, Place.COUNT):
-                        note_teacher(self._peers, group)
+                        note_contributor(self._peers, group)
         self._note_understated(reply.report, groups)
         self._note_unreadable(reply.report, groups)
         self._context.state.saved_step = reply.saved_step
         await self._limits.prune()
-        self._slots.hold(self._reader.own_held())
+        self._slots.set_held(self._reader.own_held())
 
     def _batch(self, groups: Sequence[StoredGroup]) -> list[TrainGroup]:
         """Return the groups in the learner's form, without those of a peer that cannot be converted."""
@@ -246,7 +246,7 @@ class TrainLoop:
         if returned:
             log.warning("the learner is at step %d; %d groups are ready again", state.step, returned)
         await self._release_poisoned()
-        self._slots.hold(self._reader.own_held())
+        self._slots.set_held(self._reader.own_held())
         self._context.state.last_reused_version = self.step + 1  # weights are offered before their step is noted
         if state.last_report is not None and state.step > self.step:
             await self._reporter.note(state.last_report)  # the daemon ended before the learner's reply arrived
@@ -276,7 +276,7 @@ class TrainLoop:
                 await self._evaluator.evaluate(step=self.step)
 
 
-def note_teacher(peers: PeerManager, group: StoredGroup) -> None:
+def note_contributor(peers: PeerManager, group: StoredGroup) -> None:
     """Credit the sender of a group of unequal rewards; the advantages of any other group are 0."""
     if not group.own and len(set(group.rewards)) > 1:
         peers.note(group.sender, Behaviour.CONTRIBUTED)
