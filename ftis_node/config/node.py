@@ -135,6 +135,11 @@ class SwarmSection(Section):
     directory_period_s: float = Field(
         default=30.0, gt=0, le=150, description="Seconds between the node's directory records."
     )
+    publish_name: bool = Field(default=True, description="Put the node's name into its directory record.")
+    publish_stats: bool = Field(
+        default=True,
+        description="Put measurements into it: step, groups a minute, rejections, pass@1, senders of trained groups.",
+    )
 
 
 class NodeSettings(BaseSettings):
