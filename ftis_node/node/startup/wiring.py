@@ -19,6 +19,7 @@ from ftis_node.node.loops.shards import ShardsLoop
 from ftis_node.node.loops.status import StatusLoop
 from ftis_node.node.loops.train import TrainLoop
 from ftis_node.node.startup.shared import SharedComponents
+from ftis_node.node.training.own_stats import OwnStats
 from ftis_node.node.training.step_gate import TimedStepGate
 from ftis_node.node.training.step_selection import StepSelection
 from ftis_node.node.training.weight_sync import update_engine
@@ -150,6 +151,7 @@ class Wiring(SharedComponents):
             buffer=node.buffer,
             registry=node.registry,
             backfill=backfill,
+            stats=OwnStats(context=node.context, counters=node.counters, evaluations=node.evaluations),
         )
 
     def deliver_loop(self) -> DeliverLoop:
