@@ -169,7 +169,7 @@ class Holder:
         def fail() -> None:
             raise RuntimeError("out of order")
 
-        self.engine._driver.post(fail)
+        self.engine._driver.commands.post(fail)
         return Broken(reason=await self.engine.wait_broken())
 
 
