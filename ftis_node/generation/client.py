@@ -46,12 +46,11 @@ from ftis_node.workers.spec import WorkerSpec
 from ftis_node.workers.supervisor import MakeRoom, Supervisor, WorkerState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from pathlib import Path
 
-    from ftis_node.generation.engines.base import GenerationResult
+    from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
     from ftis_node.generation.messages import GenerationBoot
-    from ftis_node.records.group import SamplingSettings
     from ftis_node.workers.process import WorkerProcess
     from ftis_node.workers.restart_policy import RestartPolicy
     from ftis_node.workers.spec import Timing
@@ -201,32 +200,15 @@ class GenerationClient:
         """End the worker; calls in flight raise WorkerDiedError."""
         await self._supervisor.stop()
 
-    async def generate(
-        self,
-        prompt_ids: Sequence[int],
-        *,
-        num_completions: int,
-        sampling: SamplingSettings,
-        max_tokens: int,
-        seed: int | None = None,
-    ) -> GenerationResult:
+    async def generate(self, request: GenerateRequest) -> GenerationResult:
         """Generate one group, unscored. Raises WorkerDiedError, WorkerTaskError (the time limit, too) and
         NonFiniteError.
 
         Time that the worker spends asleep, or falling asleep, does not count toward the limit.
         """
-        request = Generate(
-            prompt_ids=tuple(prompt_ids),
-            num_completions=num_completions,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            max_tokens=max_tokens,
-            seed=seed,
-        )
         try:
             async with self._time_limits.of_a_call():
-                generated = await self._supervisor.call(request, Generated)
+                generated = await self._supervisor.call(Generate(request), Generated)
         except TimeoutError:
             limit_s = self._request_timeout_s
             raise WorkerTaskError(f"the generation worker did not answer Generate in {limit_s} s") from None

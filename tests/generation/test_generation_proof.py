@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from generation_support import EMBEDDING_ROWS, EOS_ID, SETTINGS, file_tensors, tiny_model
+from generation_support import EMBEDDING_ROWS, SETTINGS, file_tensors, tiny_model
 
 from ftis_node.generation.client import PROOF_TOLERANCES, GenerationClient
 from ftis_node.generation.engines import in_place
@@ -36,7 +36,7 @@ Tensors = dict[str, torch.Tensor]
 
 async def prove_it(folder: Path, engine: Any, weights: PublishedWeights, proof: WeightProof, *, dtype: str) -> str:
     """What the client says of the first try, empty where it is content."""
-    boot = GenerationBoot(model=str(folder), settings=SETTINGS, eos_ids=(EOS_ID,))
+    boot = GenerationBoot(model=str(folder), settings=SETTINGS)
     problems: list[str] = []
     client = GenerationClient(
         boot,
@@ -45,7 +45,7 @@ async def prove_it(folder: Path, engine: Any, weights: PublishedWeights, proof: 
         proof_tolerance=PROOF_TOLERANCES[dtype],
         on_problem=problems.append,
     )
-    handlers = Service(engine, boot).handlers()
+    handlers = Service(engine).handlers()
     to_come = asyncio.get_running_loop().create_future()
     to_come.set_result(proof)
     await client._serve(lambda request, _: handlers[type(request)](request, None), weights, to_come)

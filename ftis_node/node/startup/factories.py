@@ -186,7 +186,6 @@ def generation_boot(
     return GenerationBoot(
         model=str(source.folder),
         engine="vllm" if adapters else settings.engine,  # torch cannot take over where the learner sends adapters
-        eos_ids=tokenizer.eos_ids,
         settings=EngineSettings(
             vocab_size=tokenizer.vocab_size,
             device=settings.device,
