@@ -28,10 +28,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ftis_node.generation.client import PROOF_TOLERANCES, GenerationClient
+from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.engines.base import EngineSettings, GenerateRequest
 from ftis_node.generation.engines.vllm_options import engine_arguments, environment
 from ftis_node.generation.messages import GenerationBoot
+from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.lab.random_models import SHAPES, save_random_model
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.messages import LearnerBoot, TrainCompletion, TrainGroup

@@ -18,9 +18,10 @@ import torch
 
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
-from ftis_node.generation.client import PROOF_TOLERANCES, GenerationClient
+from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.engines.base import EngineSettings, GenerateRequest
 from ftis_node.generation.messages import GenerationBoot
+from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.lab.random_models import SHAPES
 from ftis_node.learner.checkpoint.publish import Publisher, proof_of
 from ftis_node.learner.data.batch import make_batch, make_micro_batches

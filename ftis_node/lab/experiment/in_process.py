@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import FtisError
-from ftis_node.generation.client import PROOF_TOLERANCES
 from ftis_node.generation.engines import choose_engine
+from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.learner.data.groups import unpack_train_group
 from ftis_node.learner.messages import AuditReply
 from ftis_node.memory.placement import WorkerPlacement
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
     from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
-    from ftis_node.generation.client import ProofToCome
     from ftis_node.generation.engines.base import Engine, GenerateRequest, GenerationResult
     from ftis_node.generation.messages import GenerationBoot
+    from ftis_node.generation.weight_loader import ProofToCome
     from ftis_node.gossip.loopback import LoopbackGossip, LoopbackSwarm
     from ftis_node.lab.experiment.delay import Delay
     from ftis_node.learner.client import OnPublished

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ftis_node.config.optimizer import DEFAULT_FINAL_SHARE
-from ftis_node.generation.client import PROOF_TOLERANCES, GenerationClient
+from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.engines.vllm_options import check_options
 from ftis_node.generation.messages import GenerationBoot
+from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.gossip import GossipLimits, NetworkSettings
 from ftis_node.gossip.encryption import read_secret
 from ftis_node.learner.client import LearnerClient

@@ -15,8 +15,8 @@ from ftis_node.workers.weights.store import WeightProof
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ftis_node.generation.client import ProofToCome
     from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
+    from ftis_node.generation.weight_loader import ProofToCome
     from ftis_node.learner.client import OnPublished
     from ftis_node.learner.messages import AuditReply, TrainGroup, TrainReply
     from ftis_node.records.envelope import PeerRecord
