@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.state import NodeCounters
     from ftis_node.node.supervision.disk_thread import Disk
+    from ftis_node.records.group import Group
     from ftis_node.replay.buffer import ReplayBuffer
     from ftis_node.replay.reader import ReplayReader
     from ftis_node.swarm.peer_guard import PeerGuard, PeerWork
@@ -54,14 +55,19 @@ class Arrival:
     """An envelope that waits for validation.
 
     `origin` is the peer that handed it over. Only the signature proves the sender. `asked` holds the ids that `origin`
-    was asked for; None if it was not asked by id.
+    was asked for; None if it was not asked by id. `made` is the group if this node made it.
     """
 
     data: bytes
     origin: str
-    own: bool
+    made: Group | None
     asked: Container[bytes] | None
     verdict: asyncio.Future[ValidationResult]
+
+    @property
+    def own(self) -> bool:
+        """Return whether this node made the group."""
+        return self.made is not None
 
 
 class _Lane:
@@ -144,14 +150,15 @@ class IntakeLoop:
         )
 
     async def submit(
-        self, data: bytes, *, origin: str, own: bool, asked: Container[bytes] | None = None
+        self, data: bytes, *, origin: str, made: Group | None = None, asked: Container[bytes] | None = None
     ) -> ValidationResult:
         """Submit an envelope and wait for its verdict. If it is Accepted, the group is on disk.
 
-        `asked`: the ids that `origin` was asked for; None if it was not asked by id.
+        `made` is the group, already scored, if this node sealed it; None for an envelope of a peer. `asked`: the ids
+        that `origin` was asked for; None if it was not asked by id.
         """
-        arrival = Arrival(data, origin, own, asked, asyncio.get_running_loop().create_future())
-        is_stranger = not own and self._peers.is_stranger(origin)
+        arrival = Arrival(data, origin, made, asked, asyncio.get_running_loop().create_future())
+        is_stranger = not arrival.own and self._peers.is_stranger(origin)
         await (self._strangers if is_stranger else self._known).put(arrival)
         return await arrival.verdict
 
@@ -185,7 +192,7 @@ class IntakeLoop:
     async def _judge(self, arrival: Arrival, context: ValidationContext) -> ValidationResult | None:
         """Return the verdict; None if the envelope made validation fail: then it is refused and its origin charged."""
         with self._work_for(arrival, Place.JUDGE):
-            verdict = await validate(arrival.data, context, asked=arrival.asked)
+            verdict = await validate(arrival.data, context, asked=arrival.asked, made=arrival.made)
             if isinstance(verdict, Accepted):
                 if late := self._came_meanwhile(verdict):
                     return late

@@ -80,7 +80,7 @@ async def _hand_in(made: World, item: Item, number: int) -> None:
             _mend(message, number)
         body = message.SerializeToString()
         data = pb.Envelope(body=body, signature=identity.sign(ENVELOPE_DOMAIN, body)).SerializeToString()
-    verdict: ValidationResult = await made.intake.submit(data, origin=identity.peer_id, own=False)
+    verdict: ValidationResult = await made.intake.submit(data, origin=identity.peer_id)
     made.wiring.announcements.refuse([getattr(verdict, "group_id", None)])
 
 
