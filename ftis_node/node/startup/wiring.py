@@ -20,6 +20,8 @@ from ftis_node.node.loops.status import StatusLoop
 from ftis_node.node.loops.train import TrainLoop
 from ftis_node.node.startup.shared import SharedComponents
 from ftis_node.node.training.step_gate import TimedStepGate
+from ftis_node.node.training.step_groups import StepGroups
+from ftis_node.node.training.step_peers import StepPeers
 from ftis_node.node.training.step_selection import StepSelection
 from ftis_node.node.training.weight_sync import update_engine
 from ftis_node.node.weights.follow import FollowLoop
@@ -254,15 +256,12 @@ class Wiring(SharedComponents):
             learner=node.learner,
             generation=node.generation,
             deliver=deliver or partial(update_engine, generation=node.generation, events=node.context.events),
-            buffer=node.buffer,
-            reader=node.reader,
-            disk=node.disk,
-            slots=node.slots,
-            limits=self.limits,
-            peers=node.peers,
-            registry=node.registry,
-            counters=node.counters,
-            guard=guard,
+            groups=StepGroups(
+                buffer=node.buffer, reader=node.reader, disk=node.disk, slots=node.slots, limits=self.limits
+            ),
+            peers=StepPeers(
+                context=node.context, peers=node.peers, registry=node.registry, counters=node.counters, guard=guard
+            ),
             step_shares=self.step_shares,
             reporter=self.reporter,
             evaluator=self.evaluator,
