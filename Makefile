@@ -25,7 +25,7 @@ FAILED ?=
 TESTS = tests$(if $(PACKAGE),/$(PACKAGE))
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) $(if $(FAILED),--last-failed --last-failed-no-failures none)
 
-.PHONY: help setup setup-vllm demo test test-all coverage breaks lint scan bench results fuzz chaos hostile proto docs clean
+.PHONY: help setup setup-vllm demo test test-all coverage breaks lint scan bench results fuzz chaos hostile proto docs site clean
 .DEFAULT_GOAL := help
 
 help:
@@ -77,11 +77,12 @@ coverage: $(VLLM_STAMP)
 breaks: $(STAMP)
 	$(BIN)/python -m tests.breaks
 
-## make lint           ruff and mypy
+## make lint           ruff, mypy, and the words and lengths of sentences in pages, comments and messages
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m pytest --quiet --numprocesses 0 --durations 0 tests/documented/test_words.py
 
 # Faults that bandit knows, secrets in the repository, known holes in dependencies.
 ## make scan           bandit, secrets in the repository, known holes in dependencies
@@ -128,6 +129,11 @@ docs: $(STAMP)
 	$(BIN)/python -m ftis_node.config.reference > docs/reference/configuration.md
 	$(BIN)/python -m ftis_node.telemetry.reference > docs/reference/metrics.md
 	$(BIN)/python -m tests.documented.cli_reference > docs/reference/cli.md
+
+# Strict: a broken link, a missing anchor or a page without a place in docs/index.md fails the build.
+## make site           the pages of docs/ as a site in build/site; open build/site/index.html
+site: $(STAMP)
+	$(BIN)/python -m sphinx -b html -c docs -d build/site-cache -W -n --keep-going --quiet . build/site
 
 ## make clean          removes what the others made
 clean:

@@ -2,7 +2,8 @@
 
 Real `ftis-node join` processes over libp2p, each kept on one core with all of its workers. Alone a node generates whole
 updates; in the swarm each node generates half of one and receives the rest. Time counts from a node's first evaluation,
-when its model is loaded, without the time of evaluations, and is interpolated between them.
+when its model is loaded, and is interpolated between evaluations. It excludes the time in which any node of the run
+evaluates: a step waits for the groups of a peer that evaluates, and a real run evaluates far less often.
 
     python bench/clock.py [--steps 60] [--prompts 8] [--seeds 1] [--eval-every 5] [--eval-problems N]
         [--slow F | --slow-generation F] [--out clock-out]
@@ -67,6 +68,7 @@ POLL_S = 1.0
 FIRST_LOOK_S = 0.1  # between looks for a first evaluation
 
 Curve = list[tuple[float, float]]  # seconds since the first evaluation, accuracy
+Interval = tuple[float, float]  # begin and end, in seconds since the epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +228,8 @@ def _train(
         due = options.steps - options.steps % options.eval_every
         speed = _wait(nodes, trails, due=due, factor=factor, generation_factor=options.slow_generation)
     speeds = [*(1.0 for _ in members[1:]), speed]
-    return [course_of(*known, last_step=options.steps) for known in zip(trails, speeds, strict=True)]
+    pauses = [pause for trail in trails for pause in evaluations_of(trail)]
+    return [course_of(*known, pauses, last_step=options.steps) for known in zip(trails, speeds, strict=True)]
 
 
 @contextmanager
@@ -247,7 +250,7 @@ def _wait(nodes: list[Child], trails: list[Path], *, due: int, factor: float, ge
     is_slowed = max(factor, generation_factor) > 1
     while last.exit_code is None:
         _check(nodes)
-        if slowed is None and is_slowed and all(curve_of(trail) for trail in awaited):
+        if slowed is None and is_slowed and all(evaluations_of(trail) for trail in awaited):
             pids = [last.process.pid] if factor > 1 else [_generation_worker(node) for node in nodes]
             slowed = Slowed(pids, max(factor, generation_factor))
         if slowed is not None:
@@ -282,28 +285,39 @@ def has_reached(events: Path, step: int) -> bool:
     return any(event["step"] >= step for event in read_events(events, name="eval"))
 
 
-def course_of(events: Path, speed: float, *, last_step: int) -> Course:
-    """What a node did up to a step, from its event trail."""
+def course_of(events: Path, speed: float, pauses: list[Interval], *, last_step: int) -> Course:
+    """What a node did up to a step, from its event log; `pauses` are the evaluations of all nodes of the run."""
     foreign = [event["foreign_groups"] for event in read_events(events, name="step") if event["step"] <= last_step]
-    curve = curve_of(events, last_step=last_step)
+    curve = curve_of(events, pauses, last_step=last_step)
     steps = [event["step"] for event in read_events(events, name="eval") if event["step"] <= last_step]
     step_s = curve[-1][0] / steps[-1] if steps[-1] else math.nan
     return Course(curve, statistics.fmean(foreign), speed, step_s)
 
 
-def curve_of(events: Path, *, last_step: float = math.inf) -> Curve:
-    """Accuracy by seconds since the first evaluation, up to a step, without the time that evaluations took."""
-    curve: Curve = []
-    first_at = evaluating_s = 0.0
-    for event in read_events(events, name="eval"):
-        if event["step"] > last_step:
-            continue
-        if curve:
-            evaluating_s += event["duration_s"]
-        else:
-            first_at = event["time"]
-        curve.append((event["time"] - first_at - evaluating_s, event["pass_at_1"]))
-    return curve
+def evaluations_of(events: Path) -> list[Interval]:
+    """Begin and end of a node's evaluations, in seconds since the epoch."""
+    return [(event["time"] - event["duration_s"], event["time"]) for event in read_events(events, name="eval")]
+
+
+def curve_of(events: Path, pauses: list[Interval], *, last_step: int) -> Curve:
+    """Accuracy by seconds since the first evaluation, up to a step, without the time of the pauses."""
+    evaluated = [event for event in read_events(events, name="eval") if event["step"] <= last_step]
+    if not evaluated:
+        return []
+    first_at = evaluated[0]["time"]
+    return [
+        (event["time"] - first_at - covered_s(pauses, first_at, event["time"]), event["pass_at_1"])
+        for event in evaluated
+    ]
+
+
+def covered_s(intervals: list[Interval], begin: float, end: float) -> float:
+    """Seconds between `begin` and `end` that at least one of the intervals covers."""
+    covered = 0.0
+    for first, last in sorted(intervals):
+        covered += max(0.0, min(last, end) - max(first, begin))
+        begin = max(begin, last)
+    return covered
 
 
 def seconds_to(curve: Curve, goal: float) -> float:

@@ -198,7 +198,7 @@ class SimulatedNode(Peer):
         chosen = choose_foreign(list(self.ready.values()), settings.groups_per_step)
         for candidate in chosen:
             self._drop(candidate.id)
-            self.peer_table.note(candidate.sender, Behaviour.TAUGHT, now=now)
+            self.peer_table.note(candidate.sender, Behaviour.CONTRIBUTED, now=now)
         self.num_steps += 1
         self.num_full_steps += len(chosen) == settings.groups_per_step
         self.wake(0.0)

@@ -79,7 +79,8 @@ def _unconfirmed() -> PendingConfirmations:
 def _reputations() -> dict[str, Reputation]:
     rules = BanRules()
     return {
-        _peer(number): Reputation().after(Behaviour.TAUGHT, now=1.0 + number, rules=rules) for number in range(NUM_MADE)
+        _peer(number): Reputation().after(Behaviour.CONTRIBUTED, now=1.0 + number, rules=rules)
+        for number in range(NUM_MADE)
     }
 
 

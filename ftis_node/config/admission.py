@@ -77,7 +77,7 @@ class ValidationSection(Section):
 
     max_clock_skew_s: float = Field(
         default=60.0, gt=0, le=3600,
-        description="The node refuses a group whose time is further ahead than this (`clock`). Seconds.",
+        description="The node refuses a group whose time is further ahead than this (`clock_skew`). Seconds.",
     )  # fmt: skip
     min_mean_logprob: float = Field(
         default=-14.0, ge=-100, lt=0,
@@ -86,7 +86,7 @@ class ValidationSection(Section):
     max_logprob_gap_nats: float = Field(
         default=16.0, ge=4, le=1000,
         description="How many nats above the sender's log-probs the learner may score a completion. Above it the step "
-        "excludes the completion and penalizes the sender (`understated`). Honest log-probs exceed t nats "
+        "excludes the completion and penalizes the sender (`understated_logprobs`). Honest log-probs exceed t nats "
         "with a probability of at most e^-t.",
     )  # fmt: skip
     duplicate_min_tokens: int = Field(

@@ -8,6 +8,7 @@ import msgspec
 
 from ftis_node.report.event_rates import EventRates
 from ftis_node.report.timeline import TimelineBuilder, TimelineEntry
+from ftis_node.telemetry.former_names import present_reason
 from ftis_node.telemetry.history import read_event
 
 MAX_REASONS = 64
@@ -67,8 +68,9 @@ class EventTotals:
             self.tokens[kind] += told.num_tokens
         elif name in COUNTED:
             self.traffic.count(COUNTED[name], told.time)
-        if name == "refused" and (told.reason in self.refused or len(self.refused) < MAX_REASONS):
-            self.refused[told.reason] += 1
+        reason = present_reason(told.reason)
+        if name == "refused" and (reason in self.refused or len(self.refused) < MAX_REASONS):
+            self.refused[reason] += 1
         if name not in FREQUENT:
             self._timeline.add(read_event(line))
 

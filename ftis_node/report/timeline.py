@@ -99,14 +99,14 @@ class TimelineBuilder:
         return None
 
 
-STANDINGS = ("banned", "watched", "good")
+STANDINGS = ("banned", "probation", "good")
 NEVER_MERGED = {"start", "restart", "fell", "stop", "standing_banned"}
 SUBJECT_FIELDS = {
     "refused": "reason",
     "peer_joined": "peer",
     "peer_left": "peer",
     "standing_banned": "peer",
-    "standing_watched": "peer",
+    "standing_probation": "peer",
     "standing_good": "peer",
     "pull_given_up": "source",
     "weights_refused": "peer",
@@ -130,7 +130,7 @@ TONES = {
     "mismatch_rose": "bad",
     "mismatch_fell": "good",
     "standing_banned": "bad",
-    "standing_watched": "plain",
+    "standing_probation": "plain",
     "standing_good": "good",
     "refused": "bad",
     "pull_given_up": "plain",
@@ -209,7 +209,7 @@ SENTENCES = {
     "checkpoint_skipped": "A checkpoint was skipped",
     "mismatch_rose": "Engine and learner disagree more than allowed, since step {step}",
     "mismatch_fell": "Engine and learner agree again, since step {step}",
-    "standing_watched": "Now watched: {who}",
+    "standing_probation": "On probation: {who}",
     "standing_good": "In good standing again: {who}",
     "weights_failed": "Weights {version} could not be fetched",
     "weights_refused": "Weights from {who} were rejected",

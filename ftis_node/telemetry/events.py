@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ftis_node.files import check_regular, open_to_write
+from ftis_node.telemetry.former_names import with_present_name
 from ftis_node.telemetry.log import RateLimitedLog, is_out_of_files
 from ftis_node.telemetry.secrets import redacted
 
@@ -30,21 +31,6 @@ DEFAULT_KEPT_FILES = 3
 LONGEST_LINE = 1 << 20
 MAX_ROTATED_FILES = 99
 JsonValue = str | int | float | bool | None
-EVENT_SCHEMA = 2  # of the events' names, in each `start` event; a log without it has those of schema 1
-NAMES_OF_SCHEMA_1 = {
-    "tidied": "disk_reclaimed",
-    "saved": "recovered",
-    "fell_back": "checkpoint_fallback",
-    "buffer_behind": "buffer_rolled_back",
-    "asked": "backfill_requested",
-    "announced_again": "reannounced",
-    "standing": "reputation_changed",
-    "hand_over_failed": "weight_sync_failed",
-    "hand_over_fell_back": "weight_sync_fallback",
-    "proof_failed": "weight_check_failed",
-    "member_joined": "peer_joined",
-    "member_left": "peer_left",
-}
 
 
 class RotatingLog(RotatingFileHandler):
@@ -131,19 +117,6 @@ def _drop_half_line(path: Path) -> None:
         file.seek(position)
         tail = file.read()
         file.truncate(position + tail.rfind(b"\n") + 1)
-
-
-def present_name(name: str) -> str:
-    """Return the name that an event of any schema has now."""
-    return NAMES_OF_SCHEMA_1.get(name, name)
-
-
-def with_present_name(event: dict[str, Any]) -> dict[str, Any]:
-    """Return the event under its present name. Raise KeyError for an event without a name."""
-    name = event["event"]
-    return (
-        event if not isinstance(name, str) or name not in NAMES_OF_SCHEMA_1 else event | {"event": present_name(name)}
-    )
 
 
 def read_events(path: Path, *, name: str | None = None) -> list[dict[str, Any]]:

@@ -64,7 +64,7 @@ async def validate(
     try:
         envelope = open_envelope(data, max_bytes=context.manifest.wire.max_envelope_bytes)
         if asked is not None and envelope.id not in asked:
-            raise RecordError("unasked", "a group that was not asked for")
+            raise RecordError("unsolicited", "a group that was not asked for")
         told = unpack_any(envelope.body, codecs=context.manifest.wire.codecs)
     except RecordError as error:
         return Refused(Refusal(error.reason, str(error)), sender=None, group_id=envelope.id if envelope else None)
@@ -127,7 +127,7 @@ async def _judge_costly(
     prompt_ids = context.tokenizer.encode_prompt(item.prompt)
     our_hash = hash_prompt(prompt_ids) if isinstance(told, Group) else hash_messages(item.prompt)
     if our_hash != told.prompt_hash:
-        return Refusal("prompt", f"problem {told.prompt_ref} reads otherwise here")
+        return Refusal("prompt_mismatch", f"problem {told.prompt_ref} reads otherwise here")
     group = told if isinstance(told, Group) else retokenize(envelope, told, context)
     if isinstance(group, Refusal):
         return group
@@ -140,7 +140,7 @@ async def _judge_costly(
     else:
         scored = await _rescore(group, item, context, cost)
     if cost.num_lost:
-        return Refusal("unscored", "this machine did not finish scoring it: it is busy, or its process was ended")
+        return Refusal("scoring_failed", "this machine did not finish scoring it: it is busy, or its process was ended")
     if cost.num_stopped:
         return Refusal("scoring_time", f"scoring {cost.num_stopped} of its completions took the whole time limit")
     if refusal := _rewards_agree(scored, group):
@@ -154,15 +154,15 @@ async def _resolve(ref: PromptRef, context: ValidationContext, cost: ScoringCost
     try:
         return await context.resolve(ref, cost)
     except KeyError:
-        return Refusal("prompt", f"no problem {ref} here")
+        return Refusal("prompt_mismatch", f"no problem {ref} here")
     except TimeoutError:
         if cost.num_lost:
-            return Refusal("unscored", f"this machine did not finish making problem {ref}")
+            return Refusal("scoring_failed", f"this machine did not finish making problem {ref}")
         return Refusal("scoring_time", f"problem {ref} takes too long to make")
     except (MachineError, WorkerError):
         raise
     except Exception as error:
-        return Refusal("prompt", f"problem {ref} cannot be made: {type(error).__name__}")
+        return Refusal("prompt_mismatch", f"problem {ref} cannot be made: {type(error).__name__}")
 
 
 def _lengths_fit_prompt(group: Group, num_prompt_tokens: int, context: ValidationContext) -> Refusal | None:
@@ -176,8 +176,8 @@ def _rewards_agree(scored: Group, group: Group) -> Refusal | None:
     for reward, status, claimed in zip(scored.rewards, scored.statuses, group.rewards, strict=True):
         if not abs(reward - claimed) <= REWARD_SLACK:
             if status is CompletionStatus.UNSCORED:
-                return Refusal("unscored", "scoring it here failed or took too long")
-            return Refusal("reward", f"a claimed reward of {claimed:g}, ours is {reward:g}")
+                return Refusal("scoring_failed", "scoring it here failed or took too long")
+            return Refusal("reward_mismatch", f"a claimed reward of {claimed:g}, ours is {reward:g}")
     return None
 
 

@@ -63,7 +63,7 @@ def not_seen(envelope: Envelope, group: Group | TextGroup, context: ValidationCo
     if context.is_known(envelope.id):
         return Refusal("duplicate", "this group is here already")
     if group.number < 1 or context.has_number(group.sender, group.number):
-        return Refusal("number", f"number {group.number} of this sender was used before")
+        return Refusal("sequence_reused", f"number {group.number} of this sender was used before")
     return None
 
 
@@ -83,7 +83,7 @@ def in_time(envelope: Envelope, group: Group | TextGroup, context: ValidationCon
     """The group is neither from the future, but for clocks that differ a little, nor older than the run uses it."""
     age_s = context.now() - group.created_at
     if not -age_s <= context.limits.max_clock_skew_s:
-        return Refusal("clock", f"made {-age_s:.0f} s from now: a clock is wrong")
+        return Refusal("clock_skew", f"made {-age_s:.0f} s from now: a clock is wrong")
     max_age_s = context.manifest.step.max_age_s
     return None if age_s <= max_age_s else Refusal("stale", f"{age_s:.0f} s old, the run uses {max_age_s:.0f}")
 
@@ -113,7 +113,7 @@ def ids_in_vocabulary(envelope: Envelope, group: Group, context: ValidationConte
     """Every id is one of the tokenizer's."""
     ids = group.tokens.token_ids
     if ids.min() < 0 or ids.max() >= context.tokenizer.vocab_size:
-        return Refusal("vocabulary", f"an id outside 0..{context.tokenizer.vocab_size - 1}")
+        return Refusal("token_out_of_range", f"an id outside 0..{context.tokenizer.vocab_size - 1}")
     return None
 
 
@@ -162,7 +162,7 @@ def finishes_agree(envelope: Envelope, group: Group, context: ValidationContext)
     if not len(wrong):
         return None
     reason = group.finish_reasons[int(np.searchsorted(ends, wrong[0], side="right"))]
-    return Refusal("finish", f"finish reason {reason.value!r} does not fit its tokens")
+    return Refusal("finish_reason", f"finish reason {reason.value!r} does not fit its tokens")
 
 
 def rewards_possible(envelope: Envelope, group: Group | TextGroup, context: ValidationContext) -> Refusal | None:

@@ -43,14 +43,14 @@ def text_is_agreed(envelope: Envelope, group: TextGroup, context: ValidationCont
     """The run takes text."""
     if context.manifest.step.other_tokenizers == "text":
         return None
-    return Refusal("text_form", "this run ignores other tokenizers (step.other_tokenizers)")
+    return Refusal("wrong_encoding", "this run ignores other tokenizers (step.other_tokenizers)")
 
 
 def other_tokenizer(envelope: Envelope, group: TextGroup, context: ValidationContext) -> Refusal | None:
     """The sender's tokenizer is not ours: else the exact form is to be had, and says more."""
     if group.tokenizer != context.tokenizer.fingerprint:
         return None
-    return Refusal("text_form", "told as text by a sender whose ids mean the same here")
+    return Refusal("wrong_encoding", "told as text by a sender whose ids mean the same here")
 
 
 def texts_in_bounds(envelope: Envelope, group: TextGroup, context: ValidationContext) -> Refusal | None:
@@ -97,12 +97,12 @@ def retokenize(envelope: Envelope, told: TextGroup, context: ValidationContext) 
     for completion in told.completions:
         ids = tokenizer.encode_text(completion.text)
         if tokenizer.decode(ids) != completion.text:
-            return Refusal("text", "our tokenizer cannot say one of the texts")
+            return Refusal("not_encodable", "our tokenizer cannot say one of the texts")
         if completion.finish_reason is FinishReason.STOP and tokenizer.eos_id is not None:
             ids.append(tokenizer.eos_id)
         token_ids.append(ids)
     if not all(token_ids):
-        return Refusal("text", "an empty text that did not stop")
+        return Refusal("not_encodable", "an empty text that did not stop")
     group = told.in_tokens(token_ids)
     return ids_in_vocabulary(envelope, group, context) or finishes_agree(envelope, group, context) or group
 

@@ -38,6 +38,6 @@ async def test_pleasing_logprobs_under_the_learners_own_name_are_found_out(
                 for one in group.completions
             ]  # fmt: skip
             await attacker.offer(group.with_completions(pleasing))
-        await victim.until(lambda: victim.blames(attacker.peer_id, "audit"))
+        await victim.until(lambda: victim.blames(attacker.peer_id, "logprob_mismatch"))
         await victim.until(lambda: victim.is_banned(attacker.peer_id))
-    assert await victim.refused("audit") >= 1
+    assert await victim.refused("logprob_mismatch") >= 1

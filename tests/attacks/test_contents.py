@@ -58,17 +58,17 @@ def _sampled(group: Group, **changes: float) -> Group:
 
 BANNED, LEFT_ALONE = True, False
 LIES: dict[str, tuple[Callable[[Group], Group], str, bool]] = {
-    "ids out of range": (_ids(2**31 - 1), "vocabulary", BANNED),
-    "ids below zero": (_ids(-1), "vocabulary", BANNED),
+    "ids out of range": (_ids(2**31 - 1), "token_out_of_range", BANNED),
+    "ids below zero": (_ids(-1), "token_out_of_range", BANNED),
     "NaN": (_logprobs(float("nan")), "logprobs", BANNED),
     "+inf": (_logprobs(float("inf")), "logprobs", BANNED),
     "-inf": (_logprobs(float("-inf")), "logprobs", BANNED),
     "positive log-probs": (_logprobs(0.5), "logprobs", BANNED),
     "constant log-probs": (_all_logprobs(-0.5), "logprobs", BANNED),
     "log-probs too low to be anybody's": (_logprobs(-1e6), "logprobs", BANNED),
-    "wrong claimed rewards": (lambda group: spoil(group, reward=1.0), "reward", BANNED),
+    "wrong claimed rewards": (lambda group: spoil(group, reward=1.0), "reward_mismatch", BANNED),
     "groups of one": (lambda group: group.with_completions(group.completions[:1]), "group_size", BANNED),
-    "a clock a day ahead": (lambda group: replace(group, created_at=time.time() + DAY_S), "clock", LEFT_ALONE),
+    "a clock a day ahead": (lambda group: replace(group, created_at=time.time() + DAY_S), "clock_skew", LEFT_ALONE),
     "a clock a day behind": (lambda group: replace(group, created_at=time.time() - DAY_S), "stale", LEFT_ALONE),
     "a run of another": (lambda group: replace(group, run_id="ab" * 16), "run", BANNED),
     "a temperature of NaN": (lambda group: _sampled(group, temperature=float("nan")), "sampling", BANNED),
@@ -108,7 +108,7 @@ async def test_reasoning_copied_from_ones_own_earlier_group_is_refused(victim: V
     row = await victim.until(lambda: _settled(victim, attacker, NUM_GROUPS + 1))
     assert row["groups_accepted"] == 1
     assert row["groups_refused"] == {"copy": NUM_GROUPS}
-    assert row["standing"] == "watched", "who was first is not certain, so nobody is banned for it"
+    assert row["standing"] == "probation", "who was first is not certain, so nobody is banned for it"
 
 
 async def _settled(victim: Victim, attacker: Member, count: int) -> dict[str, object] | None:
@@ -129,7 +129,7 @@ async def test_an_old_envelope_replayed_is_not_taken_again(victim: Victim, attac
     await attacker.announce_until_asked(  # under new ids, with the old body in their place
         {bytes([at]) * 32: attacker.claim(bytes([at]) * 32, envelope.to_bytes()) for at in range(NUM_GROUPS)}
     )
-    await victim.until(lambda: victim.blames(attacker.peer_id, "unasked"))
+    await victim.until(lambda: victim.blames(attacker.peer_id, "unsolicited"))
     await victim.until(lambda: victim.is_banned(attacker.peer_id))
     assert (await victim.row(attacker.peer_id))["groups_accepted"] == 1
 
@@ -140,7 +140,7 @@ async def test_a_running_number_is_used_once(victim: Victim, attacker: Member) -
     await attacker.offer(*(attacker.envelope(attacker.group(number=number)) for _ in range(3)))
     row = await victim.until(lambda: _settled(victim, attacker, 3))
     assert row["groups_accepted"] == 1
-    assert set(row["groups_refused"]) <= {"number", "duplicate"}
+    assert set(row["groups_refused"]) <= {"sequence_reused", "duplicate"}
 
 
 async def test_two_bodies_under_one_number_in_one_answer_are_refused_for_the_number(
@@ -153,7 +153,7 @@ async def test_two_bodies_under_one_number_in_one_answer_are_refused_for_the_num
     await attacker.announce_until_asked({one.id: attacker.claim(one.id, one.to_bytes()) for one in envelopes})
     row = await victim.until(lambda: _settled(victim, attacker, 1 + len(pairs)))
     assert row["groups_accepted"] == 1 + len(pairs) // 2
-    assert row["groups_refused"] == {"number": len(pairs) // 2}
+    assert row["groups_refused"] == {"sequence_reused": len(pairs) // 2}
 
 
 async def test_a_body_sent_twice_is_one_group(victim: Victim, attacker: Member) -> None:

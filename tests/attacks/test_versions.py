@@ -65,7 +65,7 @@ async def test_an_older_peer_is_refused_by_name_and_heard_again_when_it_was_upda
     await victim.until(lambda: _more(victim, before))
     row = await victim.row(attacker.peer_id)
     assert (row["standing"], row["ban_reason"]) == ("good", "")
-    assert not {"announcement_version", "refused", "lied"} & row["reasons"].keys()
+    assert not {"announcement_version", "refused", "false_claim"} & row["reasons"].keys()
 
     await attacker.offer(attacker.group())
     await victim.until(lambda: _accepted(victim, attacker))

@@ -10,7 +10,8 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.telemetry.events import present_name, trail_files
+from ftis_node.telemetry.events import trail_files
+from ftis_node.telemetry.former_names import present_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -37,9 +37,9 @@ def home(tmp_path: Path, identity: Identity) -> Path:
     buffer.close()
     row = {
         "peer_id": identity.peer_id, "name": "rude\x1b]0;x\x07", "model": "tiny", "parameters": 1000, "role": "full",
-        "policy_version": 3, "groups_accepted": 1, "groups_refused": {"reward": 2}, "failed_pulls": 1,
+        "policy_version": 3, "groups_accepted": 1, "groups_refused": {"reward_mismatch": 2}, "failed_pulls": 1,
         "groups_confirmed": 7, "last_seen": 1000.0, "standing": "banned", "score": -10.0, "banned_until": 4e9,
-        "ban_reason": "reward", "reasons": {"reward": 3, "pull_busy": 1}, "trusted": False,
+        "ban_reason": "reward_mismatch", "reasons": {"reward_mismatch": 3, "pull_busy": 1}, "trusted": False,
         "teaching": {
             "steps": 3, "groups": 8, "completions": 96, "kept": 0.9, "kept_negatives": None, "signal": 0.5, "ess": 0.75,
             "teaches": 0.34, "weight_mean": 1.0, "weight_variance": 0.25, "clipped": 0.0, "truncated": 0.125,
@@ -49,7 +49,11 @@ def home(tmp_path: Path, identity: Identity) -> Path:
     where.status.write_text(json.dumps(json.loads(Status().to_json()) | {"peers": [row]}))
     trail = EventTrail(where.events)
     trail.write(
-        "refused", group=b"\xab" * 32, origin=identity.peer_id, reason="reward", detail="claimed \x1b]0;x\x07 1"
+        "refused",
+        group=b"\xab" * 32,
+        origin=identity.peer_id,
+        reason="reward_mismatch",
+        detail="claimed \x1b]0;x\x07 1",
     )
     trail.close()
     return tmp_path
@@ -64,7 +68,7 @@ def _said(capsys: pytest.CaptureFixture[str], home: Path, *arguments: str) -> st
 def test_all_of_one_peer(home: Path, identity: Identity, capsys: pytest.CaptureFixture[str]) -> None:
     shown = _said(capsys, home, "peers", "show", identity.peer_id[:20])
     assert "rude\\x1b]0;x\\x07" in shown and "\x1b" not in shown
-    assert "2 x reward: a claimed reward differs from the one computed here" in shown
+    assert "2 x reward_mismatch: a claimed reward differs from the one computed here" in " ".join(shown.split())
     assert "1 x pull_busy: it announced groups, and fetching them ended as 'busy'" in " ".join(shown.split())
     assert "`peers unban` ends it" in " ".join(shown.split())
     assert "34 % of its completions, effectively, over its last 3 steps" in shown
@@ -85,9 +89,9 @@ def test_a_peer_that_nobody_knows_is_one_line(home: Path, capsys: pytest.Capture
 def test_a_refused_group_is_known_by_its_verdict(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = _said(capsys, home, "replay", "show", "abababab")
     sentence = "a claimed reward differs from the one computed here"
-    assert f"rejected (reward): {sentence}. claimed \\x1b]0;x\\x07 1" in " ".join(shown.split())
+    assert f"rejected (reward_mismatch): {sentence}. claimed \\x1b]0;x\\x07 1" in " ".join(shown.split())
     assert "\x1b" not in shown
     document = json.loads(_said(capsys, home, "replay", "show", "ab" * 32, "--json"))
-    assert (document["verdict"], document["refusal"], document["completions"]) == ("refused", "reward", [])
+    assert (document["verdict"], document["refusal"], document["completions"]) == ("refused", "reward_mismatch", [])
     assert max(map(len, shown.splitlines())) <= 80
     assert run(["replay", "show", "abac", "--home", str(home)]) == 2

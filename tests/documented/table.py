@@ -31,7 +31,7 @@ INSTALLS = (
 )
 OTHERWISE = "only starts and stops: the same command with other words is run here"
 NOT_RUN = {
-    "make *": "test_commands.py checks that make knows the target; .ci/run is lint, scan, test and test-all",
+    "make *": "test_commands.py checks that make knows the target; .ci/run is lint, scan, site, test and test-all",
     "make": "test_commands.py checks that make knows the target",
     "pip install ./examples/ftis-node-task-sorting": "conftest.py installs it, without an index",
     "pip install*": INSTALLS,

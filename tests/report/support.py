@@ -53,7 +53,9 @@ def _events() -> list[dict[str, Any]]:
     def at(second: float, event: str, **fields: Any) -> dict[str, Any]:
         return {"time": BEGAN_AT + second, "event": event, **fields}
 
-    refused = [at(200 + n, "refused", group="ab", origin=PEER_ID, reason="reward", detail=ATTACK) for n in range(37)]
+    refused = [
+        at(200 + n, "refused", group="ab", origin=PEER_ID, reason="reward_mismatch", detail=ATTACK) for n in range(37)
+    ]
     admitted = [at(5 + n, "admitted", own=n % 3 == 0, num_tokens=10, sender=PEER_ID) for n in range(90)]
     others = [
         at(0, "start", model="tiny"),
@@ -88,7 +90,7 @@ def _status() -> Status:
 def _peer() -> dict[str, Any]:
     return {
         **{"peer_id": PEER_ID, "name": ATTACK, "model": ATTACK, "parameters": 5, "role": ATTACK, "policy_version": 4},
-        **{"groups_accepted": 60, "groups_refused": {"reward": 37, ATTACK: 1}, "failed_pulls": 0},
+        **{"groups_accepted": 60, "groups_refused": {"reward_mismatch": 37, ATTACK: 1}, "failed_pulls": 0},
         **{"groups_confirmed": 1, "last_seen": BEGAN_AT, "standing": "banned", "score": -12.0, "trusted": False},
         **{"banned_until": BEGAN_AT + 900, "ban_reason": ATTACK, "reasons": {}},
     }

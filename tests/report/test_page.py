@@ -96,7 +96,7 @@ def test_the_figures_are_those_of_the_trail(page: Page) -> None:
     assert "62.5\N{NO-BREAK SPACE}%" in strong, "300 of 480 groups were of peers"
     assert strong[5] == "38", "refused"
     rows = page.rows()
-    assert [f"reward {full_sentence('reward')}", "37"] in rows
+    assert [f"reward_mismatch {full_sentence('reward_mismatch')}", "37"] in rows
     assert [row[:4] for row in rows if row[1:2] == ["arithmetic"]] == [
         [str(step), "arithmetic", f"{step / 80:.3f}", "64"] for step in (0, 20, 40, 60)
     ]
@@ -130,7 +130,7 @@ def test_what_happened_is_told_in_order(page: Page) -> None:
         "Started",
         "Joined: ",
         "No signal: steps 12 to 17 had no effect",
-        "38 groups rejected: reward 37, &lt;script&gt;",
+        "38 groups rejected: reward_mismatch 37, &lt;script&gt;",
     ]
     wanted += [" is banned: &lt;script&gt;", "Restarted after an end without a stop event"]
     wanted += ["The learner died in step 45 and was restarted: see …/learner.log &lt;script&gt;"]

@@ -1,4 +1,4 @@
-"""Event logs of schema 1 are read under the present names, by every reader."""
+"""Event logs of schemas 1 and 2 are read under the present names, by every reader."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from ftis_node.replay.group_history import group_events
-from ftis_node.telemetry.events import NAMES_OF_SCHEMA_1, read_events
+from ftis_node.report.event_totals import EventTotals
+from ftis_node.swarm.reputation.reasons import BEHAVIOUR, REFUSALS
+from ftis_node.telemetry.events import read_events
+from ftis_node.telemetry.former_names import EVENTS, REASONS, with_present_name
 from ftis_node.telemetry.history import event_name, read_event, read_history
 from ftis_node.telemetry.trail_summary import read_remembered
 from tests.chaos.observe_trail import parse
@@ -17,7 +20,7 @@ GROUP = "ab" * 32
 OLD_LOG = Path(__file__).parents[1] / "node" / "startup" / "old_homes" / "events-4.jsonl"
 
 
-@pytest.mark.parametrize(("old", "new"), NAMES_OF_SCHEMA_1.items())
+@pytest.mark.parametrize(("old", "new"), EVENTS.items())
 def test_an_old_name_is_read_as_the_present_one(old: str, new: str, tmp_path: Path) -> None:
     line = json.dumps({"time": 1.0, "event": old, "file": "x", "group": GROUP}).encode() + b"\n"
     (path := tmp_path / "events.jsonl").write_bytes(line)
@@ -26,6 +29,31 @@ def test_an_old_name_is_read_as_the_present_one(old: str, new: str, tmp_path: Pa
     assert [event["event"] for event in read_history(path).events] == [new]
     assert [event["event"] for event in group_events(path, GROUP)] == [new]
     assert (seen := parse(line)) is not None and seen.name == new
+
+
+@pytest.mark.parametrize(("old", "new"), REASONS.items())
+def test_an_old_reason_is_read_as_the_present_one(old: str, new: str, tmp_path: Path) -> None:
+    refused = {"time": 1.0, "event": "refused", "group": GROUP, "reason": old}
+    changed = {"time": 2.0, "event": "standing", "peer": "p", "standing": "watched", "why": f"{old}: {old}"}
+    lines = [json.dumps(event).encode() + b"\n" for event in (refused, changed)]
+    (path := tmp_path / "events.jsonl").write_bytes(b"".join(lines))
+    assert [event["reason"] for event in read_events(path, name="refused")] == [new]
+    assert [event["reason"] for event in group_events(path, GROUP)] == [new]
+    (was,) = read_events(path, name="reputation_changed")
+    assert (was["standing"], was["why"]) == ("probation", f"{new}: {old}")
+    totals = EventTotals()
+    totals.add(lines[0], "refused")
+    assert totals.refused == {new: 1}
+
+
+def test_the_reason_of_a_released_group_stays() -> None:
+    released = {"time": 1.0, "event": "released", "group": GROUP, "reason": "audit"}
+    assert with_present_name(released) == released
+
+
+def test_every_present_reason_is_in_the_dictionary() -> None:
+    assert set(REASONS.values()) <= REFUSALS.keys() | BEHAVIOUR.keys()
+    assert not REASONS.keys() & (REFUSALS.keys() | BEHAVIOUR.keys()), "a former name has no other meaning now"
 
 
 @pytest.mark.parametrize("lost", [{"event": "buffer_behind"}, {"event": "saved", "file": "replay.sqlite"}])

@@ -28,7 +28,7 @@ STATUS = Status(
     run=RunStatus(name="test"),
     generation=GenerationStatus(state="ready", groups_made=3),
     learner=LearnerStatus(state="backing-off", step=7, loss=0.25, own_groups=4, foreign_groups=5),
-    swarm=SwarmStatus(state="standalone", groups_refused={"reward": 2}),
+    swarm=SwarmStatus(state="standalone", groups_refused={"reward_mismatch": 2}),
     replay=ReplayStatus(ready=6),
     eval=[EvalStatus(step=0, task="t", pass_at_1=0.1, n=8), EvalStatus(step=5, task="t", pass_at_1=0.5, n=8)],
 )
@@ -83,7 +83,7 @@ def test_what_prometheus_reads() -> None:
     assert samples["ftis_learner_loss",] == 0.25
     assert ("ftis_learner_reward_mean",) not in samples, "None is no number"
     assert samples["ftis_generation_groups_total",] == 3
-    assert samples["ftis_swarm_refused_groups_total", ("reason", "reward")] == 2
+    assert samples["ftis_swarm_refused_groups_total", ("reason", "reward_mismatch")] == 2
     assert samples["ftis_learner_used_groups", ("origin", "own")] == 4
     assert samples["ftis_learner_used_groups", ("origin", "foreign")] == 5
     assert samples["ftis_replay_groups", ("state", "ready")] == 6

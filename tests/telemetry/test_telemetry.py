@@ -40,7 +40,7 @@ def test_the_status_has_all_that_the_contract_names() -> None:
 
 
 def test_the_status_comes_back_and_damage_is_an_error() -> None:
-    status = Status(swarm=SwarmStatus(groups_refused={"reward": 2}, bytes_per_token=8.25))
+    status = Status(swarm=SwarmStatus(groups_refused={"reward_mismatch": 2}, bytes_per_token=8.25))
     assert Status.from_json(status.to_json()) == status
     with pytest.raises(msgspec.DecodeError):
         Status.from_json(b'{"schema": "one"}')

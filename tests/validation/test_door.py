@@ -134,7 +134,7 @@ async def test_an_own_group_with_other_rewards_than_it_was_scored_with_is_refuse
     data = seal_group(replace(made, rewards=(0.0, 0.0)), identity).to_bytes()
     verdict = await validate(data, _context(), made=made)
     assert isinstance(verdict, Refused)
-    assert verdict.refusal.reason == "reward"
+    assert verdict.refusal.reason == "reward_mismatch"
 
 
 def _with_logprob(value: float):
@@ -148,7 +148,7 @@ def _with_logprob(value: float):
     ("changes", "reason"),
     [
         ({"run_id": "00" * 16}, "run"),
-        ({"number": 0}, "number"),
+        ({"number": 0}, "sequence_reused"),
         ({"tokenizer": "ee" * 16}, "tokenizer"),
         ({"completions": (make_completion(10, 11, EOS, reward=1.0),)}, "group_size"),
         ({"sampling": SamplingSettings(temperature=0.9)}, "sampling"),
@@ -157,16 +157,16 @@ def _with_logprob(value: float):
         ({"sampling": SamplingSettings(temperature=float("nan"))}, "sampling"),
         ({"sampling": SamplingSettings(top_p=float("nan"))}, "sampling"),
         ({"sampling": SamplingSettings(temperature=float("inf"))}, "sampling"),
-        ({"completions": (make_completion(10, 11, EOS, reward=1.0), make_completion(100, 13))}, "vocabulary"),
-        ({"completions": (make_completion(10, 11, EOS, reward=1.0), make_completion(-1, 13))}, "vocabulary"),
+        ({"completions": (make_completion(10, 11, EOS, reward=1.0), make_completion(100, 13))}, "token_out_of_range"),
+        ({"completions": (make_completion(10, 11, EOS, reward=1.0), make_completion(-1, 13))}, "token_out_of_range"),
         ({"completions": (make_completion(10, 11, EOS, reward=1.0), make_completion(*range(10, 17)))}, "length"),
         ({"completions": _with_logprob(float("nan"))}, "logprobs"),
         ({"completions": _with_logprob(float("-inf"))}, "logprobs"),
         ({"completions": _with_logprob(0.5)}, "logprobs"),
-        ({"completions": (make_completion(10, EOS, 11, reward=1.0), make_completion(12, 13))}, "finish"),
+        ({"completions": (make_completion(10, EOS, 11, reward=1.0), make_completion(12, 13))}, "finish_reason"),
         (
             {"completions": (replace(make_completion(10, 11), finish_reason=FinishReason.STOP), make_completion(1, 1))},
-            "finish",
+            "finish_reason",
         ),
         (
             {
@@ -175,16 +175,19 @@ def _with_logprob(value: float):
                     make_completion(1, 1),
                 )
             },
-            "finish",
+            "finish_reason",
         ),
         ({"completions": (make_completion(10, 11, EOS, reward=1.5), make_completion(12, 13))}, "reward_range"),
         ({"completions": (make_completion(10, 11, EOS, reward=float("nan")), make_completion(12, 13))}, "reward_range"),
-        ({"prompt_ref": PromptRef("arithmetic", "train", 1000)}, "prompt"),
-        ({"prompt_ref": PromptRef("unheard-of", "train", 1)}, "prompt"),
-        ({"prompt_hash": bytes(16)}, "prompt"),
-        ({"completions": (make_completion(10, 11, EOS, reward=1.0), make_completion(12, 13, reward=1.0))}, "reward"),
-        ({"completions": (make_completion(10, 11, EOS, reward=0.0), make_completion(12, 13))}, "reward"),
-        ({"completions": (make_completion(66, 11, EOS, reward=1.0), make_completion(12, 13))}, "unscored"),
+        ({"prompt_ref": PromptRef("arithmetic", "train", 1000)}, "prompt_mismatch"),
+        ({"prompt_ref": PromptRef("unheard-of", "train", 1)}, "prompt_mismatch"),
+        ({"prompt_hash": bytes(16)}, "prompt_mismatch"),
+        (
+            {"completions": (make_completion(10, 11, EOS, reward=1.0), make_completion(12, 13, reward=1.0))},
+            "reward_mismatch",
+        ),
+        ({"completions": (make_completion(10, 11, EOS, reward=0.0), make_completion(12, 13))}, "reward_mismatch"),
+        ({"completions": (make_completion(66, 11, EOS, reward=1.0), make_completion(12, 13))}, "scoring_failed"),
     ],
 )
 async def test_each_fault_is_refused_by_its_name(identity: Identity, changes: dict[str, Any], reason: str) -> None:
@@ -248,7 +251,7 @@ async def test_what_is_known_is_refused(identity: Identity) -> None:
     assert known.refusal.reason == "duplicate"
     used = await validate(data, _context(has_number=lambda sender, number: number == 1))
     assert isinstance(used, Refused)
-    assert used.refusal.reason == "number"
+    assert used.refusal.reason == "sequence_reused"
 
 
 @pytest.mark.parametrize(("data", "reason"), [(b"\xff\xff", "parse"), (b"", "parse"), (bytes(2 << 20), "size")])
@@ -266,7 +269,7 @@ async def test_nothing_is_scored_before_the_cheap_rules_passed(identity: Identit
     data = seal_group(_ours(identity, prompt_hash=bytes(16)), identity).to_bytes()
     verdict = await validate(data, _context(scorer=Forbidden()))
     assert isinstance(verdict, Refused)
-    assert verdict.refusal.reason == "prompt"
+    assert verdict.refusal.reason == "prompt_mismatch"
 
 
 async def test_what_a_busy_machine_did_not_finish_is_nobodys_fault(identity: Identity) -> None:
@@ -281,9 +284,9 @@ async def test_what_a_busy_machine_did_not_finish_is_nobodys_fault(identity: Ide
     data = seal_group(_ours(identity, completions=completions), identity).to_bytes()
     verdict = await validate(data, _context(scorer=Busy()))
     assert isinstance(verdict, Refused)
-    assert verdict.refusal.reason == "unscored"
-    blame = attribute_refusal("unscored", origin=identity.peer_id, sender=identity.peer_id, signed=True)
-    assert blame.conduct is Behaviour.MISHAP
+    assert verdict.refusal.reason == "scoring_failed"
+    blame = attribute_refusal("scoring_failed", origin=identity.peer_id, sender=identity.peer_id, signed=True)
+    assert blame.conduct is Behaviour.HARMLESS
 
 
 async def test_the_signer_pays_for_scoring_and_not_beyond_its_allowance(identity: Identity) -> None:
@@ -308,9 +311,9 @@ async def test_a_text_that_takes_the_whole_time_limit_refuses_its_group_for_good
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (KeyError("no such problem"), "prompt"),
-        (ValueError("no problem after many attempts"), "prompt"),
-        (RecursionError(), "prompt"),
+        (KeyError("no such problem"), "prompt_mismatch"),
+        (ValueError("no problem after many attempts"), "prompt_mismatch"),
+        (RecursionError(), "prompt_mismatch"),
         (TimeoutError(), "scoring_time"),
     ],
 )

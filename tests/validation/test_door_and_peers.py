@@ -36,7 +36,7 @@ async def verdict_on(context: ValidationContext, **changes: Any) -> ValidationRe
     [
         ({"is_banned": lambda peer_id: peer_id == ME.peer_id}, "banned", False),
         ({"within_quota": lambda peer_id: peer_id != ME.peer_id}, "quota", False),
-        ({"now": lambda: time.time() - 61.0}, "clock", True),
+        ({"now": lambda: time.time() - 61.0}, "clock_skew", True),
         ({"now": lambda: time.time() + MANIFEST.step.max_age_s + 1.0}, "stale", True),
         ({"copy_of": lambda group: "copy"}, "copy", True),
         ({"copy_of": lambda group: "copy_ours"}, "copy_ours", True),

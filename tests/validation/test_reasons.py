@@ -40,8 +40,8 @@ def test_every_reason_has_its_row_and_no_row_is_out_of_date() -> None:
 
 def test_the_rows_say_whom_the_node_blames() -> None:
     for reason, fault in ROWS.items():
-        if reason in {"quota", "scoring_quota", "text_form", "run", *AFTER_VALIDATION}:
+        if reason in {"quota", "scoring_quota", "wrong_encoding", "run", *AFTER_VALIDATION}:
             continue  # these depend on more than the reason
         blamed, conduct = attribute_refusal(reason, origin="relay", sender="signer", signed=True)
-        expected = "nobody's" if conduct is Behaviour.MISHAP else f"{blamed}: {conduct.value}"
+        expected = "nobody's" if conduct is Behaviour.HARMLESS else f"{blamed}: {conduct.value}"
         assert fault.startswith(expected), reason

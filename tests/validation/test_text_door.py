@@ -94,24 +94,24 @@ async def test_a_good_text_is_accepted_in_our_tokens(identity: Identity) -> None
     ("changes", "reason"),
     [
         ({"run_id": "00" * 16}, "run"),
-        ({"number": 0}, "number"),
-        ({"tokenizer": TOKENIZER.fingerprint}, "text_form"),
+        ({"number": 0}, "sequence_reused"),
+        ({"tokenizer": TOKENIZER.fingerprint}, "wrong_encoding"),
         ({"completions": (_told("10", reward=1.0),)}, "group_size"),
         ({"sampling": SamplingSettings(top_p=0.9)}, "sampling"),
         ({"completions": (_told("10", reward=1.0, num_tokens=25), _told("1"))}, "length"),
         ({"completions": (_told("10", reward=1.0), _told("x" * (24 * 64 + 1)))}, "length"),
         ({"completions": (_told("10", reward=1.0), _told("京" * 24))}, "length"),
-        ({"completions": (_told("10", reward=1.0), _told("", finish=LENGTH))}, "text"),
+        ({"completions": (_told("10", reward=1.0), _told("", finish=LENGTH))}, "not_encodable"),
         ({"completions": (_told("10", reward=1.5), _told("1"))}, "reward_range"),
         ({"completions": (_told("10", reward=float("nan")), _told("1"))}, "reward_range"),
         ({"completions": (_told("10", reward=1.0, mean_logprob=float("nan")), _told("1"))}, "logprobs"),
         ({"completions": (_told("10", reward=1.0, mean_logprob=float("-inf")), _told("1"))}, "logprobs"),
         ({"completions": (_told("10", reward=1.0, mean_logprob=0.1), _told("1"))}, "logprobs"),
         ({"completions": (_told("10", reward=1.0, mean_logprob=-1e30), _told("1"))}, "logprobs"),
-        ({"prompt_ref": PromptRef("unheard-of", "train", 1)}, "prompt"),
-        ({"prompt_hash": bytes(16)}, "prompt"),
-        ({"completions": (_told("10", reward=0.0), _told("1"))}, "reward"),
-        ({"completions": (_told("10", reward=1.0), _told("11", reward=1.0))}, "reward"),
+        ({"prompt_ref": PromptRef("unheard-of", "train", 1)}, "prompt_mismatch"),
+        ({"prompt_hash": bytes(16)}, "prompt_mismatch"),
+        ({"completions": (_told("10", reward=0.0), _told("1"))}, "reward_mismatch"),
+        ({"completions": (_told("10", reward=1.0), _told("11", reward=1.0))}, "reward_mismatch"),
     ],
 )
 async def test_each_fault_is_refused_by_its_name(identity: Identity, changes: dict[str, Any], reason: str) -> None:
@@ -144,7 +144,7 @@ async def test_a_text_that_our_tokens_cannot_say_is_refused(identity: Identity) 
     context = _context(tokenizer=_Careless(make_tokenizer(), name="careless"))
     verdict = await _verdict(identity, context, completions=(_told("10<|im_end|>", reward=1.0), _told("1")))
     assert isinstance(verdict, Refused)
-    assert verdict.refusal.reason == "text"
+    assert verdict.refusal.reason == "not_encodable"
 
 
 async def test_a_completion_that_stopped_at_once_is_its_end_alone(identity: Identity) -> None:
@@ -157,7 +157,7 @@ async def test_a_run_that_ignores_other_tokenizers_takes_no_text(identity: Ident
     ignoring = _manifest("ignore")
     verdict = await _verdict(identity, _context(manifest=ignoring), run_id=ignoring.run_id)
     assert isinstance(verdict, Refused)
-    assert verdict.refusal.reason == "text_form"
+    assert verdict.refusal.reason == "wrong_encoding"
 
 
 async def test_nobody_can_tell_a_group_for_its_sender(identity: Identity) -> None:
@@ -175,7 +175,7 @@ async def test_what_was_told_before_is_refused(identity: Identity) -> None:
     assert known.refusal.reason == "duplicate"
     used = await _verdict(identity, _context(has_number=lambda sender, number: number == 1))
     assert isinstance(used, Refused)
-    assert used.refusal.reason == "number"
+    assert used.refusal.reason == "sequence_reused"
 
 
 async def test_what_cannot_be_scored_here_is_no_lie(identity: Identity) -> None:
@@ -185,4 +185,4 @@ async def test_what_cannot_be_scored_here_is_no_lie(identity: Identity) -> None:
 
     verdict = await _verdict(identity, _context(scorer=Slow()))
     assert isinstance(verdict, Refused)
-    assert verdict.refusal.reason == "unscored"
+    assert verdict.refusal.reason == "scoring_failed"

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 PEER_COLUMNS = ("peer", "model", "standing", "taken", "teaches", "rejected", "holds", "seen")
 NAME_WIDTH, MODEL_WIDTH, REASON_WIDTH = 9, 16, 60
-STANDING_TONES = {"banned": Tone.BAD, "watched": Tone.WARN, "trusted": Tone.GOOD, "good": Tone.PLAIN}
+STANDING_TONES = {"banned": Tone.BAD, "probation": Tone.WARN, "trusted": Tone.GOOD, "good": Tone.PLAIN}
 STANDING_WORDS = {
     "good": "no restrictions",
-    "watched": "rejections or failures lowered its score; all its groups are audited",
+    "probation": "rejections or failures lowered its score; all its groups are audited",
     "banned": "this node neither fetches from it nor serves it",
     "trusted": "set by the operator: the node never bans it",
 }

@@ -121,7 +121,7 @@ class AnnouncementHandler:
         if self._peers.is_trusted(peer_id) or self._voices.admits(peer_id, now=time.monotonic()):
             return True
         self._count_refusal(peer_id, "announcement_flood")
-        self._peers.note(peer_id, Behaviour.FLOODED, reason="announcement_flood")
+        self._peers.note(peer_id, Behaviour.RATE_LIMITED, reason="announcement_flood")
         return False
 
     def refuse(self, ids: Iterable[bytes | None]) -> None:
@@ -163,7 +163,7 @@ class AnnouncementHandler:
             return None
         self._registry.seen(announcer).wire_schema = SCHEMA
         if announcement.created_at > time.time() + self._context.settings.validation.max_clock_skew_s:
-            self._count_refusal(announcer, "announcement_clock")
+            self._count_refusal(announcer, "announcement_clock_skew")
             return None
         if announcement.sender == announcer:
             announcement = replace(announcement, sender=None)

@@ -21,6 +21,7 @@ from ftis_node.models.source import HUB_ID
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.node.training.step_peers import train_group
 from ftis_node.replay.buffer import StoredGroup
+from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.reputation.score import Behaviour, TrustLevel
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_WAITING = 8  # groups; further ones are not audited
-REASON = "audit"
+REASON = "logprob_mismatch"
 
 
 class AuditLoop:
@@ -92,10 +93,10 @@ class AuditLoop:
                 await self._audit(accepted)
 
     def _share(self, group: Group) -> float:
-        """Return the fraction to audit: all groups of a watched peer, or of an unknown one that claims our weights."""
+        """Return the fraction to audit: 1 on probation, and if an unknown peer claims our weights."""
         share, peers = self._context.settings.validation.audit_fraction, self._peers
         is_strangers_claim = group.weights_of is not None and peers.is_stranger(group.sender)
-        is_doubtful = is_strangers_claim or peers.standing(group.sender) is TrustLevel.WATCHED
+        is_doubtful = is_strangers_claim or peers.standing(group.sender) is TrustLevel.PROBATION
         return 1.0 if share and is_doubtful else share
 
     def _is_comparable(self, group: Group) -> bool:
@@ -135,7 +136,7 @@ class AuditLoop:
         self._counters.refused[REASON] += 1
         self._registry.seen(sender).refused[REASON] += 1
         detail = f"{REASON}: a KL of {kl:.3g} from the weights that it claims"
-        self._peers.note(sender, Behaviour.LIED, reason=REASON, detail=detail)
+        self._peers.note(sender, Behaviour.FALSE_CLAIM, reason=REASON, detail=detail)
         if await self._disk(self._buffer.release_audited, group_id):
-            self._context.events.write("released", group=group_id, reason=REASON)
+            self._context.events.write("released", group=group_id, reason=ReleaseReason.AUDIT)
         log.warning("%s claims this node's weights, and its log-probs are off by a KL of %.3g", sender, kl)

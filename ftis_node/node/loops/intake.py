@@ -207,7 +207,7 @@ class IntakeLoop:
         if group_id in self._passed:
             refusal = Refusal("duplicate", "this group was admitted a moment ago")
         elif (group.sender, group.number) in self._passed:
-            refusal = Refusal("number", f"number {group.number} of this sender was used a moment ago")
+            refusal = Refusal("sequence_reused", f"number {group.number} of this sender was used a moment ago")
         elif reason := self._peers.copy_of(group):
             refusal = Refusal(reason, "too many of its completions were here before")
         else:
@@ -264,7 +264,7 @@ class IntakeLoop:
         group = accepted.group
         if not is_new:
             is_same = self._reader.is_known(accepted.envelope.id)
-            late = Refusal("duplicate" if is_same else "number", "admitted a moment ago")
+            late = Refusal("duplicate" if is_same else "sequence_reused", "admitted a moment ago")
             self._answer(
                 arrival, Refused(late, group.sender, accepted.envelope.id, signed=True, num_tokens=group.num_tokens)
             )

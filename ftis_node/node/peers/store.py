@@ -1,4 +1,6 @@
-"""`peers.sqlite` in the home: the standing of peers, so that bans and trust survive a restart, also one by a kill.
+"""`peers.sqlite` in the home: the reputation of peers, so that bans and trust survive a restart, also one by a kill.
+
+    schema 1 -> 2   the reasons have standard names
 
 One row a peer, as many as are remembered. WAL with full synchronization: a ban that was reported survives a power cut.
 There is a commit when a standing changes, and one every ten seconds.
@@ -18,6 +20,7 @@ from ftis_node.files import check_database
 from ftis_node.replay.soundness import BUSY_TIMEOUT_S, is_busy, readable_rows, told
 from ftis_node.swarm.reputation.score import Reputation
 from ftis_node.swarm.reputation.table import PeerReputation
+from ftis_node.telemetry.former_names import present_reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 
     from ftis_node.swarm.reputation.table import ReputationTable
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 SAVE_PATIENCE_MS = 200  # it is saved from the event loop, and again soon
 JOURNAL_PAGES = 64  # of 4 KiB: a few rows change each time; SQLite's own 1000 would be many times the file
 SCHEMA = """
@@ -59,8 +62,10 @@ class PeerStore:
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.execute(f"PRAGMA wal_autocheckpoint = {JOURNAL_PAGES}")
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if version not in (0, SCHEMA_VERSION):
+            if version not in (0, 1, SCHEMA_VERSION):
                 raise ConfigError(f"{path} has schema {version}; this version of ftis-node knows {SCHEMA_VERSION}")
+            if version == 1:
+                _rename_reasons(self._db)
             self._db.executescript(MAKE)
         except sqlite3.DatabaseError as error:
             self._db.close()
@@ -133,9 +138,24 @@ def copy_peers(damaged: sqlite3.Connection, new: Path) -> int:
         for _, *row in readable_rows(damaged, "peers"):
             num_peers += store.execute("INSERT OR IGNORE INTO peers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row).rowcount
         store.execute("COMMIT")
+        _rename_reasons(store)
     finally:
         store.close()
     return num_peers
+
+
+def _rename_reasons(db: sqlite3.Connection) -> None:
+    """Write present names for those of schema 1, in one transaction. Names that are present already stay."""
+    db.execute("BEGIN IMMEDIATE")
+    rows = db.execute("SELECT peer_id, ban_reason, reasons FROM peers").fetchall()
+    for peer_id, ban_reason, reasons in rows:
+        renamed = json.dumps({present_reason(name): count for name, count in _counts(reasons).items()})
+        db.execute(
+            "UPDATE peers SET ban_reason = ?, reasons = ? WHERE peer_id = ?",
+            (present_reason(ban_reason), renamed, peer_id),
+        )
+    db.execute("PRAGMA user_version = 2")
+    db.execute("COMMIT")
 
 
 def _counts(reasons: str) -> dict[str, int]:

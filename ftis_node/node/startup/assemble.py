@@ -41,7 +41,8 @@ from ftis_node.node.training.tracking import make_tracking
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.tasks.scoring.scorer import IsolatedScorer
-from ftis_node.telemetry.events import EVENT_SCHEMA, EventTrail
+from ftis_node.telemetry.events import EventTrail
+from ftis_node.telemetry.former_names import EVENT_SCHEMA
 from ftis_node.telemetry.progress import unwatched
 from ftis_node.telemetry.status import EvalStatus
 from ftis_node.telemetry.trail_summary import read_remembered

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-UNDERSTATED = "understated"
+UNDERSTATED = "understated_logprobs"
 UNREADABLE = "malformed"
 
 
@@ -97,8 +97,8 @@ class StepPeers:
             with self._guard.work_for(sender, Place.COUNT):
                 self._counters.refused[UNDERSTATED] += 1
                 self._registry.seen(sender).refused[UNDERSTATED] += 1
-                self._peers.note(sender, Behaviour.LIED, reason=UNDERSTATED, detail=detail)
-                self._context.events.write(UNDERSTATED, group=group.id, sender=sender, step=report.step)
+                self._peers.note(sender, Behaviour.FALSE_CLAIM, reason=UNDERSTATED, detail=detail)
+                self._context.events.write("understated", group=group.id, sender=sender, step=report.step)
 
     def _note_unreadable(self, report: StepReport, groups: Sequence[StoredGroup]) -> None:
         """Charge the senders of bodies that the learner could not unpack; log own ones as an error."""
@@ -120,7 +120,7 @@ class StepPeers:
 def note_teacher(peers: PeerManager, group: StoredGroup) -> None:
     """Credit the sender of a group of unequal rewards; the advantages of any other group are 0."""
     if not group.own and len(set(group.rewards)) > 1:
-        peers.note(group.sender, Behaviour.TAUGHT)
+        peers.note(group.sender, Behaviour.CONTRIBUTED)
 
 
 def train_group(group: StoredGroup, *, share: Share, of_own_weights: bool = False, weight: float = 1.0) -> TrainGroup:

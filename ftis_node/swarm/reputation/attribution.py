@@ -13,23 +13,23 @@ from typing import NamedTuple
 from ftis_node.swarm.reputation.score import Behaviour
 
 ORIGIN_FAULT = {
-    "unasked": Behaviour.REFUSED,
+    "unsolicited": Behaviour.REFUSED,
     "size": Behaviour.REFUSED,
     "parse": Behaviour.REFUSED,
     "malformed": Behaviour.REFUSED,
-    "signature": Behaviour.LIED,
+    "signature": Behaviour.FALSE_CLAIM,
 }
 NO_FAULT = frozenset(
     {
         *("version", "codec"),  # another software version
-        *("banned", "duplicate", "number", "stale", "clock"),
-        *("unscored", "text", "scoring_quota"),  # scoring and tokenizing are this node's part
+        *("banned", "duplicate", "sequence_reused", "stale", "clock_skew"),
+        *("scoring_failed", "not_encodable", "scoring_quota"),  # scoring and tokenizing are this node's part
     }
 )
 SIGNER_FAULT = {
     "scoring_time": Behaviour.SLOW,
-    "reward": Behaviour.LIED,
-    "copy_ours": Behaviour.LIED,
+    "reward_mismatch": Behaviour.FALSE_CLAIM,
+    "copy_ours": Behaviour.FALSE_CLAIM,
     "copy": Behaviour.COPIED,
 }
 
@@ -46,9 +46,9 @@ def attribute_refusal(reason: str, *, origin: str, sender: str | None, signed: b
     if conduct := ORIGIN_FAULT.get(reason):
         return Attribution(origin, conduct)
     if reason in NO_FAULT:
-        return Attribution(origin, Behaviour.MISHAP)
+        return Attribution(origin, Behaviour.HARMLESS)
     if reason == "quota":
-        return Attribution(origin, Behaviour.FLOODED if sender == origin else Behaviour.MISHAP)
+        return Attribution(origin, Behaviour.RATE_LIMITED if sender == origin else Behaviour.HARMLESS)
     if signed and sender is not None:
         return Attribution(sender, SIGNER_FAULT.get(reason, Behaviour.REFUSED))
     return Attribution(origin, Behaviour.REFUSED)

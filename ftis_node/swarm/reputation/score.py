@@ -2,8 +2,8 @@
 
     score  10 |  maximum: no credit that a false claim could not use up
             0 |  a new peer
-           -3 |  below: WATCHED (all its groups are audited)
-          -10 |  here: BANNED for a time that doubles with each ban; afterwards the score is -5, watched
+           -3 |  below: PROBATION (all its groups are audited)
+          -10 |  here: BANNED for a time that doubles with each ban; afterwards the score is -5, on probation
 
 Groups used in a training step raise the score slowly. Rejected groups lower it, false claims by a lot. What may happen
 to an honest peer does not change it: a late group, one that two peers served, a scorer that timed out. A negative score
@@ -30,15 +30,15 @@ class Behaviour(StrEnum):
     """What a peer did."""
 
     ACCEPTED = "accepted"  # a group of its own was accepted
-    TAUGHT = "taught"  # a step used one of its groups
-    MISHAP = "mishap"  # a group was useless for reasons that an honest peer may have
+    CONTRIBUTED = "contributed"  # a step used one of its groups
+    HARMLESS = "harmless"  # a group was useless for reasons that an honest peer may have
     PULL_FAILED = "pull_failed"  # it announced a group and did not serve it
-    FLOODED = "flooded"  # more than its rate limit
+    RATE_LIMITED = "rate_limited"  # more than its rate limit
     SLOW = "slow"  # scoring its completions took the whole time limit: ten times in a short while is no accident
     COPIED = "copied"  # completions of another peer's earlier group; who was first is not certain
     REFUSED = "refused"  # input that no honest node of this run sends
     FAULT = "fault"  # its input caused an unexpected exception in this node
-    LIED = "lied"  # a wrong claim under its own signature, or a forged one
+    FALSE_CLAIM = "false_claim"  # a wrong claim under its own signature, or a forged one
 
 
 class ScoreChange(NamedTuple):
@@ -51,15 +51,15 @@ class ScoreChange(NamedTuple):
 
 SCORE_CHANGES = {
     Behaviour.ACCEPTED: ScoreChange(0.02, most=2.0),  # valid but unused groups cannot earn more
-    Behaviour.TAUGHT: ScoreChange(0.1),
-    Behaviour.MISHAP: ScoreChange(0.0),
+    Behaviour.CONTRIBUTED: ScoreChange(0.1),
+    Behaviour.HARMLESS: ScoreChange(0.0),
     Behaviour.PULL_FAILED: ScoreChange(-0.25, floor=WATCH_SCORE),
-    Behaviour.FLOODED: ScoreChange(-0.25),
+    Behaviour.RATE_LIMITED: ScoreChange(-0.25),
     Behaviour.SLOW: ScoreChange(-1.0),
     Behaviour.COPIED: ScoreChange(-1.0, floor=WATCH_SCORE - 1.0),
     Behaviour.REFUSED: ScoreChange(-2.0),
     Behaviour.FAULT: ScoreChange(-2.0),
-    Behaviour.LIED: ScoreChange(-4.0),
+    Behaviour.FALSE_CLAIM: ScoreChange(-4.0),
 }
 
 
@@ -68,7 +68,7 @@ class TrustLevel(StrEnum):
 
     TRUSTED = "trusted"  # set by the operator: never banned automatically
     GOOD = "good"
-    WATCHED = "watched"
+    PROBATION = "probation"
     BANNED = "banned"
 
 
@@ -103,7 +103,7 @@ class Reputation:
             return TrustLevel.BANNED
         if self.trusted:
             return TrustLevel.TRUSTED
-        return TrustLevel.WATCHED if self.score_at(now) < WATCH_SCORE else TrustLevel.GOOD
+        return TrustLevel.PROBATION if self.score_at(now) < WATCH_SCORE else TrustLevel.GOOD
 
     def by_clock(self, now: float) -> Reputation:
         """Return the record adjusted to a clock that was set back; no ban becomes longer by that."""

@@ -20,7 +20,7 @@ BY_OPERATOR = "by the operator"
 EVICTED_FRACTION = 8  # one peer in 8
 MAX_REASONS = 32
 NEW_PEER = Reputation()
-GOOD_BEHAVIOUR = frozenset({Behaviour.ACCEPTED, Behaviour.TAUGHT})
+GOOD_BEHAVIOUR = frozenset({Behaviour.ACCEPTED, Behaviour.CONTRIBUTED})
 
 
 @dataclass(slots=True)

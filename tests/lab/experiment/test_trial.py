@@ -263,9 +263,9 @@ async def test_a_lie_found_after_the_door_does_not_count_as_another_group_judged
     lockstep.enter(Sender("judge"), Validator(NodeState(), registry), last_step=1)
     lockstep.enter(sender, last_step=1)
     peer = registry.seen("sender")
-    peer.accepted, peer.refused["understated"] = 1, 1  # one group, accepted and found out
+    peer.accepted, peer.refused["understated_logprobs"] = 1, 1  # one group, accepted and found out
     assert not lockstep._is_complete(1)
-    peer.refused["reward"] = 1
+    peer.refused["reward_mismatch"] = 1
     assert lockstep._is_complete(1)
 
 
@@ -275,10 +275,12 @@ def test_a_liar_is_met_at_the_door_or_in_the_loss(experiment: Experiment, lie: s
     assert [member.name for member in result.members] == ["s", "m", "s~2"]  # the liar has no curve
     for member in result.members:
         if lie == "rewards":
-            assert member.refused == {"reward": 3, "banned": 2 * PROMPTS // 4 - 3}, "three lies, and no more is read"
+            assert member.refused == {"reward_mismatch": 3, "banned": 2 * PROMPTS // 4 - 3}, (
+                "three lies, and no more is read"
+            )
             assert member.foreign_groups == 2 * PROMPTS // 2  # of the two honest peers; nobody waited for the rest
         elif lie == "positives":
-            assert member.refused["understated"] >= 1, "far likelier than the liar says"
+            assert member.refused["understated_logprobs"] >= 1, "far likelier than the liar says"
             assert (member.steps["truncated_fraction"][0] or 0) > 0
         else:
             assert not member.refused

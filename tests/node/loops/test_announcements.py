@@ -64,7 +64,7 @@ async def test_no_answer_makes_the_asker_page_into_the_future(tmp_path: Path, ah
         assert max(question.since for question in asked) <= time.time() + skew_s
         assert alice.parts.counters.refused["announcement_malformed"] == len(asked)
         is_followed = ahead_s <= skew_s
-        assert alice.parts.counters.refused["announcement_clock"] == (0 if is_followed else PAGE - 1)
+        assert alice.parts.counters.refused["announcement_clock_skew"] == (0 if is_followed else PAGE - 1)
         assert len(wiring.announcements.wants) == (PAGE - 1 if is_followed else 0)
 
 
@@ -133,7 +133,7 @@ def oldest(alice: StubNode) -> Callable[[Any], Any]:
     return give
 
 
-@pytest.mark.parametrize(("serve", "reason"), [(junk, "parse"), (oldest, "unasked")])
+@pytest.mark.parametrize(("serve", "reason"), [(junk, "parse"), (oldest, "unsolicited")])
 async def test_one_bug_of_a_newcomer_is_charged_once_a_group(
     tmp_path: Path, serve: Callable[[StubNode], Callable[[Any], Any]], reason: str
 ) -> None:
@@ -152,7 +152,7 @@ async def test_one_bug_of_a_newcomer_is_charged_once_a_group(
         assert bob.parts.peers.row(identity_of(1).peer_id)["reasons"] == {reason: 1}
 
 
-@pytest.mark.parametrize("how", ["signature", "unasked"])
+@pytest.mark.parametrize("how", ["signature", "unsolicited"])
 async def test_nobody_keeps_a_group_from_us_by_handing_it_over_badly(tmp_path: Path, how: str) -> None:
     """The id of a group is its body's: with a false signature, or unasked, it says nothing of its sender's group."""
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))

@@ -141,9 +141,13 @@ async def test_who_lied_is_noted_counted_and_its_group_released(rig: MakeRig) ->
     liar = accepted()
     assert made.node.buffer.admit(liar, own=False)
     await made.run(liar)
-    assert made.noted == [(ANN.peer_id, Behaviour.LIED, "audit")]
+    assert made.noted == [(ANN.peer_id, Behaviour.FALSE_CLAIM, "logprob_mismatch")]
     assert made.node.reader.ready_counts() == (0, 0), "its group is released"
-    assert made.node.counters.refused["audit"] == made.node.registry.peers[ANN.peer_id].refused["audit"] == 1
+    assert (
+        made.node.counters.refused["logprob_mismatch"]
+        == made.node.registry.peers[ANN.peer_id].refused["logprob_mismatch"]
+        == 1
+    )
     assert made.events == ["audited", "released"]
 
 
@@ -194,7 +198,7 @@ async def test_every_claim_of_our_weights_by_a_stranger_is_compared(rig: MakeRig
     for is_stranger, share, asked in ((True, 0.1, 2), (False, 0.1, 0), (True, 0.0, 0)):
         made = rig(kl=0.0, version=3, audit_fraction=share)
         for _ in range(0 if is_stranger else 12):
-            made.node.peers.note(ANN.peer_id, Behaviour.TAUGHT)
+            made.node.peers.note(ANN.peer_id, Behaviour.CONTRIBUTED)
         assert made.node.peers.is_stranger(ANN.peer_id) is is_stranger
         await made.run(claim, claim, dice=Throws(0.99))
         assert made.asked == asked
@@ -216,7 +220,7 @@ async def test_a_share_is_drawn_and_of_the_watched_all(rig: MakeRig) -> None:
     assert made.asked == 1
     while made.node.peers.standing(ANN.peer_id) is TrustLevel.GOOD:
         made.node.peers.note(ANN.peer_id, Behaviour.REFUSED)
-    assert made.node.peers.standing(ANN.peer_id) is TrustLevel.WATCHED
+    assert made.node.peers.standing(ANN.peer_id) is TrustLevel.PROBATION
     await made.run(accepted(), dice=dice)
     assert made.asked == 2
 

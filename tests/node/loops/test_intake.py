@@ -122,7 +122,7 @@ async def test_two_bodies_under_one_number_in_one_batch_are_told_apart_by_name(
         assert isinstance(first, Accepted)
         assert isinstance(second, Refused)
         assert isinstance(third, Refused)
-        assert (second.refusal.reason, third.refusal.reason) == ("number", "duplicate")
+        assert (second.refusal.reason, third.refusal.reason) == ("sequence_reused", "duplicate")
         assert node.reader.ready_counts() == (0, 1)
 
 
@@ -266,7 +266,7 @@ async def test_a_strangers_slow_groups_delay_no_known_peer_and_cost_their_sender
         workers = {"tokenizer": _HostileTokenizer(), "scorer": known, "strangers_scorer": other}
         with node_on(tmp_path, open_disk(), scoring_s_per_minute=1.5, **workers) as node:
             for _ in range(12):
-                node.peers.note(identity.peer_id, Behaviour.TAUGHT)
+                node.peers.note(identity.peer_id, Behaviour.CONTRIBUTED)
             answered: list[str] = []
             all_are_in, score = asyncio.Event(), other.score
 

@@ -219,9 +219,9 @@ async def test_a_body_that_was_not_asked_for_stays_outside(tmp_path: Path) -> No
         await eventually(lambda: held(bob) == 1)
         alice.gossip.serve(slip_in)
         await swarm.publish(alice, 1)
-        await eventually(lambda: bob.parts.counters.refused["unasked"])
+        await eventually(lambda: bob.parts.counters.refused["unsolicited"])
         assert held(bob) == 1
-        assert bob.parts.registry.seen(identity_of(1).peer_id).refused["unasked"] >= 1
+        assert bob.parts.registry.seen(identity_of(1).peer_id).refused["unsolicited"] >= 1
 
 
 async def test_what_the_door_refused_is_not_pulled_again(tmp_path: Path) -> None:
@@ -230,9 +230,9 @@ async def test_what_the_door_refused_is_not_pulled_again(tmp_path: Path) -> None
         alice.parts.confirmations.pending = PendingConfirmations(first_wait_s=0.1)
         bob.parts.strangers_scorer.score = _scores_one  # type: ignore[method-assign]
         await swarm.publish(alice, 1)
-        await eventually(lambda: bob.parts.counters.refused["reward"])
+        await eventually(lambda: bob.parts.counters.refused["reward_mismatch"])
         await asyncio.sleep(0.6)  # announced again meanwhile
-        assert bob.parts.counters.refused["reward"] == 1
+        assert bob.parts.counters.refused["reward_mismatch"] == 1
         assert alice.gossip.counters.bodies_out == 1
 
 

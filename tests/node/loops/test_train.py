@@ -75,9 +75,9 @@ async def test_who_understates_is_charged_and_who_taught_is_credited(tmp_path: P
     report = StepReport(step=1, policy_version=1, num_updates=1, understated=(groups[1].id.hex(),))
     with loop_with(tmp_path, report) as (loop, node):
         await loop._train(groups)
-        assert conduct_of(node) == [(HONEST.peer_id, Behaviour.TAUGHT), (LIAR.peer_id, Behaviour.LIED)]
+        assert conduct_of(node) == [(HONEST.peer_id, Behaviour.CONTRIBUTED), (LIAR.peer_id, Behaviour.FALSE_CLAIM)]
         assert len(events_of(node, "understated")) == 1
-        assert node.counters.refused == node.registry.seen(LIAR.peer_id).refused == {"understated": 1}
+        assert node.counters.refused == node.registry.seen(LIAR.peer_id).refused == {"understated_logprobs": 1}
         assert buffer_of(node).released == [(1, ReleaseReason.TRAINED)]
 
 
@@ -86,7 +86,7 @@ async def test_who_sends_a_body_that_the_learner_cannot_unpack_is_charged_once(t
     report = StepReport(step=1, policy_version=1, num_updates=1, unreadable=(groups[1].id.hex(),))
     with loop_with(tmp_path / "a", report) as (loop, node):
         await loop._train(groups)
-        assert conduct_of(node) == [(HONEST.peer_id, Behaviour.TAUGHT), (LIAR.peer_id, Behaviour.FAULT)]
+        assert conduct_of(node) == [(HONEST.peer_id, Behaviour.CONTRIBUTED), (LIAR.peer_id, Behaviour.FAULT)]
     with loop_with(tmp_path / "b", msgspec.structs.replace(report, repeated=True)) as (loop, node):
         await loop._train(groups)
         assert (LIAR.peer_id, Behaviour.FAULT) not in conduct_of(node)

@@ -63,16 +63,20 @@ def test_a_liar_is_banned_and_comes_back_watched(tmp_path: Path, events: EventTr
     book = open_book(tmp_path, events, clock)
     for _ in range(3):
         assert not book.is_banned(ANN.peer_id)
-        book.settle(refused("reward"), origin=BOB.peer_id)
+        book.settle(refused("reward_mismatch"), origin=BOB.peer_id)
     assert book.is_banned(ANN.peer_id)
     assert not book.is_banned(BOB.peer_id), "the relay could not know"
     row = book.rows()[ANN.peer_id]
-    assert (row["standing"], row["banned_until"], row["reasons"]) == ("banned", clock.now + 300.0, {"reward": 3})
+    assert (row["standing"], row["banned_until"], row["reasons"]) == (
+        "banned",
+        clock.now + 300.0,
+        {"reward_mismatch": 3},
+    )
     banned = read_events(tmp_path / "events.jsonl", name="reputation_changed")[-1]
-    assert (banned["peer"], banned["standing"], banned["why"]) == (ANN.peer_id, "banned", "reward: because")
+    assert (banned["peer"], banned["standing"], banned["why"]) == (ANN.peer_id, "banned", "reward_mismatch: because")
     clock.now += 300.0
     assert not book.is_banned(ANN.peer_id)
-    assert book.row(ANN.peer_id)["standing"] == "watched"
+    assert book.row(ANN.peer_id)["standing"] == "probation"
     book.close()
 
 
@@ -98,7 +102,9 @@ def test_a_quota_is_spent_by_what_came_in(tmp_path: Path, events: EventTrail) ->
     book.close()
 
 
-@pytest.mark.parametrize(("reason", "is_charged"), [("quota", False), ("scoring_quota", False), ("reward", True)])
+@pytest.mark.parametrize(
+    ("reason", "is_charged"), [("quota", False), ("scoring_quota", False), ("reward_mismatch", True)]
+)
 def test_a_group_beyond_its_quota_makes_no_further_debt(
     tmp_path: Path, events: EventTrail, reason: str, is_charged: bool
 ) -> None:
@@ -131,13 +137,13 @@ book = PeerManager(Path({str(tmp_path / "peers.sqlite")!r}), own_id="me", settin
                 events=EventTrail(Path({str(tmp_path / "other.jsonl")!r})), clock=lambda: 1e9)
 book.trust({BOB.peer_id!r})
 for _ in range(3):
-    book.note({ANN.peer_id!r}, Behaviour.LIED, reason="audit")
+    book.note({ANN.peer_id!r}, Behaviour.FALSE_CLAIM, reason="logprob_mismatch")
 os.kill(os.getpid(), signal.SIGKILL)
 """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
     book = open_book(tmp_path, events)
     assert book.is_banned(ANN.peer_id)
-    assert book.row(ANN.peer_id)["reasons"] == {"audit": 3}
+    assert book.row(ANN.peer_id)["reasons"] == {"logprob_mismatch": 3}
     assert book.is_trusted(BOB.peer_id)
     book.close()
 
@@ -154,7 +160,7 @@ def test_ten_thousand_identities_fill_neither_memory_nor_disk(tmp_path: Path, ev
     clock = Clock()
     book = open_book(tmp_path, events, clock)
     for _ in range(30):
-        book.note(ANN.peer_id, Behaviour.TAUGHT)
+        book.note(ANN.peer_id, Behaviour.CONTRIBUTED)
     book.ban(BOB.peer_id, 60.0)
     for number in range(10000):
         clock.now += 0.001

@@ -364,7 +364,7 @@ def test_a_turned_bit_in_the_schema_of_the_buffer_ends_no_node(home: Home, turne
 def test_a_turned_bit_in_the_schema_of_the_peers_ends_no_node(home: Home) -> None:
     """SQLite's error message has the name, which is no text: reading the message raises UnicodeDecodeError."""
     store, standings = PeerStore(home.peers), ReputationTable()
-    standings.note("peer", Behaviour.LIED, now=1e9)
+    standings.note("peer", Behaviour.FALSE_CLAIM, now=1e9)
     store.save(standings)
     store.close()
     data = home.peers.read_bytes()
@@ -411,12 +411,12 @@ def test_lines_that_are_no_events_are_left_out_and_kept(home: Home) -> None:
 
 
 @pytest.mark.parametrize(
-    "reasons", ["CAST(x'7b226c696564ff' AS TEXT)", "'{\"lied\": []}'", "'{\"lied\": 1e999}'", "'[7]'"]
+    "reasons", ["CAST(x'7b226c696564ff' AS TEXT)", "'{\"false_claim\": []}'", "'{\"false_claim\": 1e999}'", "'[7]'"]
 )
 def test_peers_whose_texts_are_none_keep_their_standing(home: Home, reasons: str) -> None:
     store, standings = PeerStore(home.peers), ReputationTable()
     for number in range(3):
-        standings.note(f"peer{number}", Behaviour.LIED, now=1e9)
+        standings.note(f"peer{number}", Behaviour.FALSE_CLAIM, now=1e9)
     store.save(standings)
     store.close()
     execute(home.peers, f"UPDATE peers SET reasons = {reasons} WHERE peer_id = 'peer1'")
@@ -435,7 +435,7 @@ def test_peers_whose_texts_are_none_keep_their_standing(home: Home, reasons: str
 def test_peers_that_can_be_read_keep_their_standing(home: Home) -> None:
     store, standings = PeerStore(home.peers), ReputationTable()
     for number in range(200):
-        standings.note(f"peer{number}", Behaviour.LIED, now=1e9)
+        standings.note(f"peer{number}", Behaviour.FALSE_CLAIM, now=1e9)
     store.save(standings)
     store.close()
     overwrite(home.peers, 4 * PAGE, noise(PAGE))
@@ -449,7 +449,7 @@ def test_peers_that_can_be_read_keep_their_standing(home: Home) -> None:
 
 def test_a_peer_book_that_another_program_holds_is_saved_later(home: Home, caplog: pytest.LogCaptureFixture) -> None:
     store, standings = PeerStore(home.peers), ReputationTable()
-    standings.note("peer", Behaviour.LIED, now=1e9)
+    standings.note("peer", Behaviour.FALSE_CLAIM, now=1e9)
     with hold(home.peers):
         store.save(standings)
         store.save(standings)

@@ -12,17 +12,17 @@ from ftis_node.swarm.reputation.score import Behaviour
     ("reason", "signed", "blamed", "conduct"),
     [
         ("parse", False, "relay", Behaviour.REFUSED),
-        ("signature", False, "relay", Behaviour.LIED),
+        ("signature", False, "relay", Behaviour.FALSE_CLAIM),
         ("run", False, "relay", Behaviour.REFUSED),
-        ("banned", False, "relay", Behaviour.MISHAP),
-        ("quota", False, "relay", Behaviour.MISHAP),
-        ("duplicate", True, "relay", Behaviour.MISHAP),
-        ("stale", True, "relay", Behaviour.MISHAP),
-        ("unscored", True, "relay", Behaviour.MISHAP),
-        ("vocabulary", True, "signer", Behaviour.REFUSED),
-        ("reward", True, "signer", Behaviour.LIED),
+        ("banned", False, "relay", Behaviour.HARMLESS),
+        ("quota", False, "relay", Behaviour.HARMLESS),
+        ("duplicate", True, "relay", Behaviour.HARMLESS),
+        ("stale", True, "relay", Behaviour.HARMLESS),
+        ("scoring_failed", True, "relay", Behaviour.HARMLESS),
+        ("token_out_of_range", True, "signer", Behaviour.REFUSED),
+        ("reward_mismatch", True, "signer", Behaviour.FALSE_CLAIM),
         ("copy", True, "signer", Behaviour.COPIED),
-        ("copy_ours", True, "signer", Behaviour.LIED),
+        ("copy_ours", True, "signer", Behaviour.FALSE_CLAIM),
     ],
 )
 def test_who_is_blamed_for_what(reason: str, signed: bool, blamed: str, conduct: Behaviour) -> None:
@@ -30,7 +30,10 @@ def test_who_is_blamed_for_what(reason: str, signed: bool, blamed: str, conduct:
 
 
 def test_a_flood_is_the_senders_only_from_its_own_hand() -> None:
-    assert attribute_refusal("quota", origin="signer", sender="signer", signed=False) == ("signer", Behaviour.FLOODED)
+    assert attribute_refusal("quota", origin="signer", sender="signer", signed=False) == (
+        "signer",
+        Behaviour.RATE_LIMITED,
+    )
 
 
 def test_a_name_without_a_signature_blames_nobody_else() -> None:

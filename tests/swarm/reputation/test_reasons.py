@@ -23,7 +23,7 @@ def test_whatever_a_peers_record_counts_has_a_sentence() -> None:
     for reason in [
         *(set(Behaviour) - GOOD_BEHAVIOUR),
         BY_OPERATOR,
-        "audit",
+        "logprob_mismatch",
         "announcement_flood",
         "announcement_malformed",
     ]:
