@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ftis_node.config.optimizer import OptimizerSection
 from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.engines.base import EngineSettings, GenerateRequest
 from ftis_node.generation.engines.vllm_options import engine_arguments, environment
@@ -302,7 +303,7 @@ def learner_boot(folder: Path, weights: Path, options: argparse.Namespace) -> Le
         checkpoints_dir=str(folder / "checkpoints"),
         weights_dir=str(weights),
         method="tis",
-        learning_rate=1e-6,
+        optimizer=OptimizerSection(learning_rate=1e-6),
         dtype="float32" if options.device == "cpu" else "bfloat16",
         device=options.device,
         checkpoint_every_steps=1000,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
+from ftis_node.config.optimizer import OptimizerSection
 from ftis_node.learner.core import Learner
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.memory.components import Workload, learner_memory
@@ -43,7 +44,7 @@ def memory(options: Options, *, shape: str, lora: bool, recompute: bool, tokens:
             run_id="gpu-check",
             checkpoints_dir=f"{home}/checkpoints",
             weights_dir=weights,
-            learning_rate=1e-6,
+            optimizer=OptimizerSection(learning_rate=1e-6, lora_learning_rate=1e-6),
             lora=LORA if lora else None,
             dtype="bfloat16",
             device=options.device,

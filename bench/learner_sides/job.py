@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from ftis_node.config.optimizer import OptimizerSection
 from ftis_node.learner.client import KEEPS_FREED_BLOCKS, worker_environment
 from ftis_node.learner.messages import LearnerBoot, LoraSettings, TrainGroup
 
@@ -44,8 +45,9 @@ class Job(msgspec.Struct, frozen=True):
             checkpoints_dir=f"{self.folder}/checkpoints",
             weights_dir=weights_dir,
             method="ftis",
-            learning_rate=LEARNING_RATE,
-            max_grad_norm=MAX_GRAD_NORM,
+            optimizer=OptimizerSection(
+                learning_rate=LEARNING_RATE, lora_learning_rate=LEARNING_RATE, max_grad_norm=MAX_GRAD_NORM
+            ),
             lora=LORA if self.lora else None,
             dtype=self.precision,
             device=self.device,

@@ -86,7 +86,7 @@ class Learner:
             boot.method,
             boot.method_params,
             boot.advantage_scale,
-            kl_to_start=boot.kl_to_start,
+            kl_to_start=boot.optimizer.kl_coef,
             max_logprob_gap_nats=boot.max_logprob_gap_nats,
         )
         check_optimizer_states(boot)
@@ -96,7 +96,7 @@ class Learner:
         self.policy = choose_kernels(open_policy(boot, ranks), boot)
         grow_segments_after_weights(boot)
         self._agreement = AgreementMeter(self.policy.causal_lm) if boot.measure_agreement else None
-        self._reference = load_reference(self.policy, boot, ranks) if boot.kl_to_start else None
+        self._reference = load_reference(self.policy, boot, ranks) if boot.optimizer.kl_coef else None
         self._masters = make_masters(self.policy.trainable(), boot)
         self._trainable = self._masters.tensors
         self._optimizer = make_optimizer(self._masters, boot)
@@ -286,8 +286,8 @@ class Learner:
             micro_batches,
             self._objective,
             self._optimizer,
-            max_grad_norm=self._boot.max_grad_norm or math.inf,
-            updates=self._boot.updates_per_batch,
+            max_grad_norm=self._boot.optimizer.max_grad_norm or math.inf,
+            updates=self._boot.optimizer.updates_per_batch,
             reference=self._reference_logprobs(batch, micro_batches, between),
             between=between,
             before_update=partial(self._before_update, between),

@@ -99,10 +99,10 @@ def moment_shapes(shape: torch.Size) -> tuple[torch.Size, ...]:
 
 def _adam(parameters: list[Parameter], boot: LearnerBoot) -> torch.optim.Optimizer:
     how: dict[str, Any] = {
-        "lr": boot.effective_learning_rate,
-        "betas": boot.betas,
-        "eps": boot.eps,
-        "weight_decay": boot.weight_decay,
+        "lr": boot.peak_learning_rate,
+        "betas": boot.optimizer.betas,
+        "eps": boot.optimizer.eps,
+        "weight_decay": boot.optimizer.weight_decay,
     }
     if boot.optimizer_states == "8bit":
         small: Any = _bitsandbytes().optim.AdamW8bit(parameters, **how)

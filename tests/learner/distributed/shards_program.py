@@ -30,6 +30,7 @@ from ftis_node.learner.model import attention
 from ftis_node.learner.model import policy_loading as policies
 from ftis_node.learner.model.policy_loading import load_policy, open_policy
 from ftis_node.workers.owner import die_with_owner
+from ftis_node.workers.wire import dec_hook
 
 assert transformers.models.qwen2.modeling_qwen2.Qwen2ForCausalLM
 
@@ -98,7 +99,7 @@ def main():
     if "FTIS_TEST_PACKING_FAILS" in os.environ:
         fail_when_packed()
     die_with_owner(os.getppid())
-    boots = [msgspec.convert(boot, LearnerBoot) for boot in json.loads(sys.argv[1])]
+    boots = [msgspec.convert(boot, LearnerBoot, dec_hook=dec_hook) for boot in json.loads(sys.argv[1])]
     torch.set_num_threads(1)
     with start_ranks(2) as seat:
         ranks, _ = join(seat, boots[0])
