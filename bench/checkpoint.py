@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ftis_node.config.node import LearnerSection
 from ftis_node.config.optimizer import OptimizerSection
 from ftis_node.lab.random_models import SHAPES, save_random_model
 from ftis_node.lab.train_groups import pack_train_group
@@ -66,7 +67,7 @@ def _train(model: Path, home: Path, every_steps: int | None, steps: int, threads
             dtype="bfloat16",
             device="cpu",
             num_threads=threads,
-            checkpoint_every_steps=every_steps,
+            settings=LearnerSection(checkpoint_every_steps=every_steps),
         )
     )
     vocab_size = learner.policy.causal_lm.config.vocab_size

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ftis_node.config.node import LearnerSection
 from ftis_node.config.optimizer import OptimizerSection
 from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.engines.base import EngineSettings, GenerateRequest
@@ -306,7 +307,7 @@ def learner_boot(folder: Path, weights: Path, options: argparse.Namespace) -> Le
         optimizer=OptimizerSection(learning_rate=1e-6),
         dtype="float32" if options.device == "cpu" else "bfloat16",
         device=options.device,
-        checkpoint_every_steps=1000,
+        settings=LearnerSection(checkpoint_every_steps=1000),
         num_threads=max(1, options.threads // 2),
         recompute_activations=options.device != "cpu",
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.config.manifest import load_manifest
-from ftis_node.config.node import NodeSettings
+from ftis_node.config.node import LearnerSection, NodeSettings
 from ftis_node.config.optimizer import OptimizerSection
 from ftis_node.learner.core import Learner
 from ftis_node.learner.messages import LearnerBoot
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 GROUPS, GROUP_SIZE = 2, 12
 STEPS = 3  # the first is not counted
-NEVER = 1_000_000
+NEVER = 100_000
 
 
 def memory(options: Options, *, shape: str, lora: bool, recompute: bool, tokens: int, saves: bool) -> dict[str, Any]:
@@ -50,8 +50,8 @@ def memory(options: Options, *, shape: str, lora: bool, recompute: bool, tokens:
             device=options.device,
             micro_batch_tokens=tokens,
             recompute_activations=recompute,
-            kernels="plain",  # as the memory plan counts
-            checkpoint_every_steps=NEVER,
+            # Plain kernels, as the memory plan counts.
+            settings=LearnerSection(kernels="plain", checkpoint_every_steps=NEVER),
         )
         before = reset_peak(options.device)
         learner = Learner(boot)

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from ftis_node.config.node import LearnerSection
 from ftis_node.config.optimizer import OptimizerSection
 from ftis_node.learner.client import KEEPS_FREED_BLOCKS, worker_environment
 from ftis_node.learner.messages import LearnerBoot, LoraSettings, TrainGroup
@@ -53,8 +54,7 @@ class Job(msgspec.Struct, frozen=True):
             device=self.device,
             recompute_activations=self.recompute,
             head_chunk_tokens=512 if self.device == "cpu" else 2048,
-            kernels=self.kernels,
-            checkpoint_every_steps=1_000_000,
+            settings=LearnerSection(kernels=self.kernels, checkpoint_every_steps=100_000),
             num_threads=self.threads,
         )
         return msgspec.structs.replace(boot, micro_batch_tokens=self.micro_batch) if self.micro_batch else boot

@@ -211,5 +211,5 @@ def worker_environment(boot: LearnerBoot) -> dict[str, str]:
     threads = {} if boot.num_threads is None else {"OMP_NUM_THREADS": str(boot.num_threads)}
     blocks = KEEPS_FREED_BLOCKS if boot.device == "cpu" else {}
     # Else as many processes as there are cores, up to 32, each with torch in it, for a layer's few kernels.
-    compiler = {} if boot.kernels == "plain" or COMPILE_THREADS in os.environ else {COMPILE_THREADS: "1"}
-    return compiler | threads | blocks | segments | (COMMUNICATION if boot.num_processes > 1 else {})
+    compiler = {} if boot.settings.kernels == "plain" or COMPILE_THREADS in os.environ else {COMPILE_THREADS: "1"}
+    return compiler | threads | blocks | segments | (COMMUNICATION if boot.settings.num_processes > 1 else {})

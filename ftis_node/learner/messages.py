@@ -28,6 +28,7 @@ from typing import Literal
 
 import msgspec
 
+from ftis_node.config.node import LearnerSection
 from ftis_node.config.optimizer import OptimizerSection
 from ftis_node.learner.senders import SenderStats
 from ftis_node.learner.step.schedule import learning_rate
@@ -53,11 +54,12 @@ class LearnerBoot(Message, frozen=True):
     `model` is a folder or hub id, `model_name` its public name. `run_id` names the run whose checkpoints these are.
     `method` and `method_params` go to `algorithms.policy_loss`; `advantage_scale` None means the method's own.
 
-    `temperature` is the run's sampling temperature. `optimizer` is the manifest's section. The summed log-probs of a
-    peer's completion may be `max_logprob_gap_nats` below the learner's.
+    `temperature` is the run's sampling temperature. `optimizer` is a section of the manifest, `settings` one of
+    `node.toml`. If a field of the boot has the name of a setting, the node derived it, and the setting is not used. The
+    summed log-probs of a peer's completion may be `max_logprob_gap_nats` below the learner's.
 
     `dtype` is the model's type in memory and computation; trained weights have float32 masters if it is bfloat16.
-    `optimizer_states` is the form of Adam's moments (`optimizer.py`). `micro_batch_tokens` bounds the padded prompt and
+    `micro_batch_tokens` bounds the padded prompt and
     completion tokens in memory, until memory runs out. `publish_as` is what the generator gets: the whole model with an
     adapter merged into it, or the adapter alone.
 
@@ -65,9 +67,9 @@ class LearnerBoot(Message, frozen=True):
     the reply, and no work between steps may need much. `hand_over` is how published weights reach it, if possible
     (`publish.py`). `memory_share` is the part of the GPU for the learner's tensors beside a generator; None: all.
 
-    `num_processes` hold the model together, each on a GPU or on `num_threads` of the CPU. `recompute_activations` keeps
+    Each process has a GPU or `num_threads` of the CPU. `recompute_activations` keeps
     only each layer's input; `may_recompute`: a lack of memory switches it on. `head_chunk_tokens` go through the output
-    head at once. `kernels` are those of the layers (`kernels.py`).
+    head at once.
     """
 
     model: str
@@ -80,13 +82,12 @@ class LearnerBoot(Message, frozen=True):
     advantage_scale: Literal["std", "mean"] | None = None
     temperature: float = 1.0
     optimizer: OptimizerSection = OptimizerSection()
+    settings: LearnerSection = LearnerSection()
     max_logprob_gap_nats: float = math.inf
-    optimizer_states: Literal["float32", "8bit", "offload"] = "float32"
     micro_batch_tokens: int = 2048
     recompute_activations: bool = False
     may_recompute: bool = False
     head_chunk_tokens: int = 512
-    kernels: Literal["auto", "plain", "compile", "liger"] = "auto"
     takes_turns: bool = False
     hand_over: Way = "file"
     memory_share: float | None = None
@@ -96,10 +97,6 @@ class LearnerBoot(Message, frozen=True):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     seed: int = 0
     num_threads: int | None = None
-    num_processes: int = 1
-    keep_checkpoints: int = 2
-    checkpoint_every_steps: int | None = 1
-    report_entropy: bool = False
     measure_agreement: bool = False
 
     @property

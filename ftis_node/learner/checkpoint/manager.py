@@ -46,9 +46,9 @@ class CheckpointManager:
         ranks: Ranks,
     ) -> None:
         self.progress = TrainingProgress()
-        self.saver = CheckpointSaver(every_steps=boot.checkpoint_every_steps)
+        self.saver = CheckpointSaver(every_steps=boot.settings.checkpoint_every_steps)
         self._folder = Path(boot.checkpoints_dir)
-        self._keep = boot.keep_checkpoints
+        self._keep = boot.settings.keep_checkpoints
         self._owner = owner
         self._masters = masters
         self._optimizer = optimizer

@@ -226,8 +226,8 @@ def learner_boot(
         advantage_scale=manifest.method.advantage_scale,
         temperature=manifest.sampling.temperature,
         optimizer=manifest.optimizer,
+        settings=settings.learner,
         max_logprob_gap_nats=math.inf if manifest.sampling.is_cut else settings.validation.max_logprob_gap_nats,
-        optimizer_states=settings.learner.optimizer_states,
         micro_batch_tokens=micro_batch_tokens_of(settings, on_gpu=is_on_gpu),
         lora=LoraSettings(rank=adapter.rank, alpha=adapter.alpha, dropout=adapter.dropout) if settings.lora else None,
         publish_as="adapter" if adapters else "model",
@@ -235,10 +235,6 @@ def learner_boot(
         device=pick_device(settings.device),
         seed=settings.seed,
         num_threads=threads_of(settings.learner.threads, num_processes=settings.learner.num_processes),
-        num_processes=settings.learner.num_processes,
-        keep_checkpoints=settings.learner.keep_checkpoints,
-        checkpoint_every_steps=settings.learner.checkpoint_every_steps,
-        report_entropy=settings.learner.report_entropy,
         measure_agreement=manifest.method.peer_weights == "agreement",
         takes_turns=arrangement.takes_turns,
         hand_over="file" if adapters else arrangement.hand_over,
@@ -248,7 +244,6 @@ def learner_boot(
         and settings.learner.recompute_activations is None
         and settings.learner.num_processes == 1,
         head_chunk_tokens=arrangement.head_chunk_tokens,
-        kernels=settings.learner.kernels,
     )
 
 

@@ -20,6 +20,7 @@ import transformers.models.qwen2.modeling_qwen2
 from learner_rig import random_groups
 from transformers import AttentionInterface
 
+from ftis_node.config.node import LearnerSection
 from ftis_node.learner.data.batch import make_batch
 from ftis_node.learner.data.packing import make_packed_micro_batches
 from ftis_node.learner.distributed.launch import start_ranks
@@ -45,7 +46,7 @@ real_spread_policy = policies.load_sharded_policy
 
 def differing(boot, policy):
     """Names of parameters and buffers that differ from those of a policy that is loaded whole."""
-    expected = load_policy(msgspec.structs.replace(boot, num_processes=1)).causal_lm
+    expected = load_policy(msgspec.structs.replace(boot, settings=LearnerSection())).causal_lm
     named = [*expected.named_parameters(remove_duplicate=False), *expected.named_buffers()]
     found = dict(policy.causal_lm.named_parameters(remove_duplicate=False)) | dict(policy.causal_lm.named_buffers())
     assert found.keys() == dict(named).keys()

@@ -125,7 +125,7 @@ def test_processes_of_a_learner_divide_its_threads(
     boot = makers.learner_boot(
         settings, load_manifest("arithmetic-ftis"), source, Home(tmp_path), WorkerPlacement(), weights=tmp_path
     )
-    assert (boot.num_processes, boot.num_threads) == expected
+    assert (boot.settings.num_processes, boot.num_threads) == expected
 
 
 def test_what_a_node_announces_is_looked_at_before_anything_starts(tmp_path: Path) -> None:
