@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ftis_node.config.node import LearnerSection
 from ftis_node.config.optimizer import OptimizerSection
+from ftis_node.config.workers import LearnerSection
 from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.engines.base import EngineSettings, GenerateRequest
 from ftis_node.generation.engines.vllm_options import engine_arguments, environment

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.config.manifest import load_manifest
-from ftis_node.config.node import LearnerSection, NodeSettings
+from ftis_node.config.node import NodeSettings
 from ftis_node.config.optimizer import OptimizerSection
+from ftis_node.config.workers import LearnerSection
 from ftis_node.learner.core import Learner
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.memory.components import Workload, learner_memory

@@ -6,8 +6,8 @@ from typing import Literal
 
 import msgspec
 
-from ftis_node.config.node import LearnerSection
 from ftis_node.config.optimizer import OptimizerSection
+from ftis_node.config.workers import LearnerSection
 from ftis_node.learner.client import KEEPS_FREED_BLOCKS, worker_environment
 from ftis_node.learner.messages import LearnerBoot, LoraSettings, TrainGroup
 

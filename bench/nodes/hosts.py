@@ -20,8 +20,9 @@ import psutil
 
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.config.home import Home
-from ftis_node.config.manifest import RunManifest, StepSection
+from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings, SwarmSection
+from ftis_node.config.step import StepSection
 from ftis_node.gossip import GossipLimits, NetworkSettings
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.p2pd.sockets import CONTROL_NAME

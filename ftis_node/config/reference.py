@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 HEADER = """# Configuration
 
-Two files, two questions. The **run manifest** is what all nodes of a swarm agree on; its hash is the run id, so
-changing one value makes another swarm. **node.toml**, in the node's home, is what may differ from node to node. Flags
-win over environment variables (`FTIS_NAME`, `FTIS_LEARNER__THREADS`), these over `node.toml`, that over the defaults.
-
-Unknown keys are refused by name.
+Two files configure a node. All nodes of a swarm share the **run manifest**. Its hash is the run id, so another value
+makes another swarm. **node.toml** in the node's home may differ from node to node. Options override environment
+variables (`FTIS_NAME`, `FTIS_LEARNER__THREADS`). These override `node.toml`, which overrides the defaults. Unknown keys
+are an error.
 """
+PRESET_FILES = "../../ftis_node/config/presets"
 
 
 def render_reference() -> str:
@@ -37,10 +37,11 @@ def render_reference() -> str:
         *_tables(NodeSettings),
         "## Presets\n",
     ]
+    parts.append("`--run NAME` takes a preset:\n\n| preset | task | run id |\n|---|---|---|")
     for preset in PRESETS:
         manifest = load_manifest(preset)
-        parts.append(f"### {preset}\n\nRun id `{manifest.run_id}`.\n\n```toml\n{manifest.to_toml()}```\n")
-    return "\n".join(parts)
+        parts.append(f"| [{preset}]({PRESET_FILES}/{preset}.toml) | `{manifest.task}` | `{manifest.run_id}` |")
+    return "\n".join(parts) + "\n"
 
 
 def _tables(settings: type[BaseModel], prefix: str = "") -> Iterator[str]:

@@ -28,8 +28,8 @@ from typing import Literal
 
 import msgspec
 
-from ftis_node.config.node import LearnerSection
 from ftis_node.config.optimizer import OptimizerSection
+from ftis_node.config.workers import LearnerSection
 from ftis_node.learner.senders import SenderStats
 from ftis_node.learner.step.schedule import learning_rate
 from ftis_node.workers.weights.shared_weights import Way  # noqa: TC001  msgspec reads the annotations

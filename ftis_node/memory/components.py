@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from ftis_node.config.node import MAX_SERVED_RANK
+from ftis_node.config.workers import MAX_SERVED_RANK
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH, served_rank
 from ftis_node.memory.weight_transport import transport_of
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from ftis_node.config.node import PARALLEL_SIZES
+from ftis_node.config.workers import PARALLEL_SIZES
 from ftis_node.errors import ConfigError, MachineError, ModelError
 from ftis_node.generation.engines import has_vllm
 from ftis_node.memory.components import HEAD_CHUNK_TOKENS, Workload

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.config.node import MAX_SERVED_RANK
+from ftis_node.config.workers import MAX_SERVED_RANK
 from ftis_node.generation.engines import choose_engine, has_vllm
 from ftis_node.models import pick_device
 

@@ -10,7 +10,8 @@ import psutil
 import pytest
 
 from ftis_node.cli.app import run
-from ftis_node.config.node import LoraSection, NodeSettings
+from ftis_node.config.node import NodeSettings
+from ftis_node.config.workers import LoraSection
 from ftis_node.memory import choice as memory_choice
 from tests.models.test_model_shape import QWEN_3B
 from tests.models.tiny_models import save_tiny

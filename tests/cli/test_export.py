@@ -10,7 +10,8 @@ import torch
 from ftis_node.cli.app import run
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import parse_manifest
-from ftis_node.config.node import LoraSection, NodeSettings
+from ftis_node.config.node import NodeSettings
+from ftis_node.config.workers import LoraSection
 from ftis_node.learner.core import Learner
 from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.models import resolve_model

@@ -220,7 +220,7 @@ class Battle:
             "malformed": (len(ear._malformed), 4096),
             "peers": (len(parts.registry.peers), 4096),
             "later": (len(node.pull._later), 8192),
-            "asking": (len(node.pull._asking), NODE_SETTINGS.swarm.pulls_in_flight),
+            "asking": (len(node.pull._slots._asking), NODE_SETTINGS.swarm.pulls_in_flight),
             "inbox": (len(node.gossip._queue._waiting), 8192),  # type: ignore[attr-defined]
             "arrivals": (node.intake._known.arrivals.qsize(), 64),
             "strangers' arrivals": (node.intake._strangers.arrivals.qsize(), 64),

@@ -191,7 +191,7 @@ class FullNode:
         for peer_id in peer_ids:
             if not peers.is_trusted(peer_id):
                 peers.trust(peer_id)  # it would be banned within a second, and reach no further point
-        for pauses in (guard._pauses, self.pull._pauses, self.pull._repair._pauses):
+        for pauses in (guard._pauses, self.pull._slots.backoff, self.pull._repair._pauses):
             pauses._pauses.clear()
 
 

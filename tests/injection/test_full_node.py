@@ -91,7 +91,7 @@ def _is_at_rest(node: FullNode) -> bool:
     """No pull is left under way, and no envelope without a verdict."""
     places = node.parts.context.settings.swarm.pulls_in_flight
     is_judging = any(turn().waiting for turn in node.pull._intake.turns.values())
-    return node.pull._pulls_in_flight._value == places and not +node.pull._asking and not is_judging
+    return node.pull._slots._free._value == places and not +node.pull._slots._asking and not is_judging
 
 
 def allowed(place: Place) -> set[str]:

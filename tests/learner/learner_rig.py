@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from ftis_node.config.node import LearnerSection
 from ftis_node.config.optimizer import OptimizerSection
+from ftis_node.config.workers import LearnerSection
 from ftis_node.lab.train_groups import pack_train_group
 from ftis_node.learner.data.groups import UnpackedGroup, unpack_train_group
 from ftis_node.learner.messages import LearnerBoot

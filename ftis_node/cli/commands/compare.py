@@ -130,7 +130,7 @@ def compare(
 
     Writes results.json, curves.csv, curves.png and table.md. A second run resumes and runs only missing trials.
     """
-    from ftis_node.config.node import LoraSection
+    from ftis_node.config.workers import LoraSection
     from ftis_node.lab.experiment.pairs import resolve_pair
     from ftis_node.lab.experiment.trial_matrix import Experiment
 

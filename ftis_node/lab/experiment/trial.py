@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ftis_node.config.home import Home
-from ftis_node.config.node import GenerationSection, LearnerSection, LoraSection, NodeSettings, SwarmSection
+from ftis_node.config.node import NodeSettings, SwarmSection
+from ftis_node.config.workers import GenerationSection, LearnerSection, LoraSection
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.byzantine import ByzantineNode
 from ftis_node.lab.experiment.final_evaluation import run_final_evaluation

@@ -29,7 +29,7 @@ from ftis_node.records.codec import CODECS
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ftis_node.config.node import LoraSection
+    from ftis_node.config.workers import LoraSection
     from ftis_node.lab.experiment.pairs import Pair
 
 SAPO = re.compile(r"sapo:(\d+)/(\d+)(?:/(\d+))?")  # own and remote groups drawn, and own ones generated

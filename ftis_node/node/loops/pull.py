@@ -19,18 +19,17 @@ If the run allows it, a group of another tokenizer is pulled as text. Only its s
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import time
-from collections import Counter, defaultdict
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ftis_node.gossip.interface import FetchOutcome
 from ftis_node.node.loops.announcements import Members
+from ftis_node.node.loops.confirmations import ConfirmationLoop
+from ftis_node.node.loops.pull_slots import PullSlots
 from ftis_node.node.supervision.body_memory import HeldBytes
 from ftis_node.node.supervision.task_monitor import waiting_for
-from ftis_node.swarm.peer_backoff import PeerBackoff
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.pulling.demand import STEPS_IN_STOCK, PullDemand, pull_demand
 from ftis_node.swarm.pulling.domains import ANY, portions
@@ -58,13 +57,10 @@ if TYPE_CHECKING:
     from ftis_node.swarm.pulling.pull_queue import PullItem, PullRequest
     from ftis_node.validation import ValidationResult
 
-log = logging.getLogger(__name__)
-
 GATHER_S = 0.02  # announcements that come together are pulled together
 LOOK_AGAIN_S = 1.0  # the learner's needs change without an event here
 MAX_BATCH_BYTES = 8 << 20
 BUSY_REST_S = 0.5
-FAILED_REST_S = 5.0
 PASSING = frozenset({"quota", "scoring_quota", "scoring_failed", "banned"})  # these say nothing of the group itself
 NOT_THE_GROUP = frozenset({"size", "parse", "unsolicited", "signature"})  # what came is not the group asked for
 FAULTS = {FetchOutcome.TOO_LARGE: Behaviour.REFUSED}
@@ -108,9 +104,10 @@ class PullLoop:
         self._guard = gossip.guard
         self._wants = ear.wants
         self._later = RetryQueue()
-        self._pauses = PeerBackoff(first_s=FAILED_REST_S)
-        self._asking: Counter[str] = Counter()  # pulls under way, by the peer asked
-        self._pulls_in_flight = asyncio.Semaphore(self._context.settings.swarm.pulls_in_flight)
+        self._confirmations = ConfirmationLoop(ear=ear, gossip=gossip)
+        self._slots = PullSlots(
+            self._context.settings.swarm.pulls_in_flight, guard=gossip.guard, peers=peers, registry=registry
+        )
         rate = self._context.settings.swarm.max_download_bytes_per_s
         self._allowance = TokenBucket(rate_per_s=rate, burst=rate * BURST_S) if rate else None
         self._in_memory = HeldBytes(self._context.settings.limits.bodies_in_memory_bytes)
@@ -121,7 +118,7 @@ class PullLoop:
             tasks.create_task(self._ear.listen(), name="pull-listen")
             tasks.create_task(self._dispatch(tasks), name="pull-dispatch")
             tasks.create_task(self._repair.run(), name="pull-repair")
-            tasks.create_task(self._confirm_again(), name="pull-confirm")
+            tasks.create_task(self._confirmations.run(), name="pull-confirm")
 
     async def _dispatch(self, tasks: asyncio.TaskGroup) -> None:
         """Send requests for wanted groups as soon as there are some, and again while some are left."""
@@ -129,7 +126,7 @@ class PullLoop:
             with suppress(TimeoutError), waiting_for("something to pull"):
                 async with asyncio.timeout(LOOK_AGAIN_S if len(self._wants) or len(self._later) else None):
                     await self._ear.changed.wait()
-            if self._asking:  # the first one goes at once
+            if self._slots.num_in_use:  # the first one goes at once
                 await asyncio.sleep(GATHER_S)
             self._ear.changed.clear()
             await self._pull_what_is_needed(tasks)
@@ -142,7 +139,7 @@ class PullLoop:
                 is_wanted = want.created_at > oldest and not self._ear.has(want)
                 if is_wanted and self._ear.may_give(want.sender, want.id):
                     self._wants.add(want, holder=want.sender)
-        self._wants.reroute(self._is_able)
+        self._wants.reroute(self._slots.is_able)
         if self._space.why_full:
             return
         need = (await self._demand()).need
@@ -155,20 +152,19 @@ class PullLoop:
         """Requests for `need` groups of a portion, and for duties, as far as they can be had; how many were no duty."""
         num_pulled = 0
         while True:
-            with waiting_for("a pull under way to end"):  # each has its own limits
-                await self._pulls_in_flight.acquire()
+            await self._slots.acquire()
             batch = self._wants.next_request(
                 most=self._context.settings.swarm.pull_batch,
                 need=None if need is None else need - num_pulled,
                 max_bytes=MAX_BATCH_BYTES,
-                may_ask=self._may_ask_now,
+                may_ask=self._slots.may_ask,
                 is_meant=lambda want: portion.near is None or portion.near is self._is_near(want),
             )
             if batch is None:
-                self._pulls_in_flight.release()
+                self._slots.release()
                 return num_pulled
             num_pulled += sum(not want.is_assigned for want in batch.items)
-            self._asking[batch.source.peer_id] += 1
+            self._slots.assign(batch.source.peer_id)
             await self._keep_to_budget(batch)
             tasks.create_task(self._pull_and_release(batch), name=f"pull-{batch.source.peer_id[-6:]}")
 
@@ -205,8 +201,7 @@ class PullLoop:
             if work.failed:  # what of it is not settled yet is not asked of this peer again
                 self._wants.missed(batch, missing=[want.id for want in batch.items])
         finally:
-            self._pulls_in_flight.release()
-            self._asking -= Counter([batch.source.peer_id])  # drops what comes to 0
+            self._slots.release(batch.source.peer_id)
             self._ear.changed.set()  # the next of this peer may be asked for
 
     async def _demand(self) -> PullDemand:
@@ -224,39 +219,6 @@ class PullLoop:
         takes_assigned = wanted.need is not None and wanted.takes_assigned
         self._ear.members = Members(known, await self._gossip.shard_members()) if takes_assigned else None
         return wanted
-
-    def _is_able(self, peer_id: str) -> bool:
-        """Return whether a peer may be asked now: neither banned nor in a pause after a failure."""
-        is_able = False
-        with self._guard.work_for(peer_id, Place.PULL):
-            may_work = self._guard.may_work(peer_id) and not self._peers.is_banned(peer_id)
-            is_able = may_work and self._pauses.may_ask(peer_id, now=time.monotonic())
-        return is_able
-
-    def _may_ask_now(self, peer_id: str) -> bool:
-        may_ask = False
-        with self._guard.work_for(peer_id, Place.PULL):
-            may_ask = self._may_ask(peer_id)
-        return may_ask
-
-    def _may_ask(self, peer_id: str) -> bool:
-        """Return whether one more pull of a peer may start.
-
-        All peers whose last pull failed share one place. Each peer that has sent no group yet has one place, and all
-        of them together leave one free. So slow or absent peers do not delay others.
-        """
-        if not self._is_able(peer_id):
-            return False
-        num_places = self._context.settings.swarm.pulls_in_flight
-        if self._pauses.has_failed(peer_id):
-            return not any(map(self._pauses.has_failed, self._asking))
-        if self._is_proven(peer_id):
-            return self._asking[peer_id] < max(1, num_places // 2)
-        num_unproven = sum(not self._is_proven(asked) for asked in self._asking)
-        return not self._asking[peer_id] and num_unproven < max(1, num_places - 1)
-
-    def _is_proven(self, peer_id: str) -> bool:
-        return self._registry.has_sent_groups(peer_id)
 
     async def _keep_to_budget(self, batch: PullRequest) -> None:
         if self._allowance is None:
@@ -290,14 +252,14 @@ class PullLoop:
             verdicts = await asyncio.gather(*judged)
         here = self._settle(batch, verdicts)
         if fetched.outcome is FetchOutcome.BUSY:
-            self._pauses.rest(peer_id, BUSY_REST_S * random.uniform(0.75, 1.25), now=time.monotonic())
+            self._slots.backoff.rest(peer_id, BUSY_REST_S * random.uniform(0.75, 1.25), now=time.monotonic())
             self._wants.put_back(batch)
         else:
             self._note_outcome(batch, fetched.outcome, is_empty=not fetched.bodies)
             missing = [group_id for group_id in ids if group_id not in here]
             self._note_useless(batch, verdicts, fetched.outcome, missing=missing)
             await self._ask_others(batch, missing=missing, is_answered=fetched.outcome is FetchOutcome.COMPLETE)
-        await self._confirm(batch, verdicts)
+        await self._confirmations.confirm(verdicts, source=peer_id)
 
     def _settle(self, batch: PullRequest, verdicts: Sequence[ValidationResult]) -> set[bytes]:
         """Remove judged groups, accepted or refused, from the list; return their ids."""
@@ -334,9 +296,9 @@ class PullLoop:
         peer_id = batch.source.peer_id
         is_broken_promise = is_empty and all(want.sender == peer_id for want in batch.items)
         if outcome is FetchOutcome.COMPLETE and not is_broken_promise:
-            self._pauses.succeeded(peer_id)
+            self._slots.backoff.succeeded(peer_id)
             return
-        self._pauses.failed(peer_id, now=time.monotonic())
+        self._slots.backoff.failed(peer_id, now=time.monotonic())
         self._registry.seen(peer_id).failed_pulls += 1
         conduct = FAULTS.get(outcome, Behaviour.PULL_FAILED)
         self._peers.note(peer_id, conduct, reason=f"pull_{outcome.value}")
@@ -356,32 +318,6 @@ class PullLoop:
             shown = [want.id.hex() for want in for_good[:NUM_SHOWN]]
             self._context.events.write("pull_given_up", source=batch.source.peer_id, num=len(for_good), groups=shown)
         self._ear.changed.set()
-
-    async def _confirm(self, batch: PullRequest, verdicts: Sequence[ValidationResult]) -> None:
-        """Confirm to the senders which of their groups passed."""
-        checked: dict[str, list[bytes]] = defaultdict(list)
-        for verdict in verdicts:
-            if isinstance(verdict, Accepted):
-                checked[verdict.group.sender].append(verdict.announced_id)
-                self._ear.heard(verdict.group.sender).note(verdict.group.number, at=time.monotonic())
-        reachable = {batch.source.peer_id, *await self._gossip.members()} if checked else set()
-        for sender, ids in checked.items():
-            if sender in reachable:
-                await self._tell_arrived(sender, ids)
-
-    async def _confirm_again(self) -> None:
-        """Confirm stored groups that are announced again, until canceled."""
-        while True:
-            with waiting_for("a group that is here already"):
-                await self._ear.reminded.wait()
-            self._ear.reminded.clear()
-            while (due := self._ear.reminders.take()) is not None:
-                await self._tell_arrived(*due)
-
-    async def _tell_arrived(self, sender: str, ids: Sequence[bytes]) -> None:
-        with self._guard.work_for(sender, Place.CONFIRM):
-            if not await self._gossip.confirm(sender, ids):
-                log.info("%s did not take the confirmation of %d groups", sender, len(ids))
 
 
 def _is_useless(verdict: ValidationResult) -> bool:

@@ -16,7 +16,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ftis_node.config.node import MismatchSection
+    from ftis_node.config.workers import MismatchSection
     from ftis_node.learner.messages import StepReport
 
 

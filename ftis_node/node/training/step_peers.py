@@ -15,7 +15,7 @@ from ftis_node.swarm.reputation.score import Behaviour
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ftis_node.config.manifest import Share
+    from ftis_node.config.step import Share
     from ftis_node.learner.messages import StepReport
     from ftis_node.node.context import NodeContext
     from ftis_node.node.peers.manager import PeerManager

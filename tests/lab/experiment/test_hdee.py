@@ -12,7 +12,7 @@ import pytest
 
 from ftis_node.cli.app import run
 from ftis_node.config.manifest import load_manifest
-from ftis_node.config.node import LoraSection
+from ftis_node.config.workers import LoraSection
 from ftis_node.errors import UsageError
 from ftis_node.evaluation.ensemble import MODES
 from ftis_node.evaluation.evaluate import evaluate_model

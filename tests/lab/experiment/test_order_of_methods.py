@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ftis_node.config.manifest import load_manifest
-from ftis_node.config.node import LoraSection
+from ftis_node.config.workers import LoraSection
 from ftis_node.lab.experiment.pairs import resolve_pair
 from ftis_node.lab.experiment.runner import run_trials
 from ftis_node.lab.experiment.trial_matrix import Experiment

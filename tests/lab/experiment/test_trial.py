@@ -14,7 +14,7 @@ import pytest
 
 from ftis_node.algorithms import has_signal
 from ftis_node.config.manifest import load_manifest
-from ftis_node.config.node import LoraSection
+from ftis_node.config.workers import LoraSection
 from ftis_node.errors import FtisError, ModelError
 from ftis_node.lab.experiment import trial as trial_room
 from ftis_node.lab.experiment.pairs import Pair, PairMember

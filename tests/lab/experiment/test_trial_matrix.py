@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ftis_node.config.manifest import load_manifest
-from ftis_node.config.node import LoraSection
+from ftis_node.config.workers import LoraSection
 from ftis_node.errors import UsageError
 from ftis_node.lab.experiment.delay import NO_DELAY, Delay
 from ftis_node.lab.experiment.pairs import Pair, PairMember, resolve_pair

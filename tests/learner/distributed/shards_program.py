@@ -20,7 +20,7 @@ import transformers.models.qwen2.modeling_qwen2
 from learner_rig import random_groups
 from transformers import AttentionInterface
 
-from ftis_node.config.node import LearnerSection
+from ftis_node.config.workers import LearnerSection
 from ftis_node.learner.data.batch import make_batch
 from ftis_node.learner.data.packing import make_packed_micro_batches
 from ftis_node.learner.distributed.launch import start_ranks

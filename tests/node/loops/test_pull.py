@@ -273,17 +273,17 @@ async def test_peers_that_failed_or_gave_nothing_yet_leave_places_to_others(tmp_
     async with swarm.node(1, pulls_in_flight=4) as alice:
         pull = alice.pull
         alice.parts.registry.seen("proven").accepted = 1
-        pull._asking.update(["new1", "new2"])
-        assert not pull._may_ask("new1"), "one at a time of who has given nothing yet"
-        assert pull._may_ask("new3")
-        pull._asking.update(["new3"])
-        assert not pull._may_ask("new4"), "one place is left to those that have"
-        assert pull._may_ask("proven")
-        pull._asking.clear()
+        pull._slots._asking.update(["new1", "new2"])
+        assert not pull._slots.may_ask("new1"), "one at a time of who has given nothing yet"
+        assert pull._slots.may_ask("new3")
+        pull._slots._asking.update(["new3"])
+        assert not pull._slots.may_ask("new4"), "one place is left to those that have"
+        assert pull._slots.may_ask("proven")
+        pull._slots._asking.clear()
         for peer in ("slow1", "slow2"):
-            pull._pauses.failed(peer, now=-1e9)
-        assert pull._may_ask("slow1")
-        pull._asking.update(["slow1"])
-        assert not pull._may_ask("slow2"), "one place for all that failed"
-        pull._pauses.failed("proven", now=-1e9)
-        assert not pull._may_ask("proven")
+            pull._slots.backoff.failed(peer, now=-1e9)
+        assert pull._slots.may_ask("slow1")
+        pull._slots._asking.update(["slow1"])
+        assert not pull._slots.may_ask("slow2"), "one place for all that failed"
+        pull._slots.backoff.failed("proven", now=-1e9)
+        assert not pull._slots.may_ask("proven")

@@ -11,7 +11,8 @@ import pytest
 from ftis_node.config.admission import ValidationSection
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import load_manifest, parse_manifest
-from ftis_node.config.node import LoraSection, NodeSettings
+from ftis_node.config.node import NodeSettings
+from ftis_node.config.workers import LoraSection
 from ftis_node.errors import ConfigError, EngineError
 from ftis_node.generation import engines
 from ftis_node.generation.engines.vllm_options import engine_arguments

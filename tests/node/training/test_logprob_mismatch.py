@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ftis_node.config.node import MismatchSection, NodeSettings
+from ftis_node.config.node import NodeSettings
+from ftis_node.config.workers import MismatchSection
 from ftis_node.errors import WorkerDiedError
 from ftis_node.learner.data.groups import unpack_train_group
 from ftis_node.learner.messages import StepReport

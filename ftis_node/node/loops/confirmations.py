@@ -1,0 +1,56 @@
+"""Confirmations: messages that tell the senders of accepted groups which of them this node stores."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.swarm.peer_guard import Place
+from ftis_node.validation import Accepted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ftis_node.gossip.interface import Gossip
+    from ftis_node.node.loops.announcements import AnnouncementHandler
+    from ftis_node.validation import ValidationResult
+
+log = logging.getLogger(__name__)
+
+
+class ConfirmationLoop:
+    """The sender of confirmations, for new groups at once and for repeated announcements as they come."""
+
+    def __init__(self, *, ear: AnnouncementHandler, gossip: Gossip) -> None:
+        self._ear = ear
+        self._gossip = gossip
+        self._guard = gossip.guard
+
+    async def run(self) -> None:
+        """Confirm stored groups that are announced again, until canceled."""
+        while True:
+            with waiting_for("a group that is here already"):
+                await self._ear.reminded.wait()
+            self._ear.reminded.clear()
+            while (due := self._ear.reminders.take()) is not None:
+                await self._send(*due)
+
+    async def confirm(self, verdicts: Sequence[ValidationResult], *, source: str) -> None:
+        """Confirm to the senders which of their groups passed; `source` is the peer that sent the bodies."""
+        checked: dict[str, list[bytes]] = defaultdict(list)
+        for verdict in verdicts:
+            if isinstance(verdict, Accepted):
+                checked[verdict.group.sender].append(verdict.announced_id)
+                self._ear.heard(verdict.group.sender).note(verdict.group.number, at=time.monotonic())
+        reachable = {source, *await self._gossip.members()} if checked else set()
+        for sender, ids in checked.items():
+            if sender in reachable:
+                await self._send(sender, ids)
+
+    async def _send(self, sender: str, ids: Sequence[bytes]) -> None:
+        with self._guard.work_for(sender, Place.CONFIRM):
+            if not await self._gossip.confirm(sender, ids):
+                log.info("%s did not take the confirmation of %d groups", sender, len(ids))

@@ -1,0 +1,82 @@
+"""Slots of the pull loop: how many pulls are under way, and which peer may be asked next."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.swarm.peer_backoff import PeerBackoff
+from ftis_node.swarm.peer_guard import Place
+
+if TYPE_CHECKING:
+    from ftis_node.node.peers.manager import PeerManager
+    from ftis_node.node.peers.registry import PeerRegistry
+    from ftis_node.swarm.peer_guard import PeerGuard
+
+FAILED_REST_S = 5.0
+
+
+class PullSlots:
+    """A concurrency limiter with `num_slots` slots that are shared out among peers. `backoff` holds failed peers."""
+
+    def __init__(self, num_slots: int, *, guard: PeerGuard, peers: PeerManager, registry: PeerRegistry) -> None:
+        self._num_slots = num_slots
+        self._guard = guard
+        self._peers = peers
+        self._registry = registry
+        self._free = asyncio.Semaphore(num_slots)
+        self._asking: Counter[str] = Counter()  # pulls under way, by the peer asked
+        self.backoff = PeerBackoff(first_s=FAILED_REST_S)
+
+    @property
+    def num_in_use(self) -> int:
+        """Pulls under way."""
+        return self._asking.total()
+
+    async def acquire(self) -> None:
+        """Wait for a free slot and take it; `assign` or `release` must follow."""
+        with waiting_for("a pull under way to end"):  # each has its own limits
+            await self._free.acquire()
+
+    def assign(self, peer_id: str) -> None:
+        """Count the slot that was taken for a peer."""
+        self._asking[peer_id] += 1
+
+    def release(self, peer_id: str | None = None) -> None:
+        """Free a slot, of the peer to which it was assigned, if to any."""
+        self._free.release()
+        if peer_id is not None:
+            self._asking -= Counter([peer_id])  # drops what comes to 0
+
+    def is_able(self, peer_id: str) -> bool:
+        """Return whether a peer may be asked now: neither banned nor in a pause after a failure."""
+        is_able = False
+        with self._guard.work_for(peer_id, Place.PULL):
+            may_work = self._guard.may_work(peer_id) and not self._peers.is_banned(peer_id)
+            is_able = may_work and self.backoff.may_ask(peer_id, now=time.monotonic())
+        return is_able
+
+    def may_ask(self, peer_id: str) -> bool:
+        """Return whether one more pull of a peer may start.
+
+        All peers whose last pull failed share one slot. Each peer that has sent no group yet has one slot, and all
+        of them together leave one free. So slow or absent peers do not delay others.
+        """
+        may_ask = False
+        with self._guard.work_for(peer_id, Place.PULL):
+            may_ask = self.is_able(peer_id) and self._has_slot_for(peer_id)
+        return may_ask
+
+    def _has_slot_for(self, peer_id: str) -> bool:
+        if self.backoff.has_failed(peer_id):
+            return not any(map(self.backoff.has_failed, self._asking))
+        if self._is_proven(peer_id):
+            return self._asking[peer_id] < max(1, self._num_slots // 2)
+        num_unproven = sum(not self._is_proven(asked) for asked in self._asking)
+        return not self._asking[peer_id] and num_unproven < max(1, self._num_slots - 1)
+
+    def _is_proven(self, peer_id: str) -> bool:
+        return self._registry.has_sent_groups(peer_id)
