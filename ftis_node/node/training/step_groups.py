@@ -44,7 +44,7 @@ class StepGroups:
         last_groups = None if state.last_groups is None else [bytes.fromhex(name) for name in state.last_groups]
         returned = await self._disk(self._buffer.reconcile, state.step, last_groups)
         if returned:
-            log.warning("the learner stands at step %d; %d groups are ready again", state.step, returned)
+            log.warning("the learner is at step %d: %d groups are ready again", state.step, returned)
 
     async def release_poisoned(self) -> dict[bytes, HeldGroup | None]:
         """Release groups on which the learner failed repeatedly, so that they cannot block the node; return them."""
