@@ -1,7 +1,7 @@
 """A full disk and a power cut, which may come at any moment: nothing that was there before is lost.
 
 Files are replaced whole or not at all, for a file that is opened for writing is empty from then on. Whatever was being
-written when the room ran out fails as it may; `telling_full_disk` stands around all of it and says what is the matter.
+written when the room ran out fails as it may; `reporting_full_disk` stands around all of it and says what is the matter.
 
 What a function here has returned from outlives a power cut: a file by the sync of its content and of the folder that
 has its name, a folder by that of the one above it.
@@ -47,7 +47,7 @@ def disk_full(root: Path) -> MachineError:
 
 
 @contextmanager
-def telling_full_disk(root: Path) -> Iterator[None]:
+def reporting_full_disk(root: Path) -> Iterator[None]:
     """Inside, an error that comes of a full disk becomes a MachineError with one line."""
     try:
         yield

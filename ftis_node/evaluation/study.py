@@ -95,7 +95,7 @@ class Study:
     gated: list[TaskItem]
     text: str
 
-    async def look_at(self, expert: Expert, open_engine: OpenEngine, scorer: IsolatedScorer) -> ExpertOutputs:
+    async def evaluate_expert(self, expert: Expert, open_engine: OpenEngine, scorer: IsolatedScorer) -> ExpertOutputs:
         """One model alone; it is in memory only meanwhile."""
         settings, windows = self._settings(expert.tokenizer), self._windows(expert.tokenizer)
         name = expert.member.name

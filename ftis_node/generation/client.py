@@ -246,7 +246,7 @@ class GenerationClient(WorkerClient):
         async with self._handing_over:
             if self.is_asleep:
                 return
-            self._time_limits.halt()
+            self._time_limits.pause()
             discard = discard and self._may_discard and self._loader.newest is not None
             try:
                 await self._supervisor.call(Sleep(discard=discard), Asleep)
@@ -256,7 +256,7 @@ class GenerationClient(WorkerClient):
                     raise
                 logger.warning("the generation worker is not put to sleep: %s", error)
             except BaseException:
-                self._time_limits.go_on()
+                self._time_limits.resume()
                 raise
             self._awake.clear()
 
@@ -269,7 +269,7 @@ class GenerationClient(WorkerClient):
 
     def _end_sleep(self) -> None:
         self._awake.set()
-        self._time_limits.go_on()
+        self._time_limits.resume()
 
     async def _bring_up(self, life: WorkerProcess) -> None:
         """Prepare a new worker process before calls reach it."""

@@ -35,7 +35,7 @@ class TimeLimits:
             finally:
                 self._left_s.pop(timeout, None)
 
-    def halt(self) -> None:
+    def pause(self) -> None:
         """Pause all clocks; no-op if they are paused."""
         if self._is_halted:
             return
@@ -47,7 +47,7 @@ class TimeLimits:
                 self._left_s[timeout] = end - now
                 timeout.reschedule(None)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Resume the clocks; no-op if they run."""
         if not self._is_halted:
             return

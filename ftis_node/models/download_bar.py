@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes"))
 
 
-def telling_bar(repo: str, on_progress: OnProgress) -> type[Any]:
+def progress_bar_class(repo: str, on_progress: OnProgress) -> type[Any]:
     """A class of bars that tell how much of `repo` is here."""
     from tqdm.std import tqdm
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from ftis_node.records.envelope import Accepted
     from ftis_node.replay.lifecycle import ChoiceRule
-    from ftis_node.telemetry.trail_summary import TrailGroup
+    from ftis_node.telemetry.trail_summary import LoggedGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,9 +235,9 @@ class ReplayBuffer:
     def follow_trail(
         self,
         *,
-        expected: Iterable[TrailGroup],
-        used: Iterable[TrailGroup],
-        in_doubt: Iterable[TrailGroup] = (),
+        expected: Iterable[LoggedGroup],
+        used: Iterable[LoggedGroup],
+        in_doubt: Iterable[LoggedGroup] = (),
         released: Iterable[tuple[bytes, str]] = (),
     ) -> tuple[int, int]:
         """READY -> TAKEN for groups that steps have used, in a buffer that lost its last commits.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from ftis_node.telemetry.trail_summary import TrailGroup
+    from ftis_node.telemetry.trail_summary import LoggedGroup
 
 REASONS = frozenset(ReleaseReason)
 STATES = frozenset(State)
@@ -101,7 +101,7 @@ def release_damaged(buffer: sqlite3.Connection) -> list[bytes]:
     return [bytes(group_id) for group_id in found]
 
 
-def take_again(buffer: sqlite3.Connection, used: Iterable[TrailGroup]) -> int:
+def take_again(buffer: sqlite3.Connection, used: Iterable[LoggedGroup]) -> int:
     """What a step has used is not READY, and never comes back: READY -> TAKEN, and the numbers of what is not there.
 
     For a buffer that has lost its last commits, or whose disk turned a bit in a step or a reason: those change, so no
@@ -126,7 +126,7 @@ def take_again(buffer: sqlite3.Connection, used: Iterable[TrailGroup]) -> int:
     return num_changed
 
 
-def _is_noted_wrong(row: sqlite3.Row, used: TrailGroup) -> bool:
+def _is_noted_wrong(row: sqlite3.Row, used: LoggedGroup) -> bool:
     """Whether a RELEASED group has no reason that there is, or was trained by another step than the one that did."""
     if row["state"] != State.RELEASED:
         return False
@@ -144,7 +144,7 @@ def release_again(buffer: sqlite3.Connection, released: Iterable[tuple[bytes, st
     )
 
 
-def forget_missing(buffer: sqlite3.Connection, groups: Iterable[TrailGroup]) -> None:
+def forget_missing(buffer: sqlite3.Connection, groups: Iterable[LoggedGroup]) -> None:
     """Refuses from now on those of `groups` that are not kept: a peer may send them again. Inside a transaction."""
     newest = buffer.execute("SELECT coalesce(max(arrival), 0) FROM groups").fetchone()[0]
     for group in groups:
@@ -153,7 +153,7 @@ def forget_missing(buffer: sqlite3.Connection, groups: Iterable[TrailGroup]) -> 
             forget(buffer, group.sender, group.number, touch=newest)
 
 
-def count_missing(buffer: sqlite3.Connection, expected: Iterable[TrailGroup]) -> int:
+def count_missing(buffer: sqlite3.Connection, expected: Iterable[LoggedGroup]) -> int:
     """How many of these groups are neither kept nor known to have been pruned."""
     return sum(
         buffer.execute("SELECT 1 FROM groups WHERE id = ?", (group.id,)).fetchone() is None

@@ -22,7 +22,7 @@ from ftis_node.doctor.machine import check_disk, read_driver
 from ftis_node.doctor.memory import memory_question
 from ftis_node.doctor.model import check_model
 from ftis_node.doctor.network import nat_kind
-from ftis_node.doctor.runner import Check, run_checks
+from ftis_node.doctor.runner import DoctorCheck, run_checks
 from ftis_node.doctor.table import FINDINGS, as_markdown
 from ftis_node.models import shape_of
 
@@ -59,8 +59,8 @@ def test_a_check_that_hangs_is_cut_off_and_one_that_breaks_is_told_with_what_it_
     never = threading.Event()
     words: list[str] = []
     checks = [
-        Check("disk", "the disk", 0.3, lambda: [CheckResult("disk.free", "ok", str(never.wait(30)))]),
-        Check("ram", "memory", 5.0, broken),
+        DoctorCheck("disk", "the disk", 0.3, lambda: [CheckResult("disk.free", "ok", str(never.wait(30)))]),
+        DoctorCheck("ram", "memory", 5.0, broken),
     ]
     findings = run_checks(checks, on_progress=words.append)
     never.set()
@@ -72,7 +72,7 @@ def test_a_check_that_hangs_is_cut_off_and_one_that_breaks_is_told_with_what_it_
 def test_what_is_waited_for_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ftis_node.doctor.runner.QUIET_S", 0.1)
     words: list[str] = []
-    run_checks([Check("ram", "memory", 0.4, lambda: iter([time.sleep(1)]))], on_progress=words.append)  # type: ignore[arg-type, return-value]
+    run_checks([DoctorCheck("ram", "memory", 0.4, lambda: iter([time.sleep(1)]))], on_progress=words.append)  # type: ignore[arg-type, return-value]
     assert words == ["still looking at: memory"]
 
 

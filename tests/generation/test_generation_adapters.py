@@ -26,7 +26,7 @@ from ftis_node.errors import ModelError, WorkerDiedError
 from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.engines.base import GenerateRequest
 from ftis_node.generation.engines.published import check_adapter, shapes_in
-from ftis_node.generation.engines.vllm_adapters import Adapters
+from ftis_node.generation.engines.vllm_adapters import LoraAdapters
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.learner.checkpoint.publish import Publisher, proof_of
 from ftis_node.learner.messages import LearnerBoot, LoraSettings
@@ -278,7 +278,7 @@ class Core:
 
 
 async def test_an_adapter_goes_when_nothing_uses_it_and_never_more_are_held_than_there_are_places() -> None:
-    core, adapters = Core(), Adapters(dict, 3)
+    core, adapters = Core(), LoraAdapters(dict, 3)
     for version, place in ((1, "a"), (2, "b"), (2, "b-again")):
         assert adapters.oldest_in_the_way() is None
         adapters.load(core, Path(place), version)

@@ -251,10 +251,10 @@ async def test_a_limit_runs_out_after_its_time_awake(monkeypatch: pytest.MonkeyP
 
     early = asyncio.create_task(call())
     await clock.passes(1.5)
-    limits.halt()
+    limits.pause()
     late = asyncio.create_task(call())
     await clock.passes(2.0)
-    limits.go_on()
+    limits.resume()
     await clock.passes(0.4)
     assert not early.done()
     await clock.passes(0.2)

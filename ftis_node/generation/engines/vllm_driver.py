@@ -23,9 +23,16 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from ftis_node.errors import ModelError, WorkerTaskError
-from ftis_node.generation.engines.vllm_adapters import Adapters
-from ftis_node.generation.engines.vllm_core import Core
-from ftis_node.generation.engines.vllm_jobs import FINISH_REASONS, CommandQueue, Job, PendingProbe, VllmCompletion, fail
+from ftis_node.generation.engines.vllm_adapters import LoraAdapters
+from ftis_node.generation.engines.vllm_core import VllmCore
+from ftis_node.generation.engines.vllm_jobs import (
+    FINISH_REASONS,
+    CommandQueue,
+    PendingProbe,
+    VllmCompletion,
+    VllmJob,
+    fail,
+)
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH, num_loras
 from ftis_node.generation.engines.vllm_requests import core_request, probe_params, sampling_params
 from ftis_node.records.group import FinishReason
@@ -45,7 +52,7 @@ ENDED = "the engine was closed, or failed"
 MAX_DRAWS = 100  # of a first token; a correct model hardly ever needs a second
 
 
-class Driver:
+class VllmDriver:
     """The driver of one engine core. `commands` is safe from any thread; call the rest in the driver's thread only."""
 
     def __init__(
@@ -56,15 +63,15 @@ class Driver:
         self._max_batch = settings.max_batch or DEFAULT_MAX_BATCH
         self._on_progress = on_progress
         self.commands = CommandQueue(ENDED)
-        self._waiting: deque[Job] = deque()
+        self._waiting: deque[VllmJob] = deque()
         self._running: dict[str, VllmCompletion] = {}
         self._probes: dict[str, PendingProbe] = {}
-        self._adapters = Adapters(LoRARequest, num_loras(can_sleep=settings.can_sleep))
+        self._adapters = LoraAdapters(LoRARequest, num_loras(can_sleep=settings.can_sleep))
         self._request_numbers = itertools.count()
         self._sleepers: list[Future[None]] = []
         self._may_discard = False  # discard the weights, if all callers of `sleep` allow it
         self._core: Any = None
-        self._state = Core(None, can_sleep=False)
+        self._state = VllmCore(None, can_sleep=False)
         self.thread = threading.Thread(target=self._run, name="vllm", daemon=True)
         self.opened: Future[None] = Future()
         self.broken: Future[str] = Future()
@@ -90,11 +97,11 @@ class Driver:
 
     # The commands.
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: VllmJob) -> None:
         """Queue a group."""
         self._waiting.append(job)
 
-    def drop(self, job: Job) -> None:
+    def drop(self, job: VllmJob) -> None:
         """Drop a group that no caller waits for any more."""
         if job in self._waiting:
             self._waiting.remove(job)
@@ -180,7 +187,7 @@ class Driver:
     def _run(self) -> None:
         try:
             self._core, self.max_model_len = self._open_core()
-            self._state = Core(self._core, can_sleep=self._settings.can_sleep)
+            self._state = VllmCore(self._core, can_sleep=self._settings.can_sleep)
         except Exception as error:
             self.opened.set_exception(error)
             return

@@ -34,7 +34,7 @@ from ftis_node.errors import (
     says_out_of_memory,
 )
 from ftis_node.generation.engines.published import check_adapter, check_published, check_shared, shapes_in
-from ftis_node.generation.engines.vllm_jobs import Job
+from ftis_node.generation.engines.vllm_jobs import VllmJob
 from ftis_node.generation.engines.vllm_options import (
     CPU_BLOCK_TOKENS,
     check_options,
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ftis_node.generation.engines.base import EngineSettings, GenerateRequest, GenerationResult
-    from ftis_node.generation.engines.vllm_driver import Driver
+    from ftis_node.generation.engines.vllm_driver import VllmDriver
     from ftis_node.models import ModelSource
     from ftis_node.workers.weights.shared_weights import SharedWeights
 
@@ -77,7 +77,7 @@ class VllmEngine:
 
     name = "vllm"
 
-    def __init__(self, driver: Driver, settings: EngineSettings, source: ModelSource, log: WorkerLog) -> None:
+    def __init__(self, driver: VllmDriver, settings: EngineSettings, source: ModelSource, log: WorkerLog) -> None:
         self._driver = driver
         self._log = log
         self._settings = settings
@@ -102,7 +102,7 @@ class VllmEngine:
         limit = self._driver.max_model_len
         if len(request.prompt_ids) + request.max_tokens > limit:
             raise ValueError(f"{len(request.prompt_ids)} + {request.max_tokens} tokens: the engine takes {limit}")
-        job = Job(request)
+        job = VllmJob(request)
         self._driver.commands.post(partial(self._driver.submit, job), job.result)
         try:
             return await asyncio.wrap_future(job.result)
@@ -181,12 +181,12 @@ async def open_engine(source: ModelSource, settings: EngineSettings, on_progress
     logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])  # until vLLM sets up its own loggers
     warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")  # for its developers, not for users
     try:
-        from ftis_node.generation.engines.vllm_driver import Driver
+        from ftis_node.generation.engines.vllm_driver import VllmDriver
     except ImportError as error:
         raise EngineError(
             f"vLLM cannot be imported ({error}): use --engine torch, or see `ftis-node doctor`"
         ) from error
-    driver = Driver(partial(_open_core, source, settings, device), settings, on_progress)
+    driver = VllmDriver(partial(_open_core, source, settings, device), settings, on_progress)
     driver.thread.start()
     try:
         await asyncio.wrap_future(driver.opened)

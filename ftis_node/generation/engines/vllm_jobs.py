@@ -39,7 +39,7 @@ class VllmCompletion:
     often it was restarted because its first id was no token.
     """
 
-    job: Job
+    job: VllmJob
     index: int
     salt: str
     version: int
@@ -94,7 +94,7 @@ class PendingProbe:
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class VllmJob:
     """A group from its request to its result, a future that any thread may await."""
 
     request: GenerateRequest

@@ -50,7 +50,7 @@ PROMPT_TOKENS, COMPLETION_TOKENS, GROUP_SIZE = 128, 384, 12  # of the texts that
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class KernelMeasurement:
     """The cost of a forward and a backward pass of one layer; `peak_bytes` is in addition to the model."""
 
     seconds: float
@@ -179,7 +179,7 @@ def use_liger(causal_lm: Any) -> Callable[[], None]:
 SWITCHES = {"compile": compile_layers, "liger": use_liger}
 
 
-def measure(policy: Policy, micro_batch: MicroBatch) -> Measured:
+def measure(policy: Policy, micro_batch: MicroBatch) -> KernelMeasurement:
     """A pass forward and back through the first layer, the median of a few after one that does not count.
 
     Memory is that of a GPU; 0 on a CPU.
@@ -206,10 +206,10 @@ def measure(policy: Policy, micro_batch: MicroBatch) -> Measured:
                     torch.cuda.synchronize()
                 seconds.append(time.perf_counter() - began)
     except torch.OutOfMemoryError:
-        return Measured(float("inf"), sys.maxsize)
+        return KernelMeasurement(float("inf"), sys.maxsize)
     finally:
         decoder.layers = all_layers
-    return Measured(float(np.median(seconds)), torch.cuda.max_memory_allocated() - before if on_gpu else 0)
+    return KernelMeasurement(float(np.median(seconds)), torch.cuda.max_memory_allocated() - before if on_gpu else 0)
 
 
 def _pass(policy: Policy, micro_batch: MicroBatch, wanted: list[torch.Tensor]) -> None:

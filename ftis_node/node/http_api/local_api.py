@@ -17,7 +17,7 @@ from aiohttp import web
 from ftis_node.errors import UsageError
 from ftis_node.node.http_api.auth import own_names_only
 from ftis_node.node.http_api.connection_limits import HttpGuard
-from ftis_node.node.http_api.monitoring_api import Observed, add_probes
+from ftis_node.node.http_api.monitoring_api import MonitoringApi, add_probes
 from ftis_node.node.http_api.operator_api import MAX_REQUEST_BYTES, add_control
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class LocalApi:
         app.router.add_get("/status", self.show_status)
         app.router.add_get("/peers", self.show_peers)
         app.router.add_get("/events", self.stream_events)
-        add_probes(app, Observed(self._status))
+        add_probes(app, MonitoringApi(self._status))
         add_control(app, self._control, self._token_file)
         guard = HttpGuard(self._status.http_refused)
         runner = guard.runner(app)

@@ -88,11 +88,11 @@ class DirectoryLoop:
             for peer_id in self._members - present:
                 self._context.events.write("peer_left", peer=peer_id)
             self._members = present
-            self._tell_changes(present)
+            self._report_changes(present)
             with waiting_for("the clock"):
                 await asyncio.sleep(LOOK_FOR_MEMBERS_S)
 
-    def _tell_changes(self, members: Collection[str]) -> None:
+    def _report_changes(self, members: Collection[str]) -> None:
         """Log the state of this node in the swarm when it changes."""
         gossip = self._gossip
         told = self._words.lines(

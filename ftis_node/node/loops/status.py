@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ftis_node.node.peers.swarm_status import SwarmReporter
     from ftis_node.node.peers.table import PeerTable
     from ftis_node.node.storage.disk_space import DiskSpace
-    from ftis_node.node.supervision.disk_thread import Disk
+    from ftis_node.node.supervision.disk_thread import DiskThread
     from ftis_node.node.supervision.health_status import HealthReporter
     from ftis_node.node.supervision.worker_status import WorkerReporter
     from ftis_node.node.training.buffer_status import BufferReporter
@@ -58,7 +58,7 @@ class StatusLoop:
         peer_table: PeerTable,
         buffer: BufferReporter,
         space: DiskSpace,
-        disk: Disk,
+        disk: DiskThread,
         evaluations: EvaluationHistory,
         http_refused: Counter[str] | None = None,
     ) -> None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ftis_node.models import ModelSource, PromptTokenizer
     from ftis_node.node.protocols import Generation, Learning
     from ftis_node.records.identity import Identity
-    from ftis_node.telemetry.events import EventTrail
+    from ftis_node.telemetry.events import EventLog
     from ftis_node.workers.supervisor import MakeRoom
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class NodeInputs:
     identity: Identity
     source: ModelSource
     tokenizer: PromptTokenizer
-    events: EventTrail
+    events: EventLog
     arrangement: WorkerPlacement
     weights: Path
     make_room: MakeRoom | None = None  # returns when the learner's step is over and its spare memory is free
@@ -252,6 +252,6 @@ def threads_of(asked: int, *, num_processes: int = 1) -> int:
     return asked or max(1, (os.cpu_count() or 2) // 2 // num_processes)
 
 
-def _report_skipped(events: EventTrail, skipped: CheckpointSkipped) -> None:
+def _report_skipped(events: EventLog, skipped: CheckpointSkipped) -> None:
     log.warning("checkpoint %s is skipped: %s", skipped.name, skipped.reason)
     events.write("checkpoint_skipped", name=skipped.name, reason=skipped.reason)

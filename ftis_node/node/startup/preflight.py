@@ -77,7 +77,7 @@ def trained_runs(home: Home) -> list[str]:
     return [run_id for run_id in run_ids if isinstance(run_id, str)]
 
 
-def told_runs(home: Home) -> list[str]:
+def known_runs(home: Home) -> list[str]:
     """`trained_runs`; of a home that has trained nothing (a generator's never does) the run that its last status names.
 
     Empty where that cannot be read either.
@@ -91,7 +91,7 @@ def told_runs(home: Home) -> list[str]:
     return [run_id] if isinstance(run_id, str) and run_id and marked_schema(home) == HOME_SCHEMA else []
 
 
-def check_room(home: Home, source: ModelSource, settings: NodeSettings) -> None:
+def check_disk_space(home: Home, source: ModelSource, settings: NodeSettings) -> None:
     """Raise MachineError if the home's disk has no space for one more checkpoint."""
     needed, free = RESERVE_BYTES, free_bytes(home.root)
     if settings.learns:

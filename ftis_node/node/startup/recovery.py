@@ -15,11 +15,11 @@ import logging
 from typing import TYPE_CHECKING
 
 from ftis_node.node.peers.store import copy_peers
-from ftis_node.node.startup.trail_repair import mend_trail
+from ftis_node.node.startup.trail_repair import repair_event_log
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.salvage import copy_buffer, missing_columns
 from ftis_node.replay.soundness import rescue
-from ftis_node.telemetry.events import EventTrail
+from ftis_node.telemetry.events import EventLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ftis_node.config.home import Home
     from ftis_node.learner.messages import LearnerState
     from ftis_node.replay.buffer import ReplayBuffer
-    from ftis_node.telemetry.trail_summary import Remembered
+    from ftis_node.telemetry.trail_summary import EventLogSummary
 
 log = logging.getLogger(__name__)
 
@@ -37,9 +37,11 @@ def rescue_files(home: Home) -> None:
 
     Raise OSError and sqlite3.Error for disk errors, MachineError if another program holds one of the files.
     """
-    if num_lines := mend_trail(home.events, home.damaged):
+    if num_lines := repair_event_log(home.events, home.damaged):
         log.warning("%d lines of the event trail were damaged: it is as it was in %s", num_lines, home.damaged)
-        _tell(home, file=home.events.name, why="lines that are no events", num_lost=num_lines, folder=str(home.damaged))
+        _log_recovery(
+            home, file=home.events.name, why="lines that are no events", num_lost=num_lines, folder=str(home.damaged)
+        )
     for path, copy, look, what in (
         (home.replay, copy_buffer, missing_columns, "groups"),
         (home.peers, copy_peers, lambda _: "", "peers"),
@@ -49,16 +51,16 @@ def rescue_files(home: Home) -> None:
             continue
         saved = f"{rescued.num_rows} of its {what} are saved, the file as it was is in {rescued.folder}"
         log.warning("%s was damaged (%s): %s", rescued.name, rescued.why, saved)
-        _tell(home, file=rescued.name, why=rescued.why, num_saved=rescued.num_rows, folder=str(rescued.folder))
+        _log_recovery(home, file=rescued.name, why=rescued.why, num_saved=rescued.num_rows, folder=str(rescued.folder))
 
 
-def _tell(home: Home, **fields: str | int) -> None:
-    trail = EventTrail(home.events)
+def _log_recovery(home: Home, **fields: str | int) -> None:
+    trail = EventLog(home.events)
     trail.write("recovered", **fields)
     trail.close()
 
 
-def recover_buffer(buffer: ReplayBuffer, remembered: Remembered, events: EventTrail, *, peer_id: str) -> None:
+def recover_buffer(buffer: ReplayBuffer, remembered: EventLogSummary, events: EventLog, *, peer_id: str) -> None:
     """Bring a buffer to the state of the event trail, and release groups that differ from what was stored."""
     for group_id in buffer.release_damaged():
         log.warning("group %s is not what was stored: it is released unused", group_id.hex()[:12])
@@ -80,7 +82,7 @@ def recover_buffer(buffer: ReplayBuffer, remembered: Remembered, events: EventTr
         events.write("buffer_rolled_back", num_lost=num_lost, num_used=num_used, last_number=buffer.last_number())
 
 
-def log_unknown_steps(state: LearnerState, *, done: int, holds: Callable[[bytes], object], events: EventTrail) -> None:
+def log_unknown_steps(state: LearnerState, *, done: int, holds: Callable[[bytes], object], events: EventLog) -> None:
     """Log and record that the checkpoint is of steps that the event trail does not know; change nothing.
 
     `done` is the trail's last step, `holds` gives None for a group that the buffer does not have. One step further is

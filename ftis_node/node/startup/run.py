@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from ftis_node.config.disk_room import telling_full_disk
+from ftis_node.config.disk_room import reporting_full_disk
 from ftis_node.node.http_api.auth import observe_token
-from ftis_node.node.http_api.monitoring_api import Observed, serve_observed
+from ftis_node.node.http_api.monitoring_api import MonitoringApi, serve_observed
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.migrations import opened
 from ftis_node.node.startup.preflight import check_saved
 from ftis_node.node.startup.roles import run_node
-from ftis_node.node.supervision.process_limits import keep_to
+from ftis_node.node.supervision.process_limits import apply_limits
 from ftis_node.node.supervision.service_manager import ServiceManager
 from ftis_node.node.supervision.shutdown import until_signalled
 from ftis_node.node.supervision.watchdog import Watchdog
@@ -36,9 +36,9 @@ def run_until_stopped(
 
     Raise FtisError: HomeInUseError, ConfigError, ModelError, NetworkError, MachineError, WorkerError.
     """
-    keep_to(settings.limits)
+    apply_limits(settings.limits)
     watchdog = Watchdog(settings.observe, manager=ServiceManager.from_environment())
-    with telling_full_disk(home.root), telling_damage(home.root), opened(home):
+    with reporting_full_disk(home.root), telling_damage(home.root), opened(home):
         work = _run(settings, plan, home, steps=steps, on_progress=on_progress, watchdog=watchdog)
         asyncio.run(until_signalled(work, on_fault=watchdog.log_fault))
 
@@ -52,7 +52,7 @@ async def _run(
     on_progress: OnProgress,
     watchdog: Watchdog,
 ) -> None:
-    observed, parts = Observed(), None
+    observed, parts = MonitoringApi(), None
     try:
         with watchdog.watching():
             async with (

@@ -40,7 +40,7 @@ class SharedComponents:
             context=node.context,
             tokenizer=node.tokenizer,
             scorer=node.scorer,
-            strangers_scorer=node.strangers_scorer,
+            new_peers_scorer=node.new_peers_scorer,
             buffer=node.buffer,
             reader=node.reader,
             disk=node.disk,

@@ -62,7 +62,7 @@ class Wiring(SharedComponents):
             served.lookup,
             on_confirm=served.confirmed,
             answer=served.answer,
-            lookup_text=served.retell,
+            lookup_text=served.encode_as_text,
             is_refused=self.node.peers.is_banned,
             on_sent=served.sent,
             on_refusal=served.announcement_refused,

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ftis_node.node.context import NodeContext
-    from ftis_node.node.supervision.disk_thread import Disk
+    from ftis_node.node.supervision.disk_thread import DiskThread
     from ftis_node.node.training.slots import SlotPool
     from ftis_node.replay.reader import BufferFigures
 
@@ -20,7 +20,7 @@ class BufferReporter:
     """Makes the sections from the buffer in the file `replay`."""
 
     def __init__(
-        self, *, context: NodeContext, replay: Path, reader: ReplayReader, disk: Disk, slots: SlotPool
+        self, *, context: NodeContext, replay: Path, reader: ReplayReader, disk: DiskThread, slots: SlotPool
     ) -> None:
         self._context = context
         self._replay = replay

@@ -9,7 +9,7 @@ from ftis_node.replay.failures import MAX_FAILED_STEPS
 
 if TYPE_CHECKING:
     from ftis_node.learner.messages import LearnerState
-    from ftis_node.node.supervision.disk_thread import Disk
+    from ftis_node.node.supervision.disk_thread import DiskThread
     from ftis_node.node.training.buffer_limits import BufferLimits
     from ftis_node.node.training.slots import SlotPool
     from ftis_node.replay.buffer import ReplayBuffer
@@ -23,7 +23,7 @@ class StepGroups:
     """The transitions of TAKEN groups, and the slots that they free."""
 
     def __init__(
-        self, *, buffer: ReplayBuffer, reader: ReplayReader, disk: Disk, slots: SlotPool, limits: BufferLimits
+        self, *, buffer: ReplayBuffer, reader: ReplayReader, disk: DiskThread, slots: SlotPool, limits: BufferLimits
     ) -> None:
         self._buffer = buffer
         self._reader = reader
@@ -59,4 +59,4 @@ class StepGroups:
 
     def free_slots(self) -> None:
         """Hold the slots of own groups that are READY or TAKEN, and no others."""
-        self._slots.hold(self._reader.own_held())
+        self._slots.set_held(self._reader.own_held())

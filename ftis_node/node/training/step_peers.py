@@ -82,7 +82,7 @@ class StepPeers:
             for group in groups:
                 if group.id.hex() not in left_out:
                     with self._guard.work_for(group.sender, Place.COUNT):
-                        note_teacher(self._peers, group)
+                        note_contributor(self._peers, group)
         self._note_understated(report, groups)
         self._note_unreadable(report, groups)
 
@@ -117,7 +117,7 @@ class StepPeers:
                 self._peers.note(held.sender, Behaviour.FAULT, reason=ReleaseReason.POISONED)
 
 
-def note_teacher(peers: PeerManager, group: StoredGroup) -> None:
+def note_contributor(peers: PeerManager, group: StoredGroup) -> None:
     """Credit the sender of a group of unequal rewards; the advantages of any other group are 0."""
     if not group.own and len(set(group.rewards)) > 1:
         peers.note(group.sender, Behaviour.CONTRIBUTED)

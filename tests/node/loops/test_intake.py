@@ -17,7 +17,7 @@ from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.background import to_the_end
-from ftis_node.node.supervision.disk_thread import Disk
+from ftis_node.node.supervision.disk_thread import DiskThread
 from ftis_node.records.codec import unpack_group
 from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ftis_node.node.loops.intake import IntakeLoop
 
 
-class GatedDisk(Disk):
+class GatedDisk(DiskThread):
     """A disk that does nothing until the gate is open; counts the groups of each commit."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ def node_on(
     names = {name for section in admission_of() for name in type(section[1]).model_fields}
     limits = {name: changes.pop(name) for name in [*changes] if name in names}
     settings = NodeSettings.model_validate({"model": "any", "role": role, **sections_of(trust=trust, **limits)})
-    given = {"tokenizer": _Tokenizer(), "scorer": _Scorer(), "strangers_scorer": _Scorer()} | changes
+    given = {"tokenizer": _Tokenizer(), "scorer": _Scorer(), "new_peers_scorer": _Scorer()} | changes
     with components(folder, settings=settings, manifest=MANIFEST, disk=disk, **given) as node:
         yield node
 
@@ -263,7 +263,7 @@ async def test_a_strangers_slow_groups_delay_no_known_peer_and_cost_their_sender
     ):
         for scorer in (known, other):
             await scorer.score(HostileTask()[0], ["1"])  # its process is up
-        workers = {"tokenizer": _HostileTokenizer(), "scorer": known, "strangers_scorer": other}
+        workers = {"tokenizer": _HostileTokenizer(), "scorer": known, "new_peers_scorer": other}
         with node_on(tmp_path, open_disk(), scoring_s_per_minute=1.5, **workers) as node:
             for _ in range(12):
                 node.peers.note(identity.peer_id, Behaviour.CONTRIBUTED)
@@ -304,7 +304,7 @@ async def test_the_same_group_in_both_lanes_is_admitted_once(tmp_path: Path, ide
             return await super().score(item, texts, cost=cost)
 
     slow = Slow()
-    with node_on(tmp_path, open_disk(), trust=("knownPeer",), scorer=slow, strangers_scorer=slow) as node:
+    with node_on(tmp_path, open_disk(), trust=("knownPeer",), scorer=slow, new_peers_scorer=slow) as node:
         data = sealed(identity, 1)
         async with running(node) as intake, asyncio.TaskGroup() as tasks:
             both = [tasks.create_task(intake.submit(data, origin=who)) for who in ("knownPeer", "stranger")]
