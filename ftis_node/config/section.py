@@ -1,4 +1,4 @@
-"""What all tables of the two configuration files have in common."""
+"""Base class of the tables of both configuration files."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-MOST = 1e9  # of a setting that has no natural bound: far beyond any use, and far from what float32 holds
+MOST = 1e9  # bound of settings without a natural one: above any use, well within float32
 
 Positive = Annotated[float, Field(gt=0, le=MOST)]
 
 
 class Section(BaseModel):
-    """A table of the manifest or of `node.toml`: frozen, strict about its keys, and every number is a finite one."""
+    """A table of the manifest or of `node.toml`: frozen, with no unknown keys and no infinite numbers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)

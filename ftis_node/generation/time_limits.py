@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class TimeLimits:
-    """One limit for each call, in seconds; None: none. `halt` and `go_on` apply to all calls, also later ones."""
+    """One limit for each call, in seconds; None: none. `pause` and `resume` apply to all calls, also later ones."""
 
     def __init__(self, limit_s: float | None) -> None:
         self._limit_s = limit_s

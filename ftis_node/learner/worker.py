@@ -70,7 +70,7 @@ class ModelThread:
         def between() -> None:
             emit.progress()
             if stop.is_set():
-                raise WorkerTaskError("the learner was told to stop")
+                raise WorkerTaskError("the learner was asked to stop")
 
         running = asyncio.get_running_loop().run_in_executor(self._thread, piece, between)
         try:

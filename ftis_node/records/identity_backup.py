@@ -4,10 +4,10 @@
      "seed": "<64 hex>"}                                                     plain
      "sealed": {"salt": "<32 hex>", "nonce": "<24 hex>", "text": "<96 hex>"}} or under a passphrase
 
-Sealed is AES-256-GCM over the seed, with the peer id as associated data, under scrypt(passphrase). scrypt uses
-N = 2^15, r = 8, p = 1 (32 MiB and about 0.1 s a guess; RFC 7914). These numbers belong to format 1 and are not read
-from the file. So a forged file cannot demand all memory. The key file of a home (`identity.key`, 64 hex characters) is
-accepted as a plain backup, too.
+`sealed` is the seed under AES-256-GCM, with the peer id as associated data. The key is scrypt(passphrase) with
+parameters N = 2^15, r = 8, p = 1: 32 MiB and about 0.1 s for each guess (RFC 7914). The parameters belong to format 1
+and are not read from the file, so a forged file cannot demand all memory. The key file of a home (`identity.key`, 64
+hex characters) is accepted as a plain backup, too.
 """
 
 from __future__ import annotations

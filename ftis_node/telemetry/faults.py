@@ -102,7 +102,7 @@ class _Watch:
         if kind not in self._known and len(self._known) < MAX_KINDS:
             self._known.add(kind)
             what = f"{type(error).__name__}: {error}"
-            log.warning("a library failed in %s (%s); this node goes on, and it is not told again", where, what)
+            log.warning("a library failed in %s (%s); the node continues and does not log it again", where, what)
 
 
 def _where(context: dict[str, Any]) -> str:

@@ -81,7 +81,7 @@ def test_an_event_that_finds_no_room_is_an_error_and_not_a_traceback_among_log_l
 def test_what_is_told_of_it(tmp_path: Path) -> None:
     lines = (OSError(errno.EDQUOT, "quota"), sqlite3_error("database or disk is full", sqlite3.SQLITE_FULL))
     for error in lines:
-        with pytest.raises(MachineError, match="the disk is full: .* make room"), reporting_full_disk(tmp_path):
+        with pytest.raises(MachineError, match="the disk is full: .* free disk space"), reporting_full_disk(tmp_path):
             raise error
     with pytest.raises(sqlite3.OperationalError, match="locked"), reporting_full_disk(tmp_path):
         raise sqlite3_error("locked", sqlite3.SQLITE_BUSY)

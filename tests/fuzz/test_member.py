@@ -75,7 +75,7 @@ def _fails_later(right: Callable[..., Any]) -> Callable[..., Any]:
 
 def test_the_battle_sees_a_fault_that_the_guard_catches() -> None:
     with (
-        patch.object(AnnouncementHandler, "consider", _fails_later(AnnouncementHandler.handle)),
+        patch.object(AnnouncementHandler, "handle", _fails_later(AnnouncementHandler.handle)),
         pytest.raises(ZeroDivisionError),
     ):
         play(STEPS_IN_ONE_LIFE, seed=4, quiet=True)

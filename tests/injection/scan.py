@@ -26,8 +26,9 @@ READING_ROOMS = ("records", "gossip")
 RAW_TYPES = {"bytes", "StreamReader"}
 VALUE_TYPES = {
     *("Accepted", "Announcement", "Arrival", "DHTRecord", "DirectoryEntry", "Envelope", "Fetched", "GossipMessage"),
-    *("Group", "Heard", "Message", "PeerConnection", "PeerRecord", "PullItem", "PullRequest", "BackfillRequest"),
+    *("Group", "ReceivedOffer", "Message", "PeerConnection", "PeerRecord", "PullItem", "PullRequest"),
     *(
+        "BackfillRequest",
         "RecordError",
         "Refusal",
         "Refused",

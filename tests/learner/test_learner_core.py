@@ -113,7 +113,7 @@ def test_step_is_done_once_and_none_is_left_out(model_folder, tmp_path):
     assert (again.weights, again.proof) == (first.weights, first.proof)
     assert torch.equal(learner.policy.trainable()["model.norm.weight"], weights)
     for wrong in (0, 3, 9):
-        with pytest.raises(FtisError, match=f"stands at step 1: it cannot do step {wrong}"):
+        with pytest.raises(FtisError, match=f"is at step 1 and cannot do step {wrong}"):
             learner.train(random_groups(), step=wrong)
 
 

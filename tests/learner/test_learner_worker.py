@@ -162,7 +162,7 @@ async def test_a_death_between_two_steps_is_told_at_the_next_one(model_folder, t
     client = make_client(boot, tmp_path, restart_policy=RestartPolicy(backoff=ExponentialBackoff(first_s=0.1)))
     try:
         await client.start()
-        with pytest.raises(FtisError, match="stands at step 0: it cannot do step 2") as caught:
+        with pytest.raises(FtisError, match="is at step 0 and cannot do step 2") as caught:
             await client.train(random_groups(seed=1, **SMALL), step=2)
         assert type(caught.value) is FtisError, "without a death it is the caller's own mistake"
         first = await client.train(random_groups(seed=1, **SMALL), step=1)

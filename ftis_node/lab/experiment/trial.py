@@ -72,7 +72,7 @@ class Trial:
     """Parameters of one trial. `manifest` says what a step takes and how it learns; the specs contain local paths.
 
     `labels` are the trial's cell of the matrix, `key` its name among stored results. Members that are `apart` never
-    meet: each is a swarm of its own. The `exam` evaluates all of them together after training.
+    meet: each is a separate swarm. The `exam` evaluates all of them together after training.
     """
 
     key: str

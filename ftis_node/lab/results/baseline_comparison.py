@@ -5,8 +5,9 @@ per batch). This excludes that the gain comes from more steps only. Differences 
 initial model, prompts and seeds in each run. The interval is Student's, over the values from which the error of the
 mean is computed.
 
-*Worth of a remote group*: the gain in the mean of the curve over `alone:own`, divided by the gain of as many own
-groups, which is that of `alone`. 1 means that a peer's group is as good as an own one.
+*Worth of a remote group*: the gain from a peer's group, relative to that of one more own group. It is the gain in the
+mean of the curve over `alone:own`, divided by the gain of `alone`, which has as many own groups. At 1 both are worth
+the same.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Report of the experiment with domain experts: accuracy of each expert and of all together, and the cost.
 
-Values are means over seeds with the standard error of the mean: over those of the initial models if there are several,
-after averaging over the other seeds of each. A *cell* is one arm, separate or sharing.
+Values are means over seeds, with the standard error of the mean. If there are several initial models, that is the error
+over the models, after averaging over the other seeds of each. A *cell* is one arm, separate or sharing.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The course of the learning rate: a function of the step's number and nothing else.
+"""Learning-rate schedule: a function of the step's number and nothing else.
 
     rate
     peak |      ________                 constant
          |     /  '-._                   linear, cosine: from the peak to final_share of it
          |    /       '-._
-         |   /            '-------       ... where it stays
+         |   /            '-------       ... constant from here
          |__/________________________
             warmup   decay          step
 

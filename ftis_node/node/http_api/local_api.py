@@ -1,4 +1,4 @@
-"""The local HTTP port: `/status`, `/peers`, `/events`.
+"""The local HTTP port: `/status`, `/peers`, `/events`, and `/` with links to them.
 
 `monitoring_api.py` adds metrics and health, `operator_api.py` adds changes.
 
@@ -30,8 +30,16 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 EVENT_PERIOD_S = 1.0
+INDEX_PATHS = ("/status", "/peers", "/events", "/metrics", "/healthz", "/readyz")
 MAX_STREAMS = 32  # of `/events`; each holds its connection for as long as the client likes
 WRITE_S = 10.0  # for a client to read one event
+
+
+async def show_index(request: web.Request) -> web.Response:
+    """Return links to the documents of this port."""
+    links = "".join(f'<li><a href="{path}">{path}</a></li>' for path in INDEX_PATHS)
+    page = f"<!doctype html><title>ftis-node</title><h1>ftis-node</h1><ul>{links}</ul>"
+    return web.Response(text=page, content_type="text/html")
 
 
 class LocalApi:
@@ -78,6 +86,7 @@ class LocalApi:
     async def serve(self, *, port: int) -> AsyncIterator[str]:
         """Serve while the block runs; yield the base URL. Raise UsageError if the port is taken."""
         app = web.Application(middlewares=[own_names_only], client_max_size=MAX_REQUEST_BYTES)
+        app.router.add_get("/", show_index)
         app.router.add_get("/status", self.show_status)
         app.router.add_get("/peers", self.show_peers)
         app.router.add_get("/events", self.stream_events)

@@ -73,6 +73,7 @@ class AnnouncementHandler:
         self._counters = counters
         self._guard = gossip.guard
         self._own_tokenizer = about.tokenizer_prefix
+        self._reset_at = reader.reset_at() + context.settings.validation.max_clock_skew_s
         self._num_shards = self._context.manifest.wire.announcement_shards
         self._trackers: dict[str, SequenceTracker] = {}
         self.queue = PullQueue()
@@ -86,9 +87,7 @@ class AnnouncementHandler:
         self.reminders = ReconfirmQueue()
         self.reminded = asyncio.Event()  # set when a sender is to be confirmed to
         self.announcements_by_shard: Counter[int] = Counter()
-        self.members: AssignmentMembers | None = (
-            None  # among whom duties go round; None: everything is pulled, or none is taken
-        )
+        self.members: AssignmentMembers | None = None  # None: all groups are pulled, or none
 
     async def listen(self) -> None:
         """Take announcements as they come, until canceled."""
@@ -208,7 +207,8 @@ class AnnouncementHandler:
         manifest = self._context.manifest
         is_ignored = as_text and manifest.step.other_tokenizers == "ignore"
         fits = announcement.envelope_bytes <= manifest.wire.max_envelope_bytes
-        return fits and not is_ignored and announcement.created_at > time.time() - manifest.step.max_age_s
+        oldest = max(time.time() - manifest.step.max_age_s, self._reset_at)
+        return fits and not is_ignored and announcement.created_at > oldest
 
     def has(self, want: PullItem) -> bool:
         """Return whether a group is or was here, or was refused.

@@ -71,7 +71,7 @@ class DiskSpaceLoop:
                 look=self._use,
             )
             async for what, num_bytes in reclaimed:
-                log.info("%s went to make room: %s", what, size(num_bytes))
+                log.debug("removed %s to free disk space: %s", what, size(num_bytes))
                 self._context.events.write("disk_reclaimed", what=what, num_bytes=num_bytes)
             use = await self._use()
         space.note(use)
@@ -90,6 +90,6 @@ class DiskSpaceLoop:
         change = "paused" if why_full else "resumed"
         self._context.events.write(change, reason=why_full, used_bytes=use.used_bytes, free_bytes=use.free_bytes)
         if why_full:
-            log.warning("nothing is made or pulled until there is room: %s", why_full)
+            log.warning("paused: no generation and no pulls until there is disk space: %s", why_full)
         else:
-            log.info("there is room again, the node goes on")
+            log.info("resumed: there is disk space again")

@@ -101,7 +101,7 @@ class GenerateLoop:
                     await self._slots.charge()
                 with waiting_for("a group under way to end"):  # each has its own limits
                     await in_flight.acquire()
-                with waiting_for("room on the disk"):  # last: it may have filled up while a slot was waited for
+                with waiting_for("disk space"):  # last: the disk may have filled up during the waits above
                     await self._space.wait_available()
                 if not self._budget.may_begin:  # one that ended meanwhile took more than is usual
                     self._slots.cancel()

@@ -20,7 +20,7 @@ from ftis_node.config.disk_room import replace_file
 from ftis_node.node.supervision.health import STILL_S
 from ftis_node.node.supervision.process_limits import FileShortage, num_open_files, open_files
 from ftis_node.node.supervision.task_monitor import waiting_for
-from ftis_node.telemetry.status import LimitsStatus, NodeStatus, RunStatus, Status
+from ftis_node.telemetry.status import EndWord, LimitsStatus, NodeStatus, RunStatus, Status
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -43,7 +43,7 @@ PERIODS_PER_SAVE = 5
 
 
 class StatusLoop:
-    """Makes the snapshot; `latest` is what everybody shows."""
+    """Snapshots of the node; `latest` is what all views show, `first` the one of its start."""
 
     def __init__(
         self,
@@ -80,6 +80,7 @@ class StatusLoop:
         self._shortage = FileShortage()
         self.http_refused: Counter[str] = Counter() if http_refused is None else http_refused
         self.latest = Status()
+        self.first: Status | None = None
 
     async def run(self) -> None:
         """Run until canceled."""
@@ -90,16 +91,19 @@ class StatusLoop:
                     await asyncio.sleep(PERIOD_S)
             await self._shortage.passed_over(partial(self._disk, self.save))
 
-    async def refresh(self, *, state: str = "running") -> Status:
-        """Take a new snapshot."""
+    async def refresh(self, *, state: str = "running", end: EndWord | None = None) -> Status:
+        """Take a new snapshot. `end` says how the node ended; a fault outweighs the signal that it causes."""
         self._members = await self._gossip.members()
         counts = await self._buffer.counts()
         self._workers.note(counts)
         before, now = self.latest.swarm, self._snapshot(state, counts)
         if state == "stopped":  # the network is down by now; what it was before says more
             swarm = msgspec.structs.replace(now.swarm, state=before.state, reason=before.reason)
-            now = msgspec.structs.replace(now, swarm=swarm)
+            end = EndWord.FAILED if self._health.has_fault else end
+            node = msgspec.structs.replace(now.node, end="" if end is None else end.value)
+            now = msgspec.structs.replace(now, swarm=swarm, node=node)
         self.latest = now
+        self.first = self.first or now
         self._refreshed_at = time.monotonic()
         return self.latest
 
@@ -107,7 +111,7 @@ class StatusLoop:
     def problems(self) -> list[str]:
         """Return a sentence for each problem that only a restart fixes, as of the latest snapshot unless too old."""
         still_s = time.monotonic() - self._refreshed_at
-        still = [f"the status loop stands still: no snapshot for {still_s:.0f} s"] if still_s >= STILL_S else []
+        still = [f"the status loop hangs: no snapshot for {still_s:.0f} s"] if still_s >= STILL_S else []
         return still + self.latest.health.problems
 
     def save(self) -> None:

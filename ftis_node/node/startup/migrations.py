@@ -93,7 +93,7 @@ def opened(home: Home) -> Iterator[None]:
         except (OSError, sqlite3.Error) as error:
             if is_disk_full(error, home.root):
                 raise disk_full(home.root) from None
-            raise MachineError(f"cannot upgrade {home.root}: {error}; make room there, and start again") from None
+            raise MachineError(f"cannot upgrade {home.root}: {error}; free disk space there, and start again") from None
         yield
 
 
@@ -145,7 +145,7 @@ def _check_disk_space(plan: Upgrade) -> None:
     if free < needed:
         raise MachineError(
             f"upgrading {plan.home.root} needs {needed / 1e6:.0f} MB for a backup and {free / 1e6:.0f} MB are free: "
-            "make room, or move the home to a larger disk (nothing was changed)"
+            "free disk space, or move the home to a larger disk (nothing was changed)"
         )
 
 
@@ -212,7 +212,7 @@ def _renew_settings(home: Home) -> None:
                 _drop(saved, finding["loc"])
         replace_file(home.settings, json.dumps(saved, indent=1).encode())
     except FileError as error:
-        log.warning("%s is damaged (%s); the next start of the node writes it anew", home.settings, error)
+        log.warning("%s is damaged (%s); the next start of the node rewrites it", home.settings, error)
 
 
 def _drop(settings: dict[str, Any], location: tuple[int | str, ...]) -> None:

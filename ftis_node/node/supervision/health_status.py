@@ -26,6 +26,11 @@ class HealthReporter:
         self._watchdog = watchdog
         self._loops = loops or RunningLoops()
 
+    @property
+    def has_fault(self) -> bool:
+        """Return whether the watchdog has found a fault."""
+        return self._watchdog.has_fault
+
     def status(self) -> HealthStatus:
         """Return the section."""
         swarm, states = self._gossip.state, self._workers.states

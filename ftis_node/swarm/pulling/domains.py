@@ -1,4 +1,4 @@
-"""Pull order of a node with a domain: groups of its own domain and of others, in the proportion that it prefers.
+"""Pull order of a node with a domain: groups of that domain and of others, in the preferred proportion.
 
 The run's `step.own_domain_fraction` is the preferred proportion among the groups that wait for the learner. A sender's
 domain is only a claim, so it affects nothing but the order of pulls. If one side has too few groups, the other fills

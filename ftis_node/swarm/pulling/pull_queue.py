@@ -5,8 +5,8 @@
                           `--------- missed ---------'   while a peer is left that may hold the group
 
 The newest groups come first. Peers take turns, so that no sender fills a learner's batch alone. A group is requested
-from one peer at a time: its sender, then peers that announced it too, then random members (the caller names them), at
-most `MAX_TRIES`.
+from one peer at a time: first its sender, then other peers that announced it, then random members. The caller names the
+members. At most `MAX_TRIES` peers are asked.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@ r"""Limits of a mathematical answer, checked before any parser or SymPy sees it.
 
 A dozen characters can keep a computer-algebra system busy for hours: `99^{999!}`, `\sum_{k=1}^{9999} 1/k`, thirty
 nested fractions. An answer beyond one of the limits below is a wrong answer: it is scored 0. The limits are constants
-and ask no clock, so that all nodes give the same text the same reward; to change one changes the rewards of a run.
+and none is a time, so that all nodes give the same text the same reward. A changed limit changes a run's rewards.
 
 | limit | value | what it bounds |
 |---|---|---|

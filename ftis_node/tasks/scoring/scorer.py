@@ -98,8 +98,8 @@ class IsolatedScorer:
     async def resolve(self, ref: PromptRef, *, cost: ScoringCost | None = None) -> TaskItem:
         """Return the problem that `ref` names, made in the scoring process if the task declares this slow.
 
-        Raises KeyError for an unknown problem, TimeoutError if making it exceeds the time limit of a text,
-        WorkerDiedError if no scoring process stays up, and any exception of the task.
+        Raises KeyError for an unknown problem, and TimeoutError if making it exceeds the time limit of a text. Raises
+        WorkerDiedError if no scoring process stays up. Exceptions of the task pass through.
         """
         cost = cost or ScoringCost()
         task = self._resolved.get((ref.task, ref.split))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import socket
 import subprocess
 import sys
@@ -384,3 +385,13 @@ def _first_line(port: int) -> bytes:
             return client.recv(64)
     except OSError:
         return b""
+
+
+async def test_the_address_without_a_path_links_to_the_documents(port: int) -> None:
+    code, page = await ask(port, get("/"))
+    assert code == 200 and b"text/html" in page
+    links = re.findall(rb'href="([^"]+)"', page)
+    assert {b"/status", b"/metrics", b"/healthz"} <= set(links)
+    for path in set(links) - {b"/events"}:
+        answered, _ = await ask(port, get(path.decode()))
+        assert answered in (200, 503), path

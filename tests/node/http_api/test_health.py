@@ -24,7 +24,7 @@ def test_a_loop_with_work_that_gets_nowhere_stands_still() -> None:
     assert watch.note({"intake": LoopProgress(done=5, waiting=1)}, now=100.0) == []
     assert watch.note({"intake": LoopProgress(done=5, waiting=2)}, now=109.9) == []
     (problem,) = watch.note({"intake": LoopProgress(done=5, waiting=2)}, now=110.0)
-    assert "intake loop stands still: 2 waiting" in problem
+    assert "intake loop hangs: 2 waiting" in problem
     assert watch.note({"intake": LoopProgress(done=6, waiting=2)}, now=111.0) == [], "it got somewhere"
     assert watch.note({"intake": LoopProgress(done=6, waiting=0)}, now=200.0) == [], "nothing to do"
     assert watch.note({"intake": LoopProgress(done=6, waiting=1)}, now=209.0) == [], "counted from when work came"

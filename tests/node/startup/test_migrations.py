@@ -207,7 +207,7 @@ def test_a_kill_in_the_middle_loses_nothing(tmp_path: Path, schema: int, moment:
 def test_no_room_for_a_backup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = make_old_home(tmp_path / "home", 1)
     monkeypatch.setattr(upgrade, "SPARE_BYTES", 1 << 60)
-    with pytest.raises(MachineError, match="make room"), upgrade.opened(old.home):
+    with pytest.raises(MachineError, match="free disk space"), upgrade.opened(old.home):
         pass
     assert database.version_of(old.home.replay) == 1
     assert not old.home.backups.exists()
@@ -221,7 +221,7 @@ def test_a_disk_that_fills_up_on_the_way(tmp_path: Path, monkeypatch: pytest.Mon
     old = make_old_home(tmp_path / "home", 1)
     with monkeypatch.context() as patch:
         patch.setattr(database, "_upgrade_once", fail)
-        with pytest.raises(MachineError, match="make room"), upgrade.opened(old.home):
+        with pytest.raises(MachineError, match="free disk space"), upgrade.opened(old.home):
             pass
     with upgrade.opened(old.home):
         assert is_whole(old)
