@@ -36,6 +36,7 @@ from ftis_node.cli.commands import (
     replay,
     report,
     status,
+    swarm,
     tasks,
     tiny,
 )
@@ -60,6 +61,7 @@ app.command("join", short_help="Generate, share and learn: run a node.")(join.jo
 app.command("bootstrap", short_help="Run a bootstrap and relay node.")(bootstrap.bootstrap)
 app.command("status")(status.status)
 app.command("dashboard")(dashboard.dashboard)
+app.command("swarm", short_help="Show the peers of a run, and who learns from whom.")(swarm.swarm)
 app.add_typer(peers.app, name="peers")
 app.add_typer(replay.app, name="replay")
 app.command("report")(report.report)

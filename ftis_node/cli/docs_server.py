@@ -6,6 +6,7 @@ It serves the site that `make site` built, or else the Markdown drawn as plain H
 from __future__ import annotations
 
 import html
+import os
 import shutil
 import tempfile
 from contextlib import suppress
@@ -21,6 +22,8 @@ from ftis_node import documentation
 from ftis_node.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from markdown_it import MarkdownIt
 
 HOST = "127.0.0.1"
@@ -68,7 +71,7 @@ def render_pages(pages: dict[str, Path], root: Path) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         up = "../" * name.count("/")
         links = " ".join(f'<a href="{up}{other}.html">{html.escape(title)}</a>' for other, title in titles.items())
-        body = _body(parser, path.read_text(encoding="utf-8"))
+        body = _body(parser, path.read_text(encoding="utf-8"), name, pages)
         target.write_text(PAGE.substitute(title=html.escape(titles[name]), links=links, body=body), encoding="utf-8")
     pictures = documentation.folder() / "assets"
     if pictures.is_dir():
@@ -76,7 +79,7 @@ def render_pages(pages: dict[str, Path], root: Path) -> Path:
     return root
 
 
-def _body(parser: MarkdownIt, source: str) -> str:
+def _body(parser: MarkdownIt, source: str, name: str, pages: Container[str]) -> str:
     """Return a page as HTML: headings have their anchors, and links to pages lead to the pages' HTML."""
     tokens = parser.parse(source)
     anchors = iter(documentation.sections(source))
@@ -85,7 +88,10 @@ def _body(parser: MarkdownIt, source: str) -> str:
             token.attrSet("id", next(anchors, ""))
         for part in token.children or []:
             target, mark, anchor = str(part.attrGet("href") or "").partition("#")
-            if part.type == "link_open" and target.endswith(".md") and ":" not in target:
+            page = os.path.normpath(os.path.join(os.path.dirname(name), target.removesuffix(".md")))
+            if part.type == "link_open" and target.endswith(".md") and page in pages:
                 part.attrSet("href", f"{target.removesuffix('.md')}.html{mark}{anchor}")
+            elif part.type == "link_open" and target and ":" not in target:  # a file that did not come with the package
+                del part.attrs["href"]
     rendered: str = parser.renderer.render(tokens, parser.options, {})
     return rendered

@@ -27,7 +27,7 @@ from ftis_node.config.home import Home
 from ftis_node.config.home_schema import is_older
 from ftis_node.config.limits import LimitsSection
 from ftis_node.config.manifest import Codec, first_problem
-from ftis_node.config.observe import ObserveSection
+from ftis_node.config.observe import ObserveSection, TrackingSection
 from ftis_node.config.peer_list import read_peers
 from ftis_node.config.renamed_keys import (
     NODE_KEYS,
@@ -135,26 +135,11 @@ class SwarmSection(Section):
     directory_period_s: float = Field(
         default=30.0, gt=0, le=150, description="Seconds between the node's directory records."
     )
-
-
-class TrackingSection(Section):
-    """Experiment trackers that get the metrics as well as `events.jsonl`."""
-
-    to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = Field(
-        default=(),
-        max_length=3,
-        description="Trackers: `tensorboard` (files in the home), `wandb` (files in the home, uploaded if a key is "
-        "configured), `trackio`. Each needs the package of its name.",
+    publish_name: bool = Field(default=True, description="Put the node's name into its directory record.")
+    publish_stats: bool = Field(
+        default=True,
+        description="Put measurements into it: step, groups a minute, rejections, pass@1, senders of trained groups.",
     )
-    project: str = Field(
-        default="ftis-node", min_length=1, max_length=64, description="Project for `wandb` and `trackio`."
-    )
-    name: str = Field(default="", max_length=64, description="The run's name in the trackers; empty: the node's name.")
-
-    @field_validator("to")
-    @classmethod
-    def _each_once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(value))
 
 
 class NodeSettings(BaseSettings):

@@ -85,7 +85,3 @@ class Watcher:
         reported_at = time.time() if phase is NodePhase.RUNNING else self._home.status.stat().st_mtime
         self._last = (status, peers, reported_at)
         return phase, ""
-
-
-def has_ever_run(home: Home) -> bool:
-    return home.status.exists() or home.settings.exists()

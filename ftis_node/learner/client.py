@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from ftis_node.learner.messages import LearnerBoot, StepReport, TrainGroup
+    from ftis_node.learner.messages import LearnerBoot, TrainGroup
     from ftis_node.workers.process import WorkerProcess
     from ftis_node.workers.restart_policy import RestartPolicy
     from ftis_node.workers.spec import Timing
@@ -99,23 +99,11 @@ class LearnerClient(WorkerClient):
         )
         self._state: LearnerState | None = None
         self._known_restarts = 0  # when the caller last asked for the learner's state
-        self._num_skipped = 0
-        self._num_refused = 0
 
     @property
     def state(self) -> LearnerState | None:
         """The learner's state at the start of its present process; None before the first."""
         return self._state
-
-    @property
-    def num_skipped(self) -> int:
-        """Steps since the daemon's start that had nothing to learn from."""
-        return self._num_skipped
-
-    @property
-    def num_refused(self) -> int:
-        """Steps since the daemon's start with a value that was not finite."""
-        return self._num_refused
 
     async def start(self) -> LearnerState:
         """Return the learner's state when it takes requests, at the first start or after a restart.
@@ -143,7 +131,6 @@ class LearnerClient(WorkerClient):
             if self.restarts == self._known_restarts:
                 raise
             raise WorkerDiedError(f"the learner died between two steps and was started again: {error}") from error
-        self._count(reply.report)
         return reply
 
     async def check(self, group: TrainGroup) -> None:
@@ -189,11 +176,6 @@ class LearnerClient(WorkerClient):
 
     async def _ask_state(self, life: WorkerProcess) -> None:
         self._state = await life.call(StateRequest(), LearnerState)
-
-    def _count(self, report: StepReport) -> None:
-        if not report.repeated:
-            self._num_skipped += report.skipped is not None
-            self._num_refused += report.refused is not None
 
 
 def worker_environment(boot: LearnerBoot) -> dict[str, str]:

@@ -160,8 +160,12 @@ def test_pages_without_a_site_are_drawn_with_the_same_anchors_and_links_between_
         drawn = (root / "docs" / f"{name}.html").read_text()
         missing = [anchor for anchor in documentation.sections(path.read_text()) if f' id="{anchor}"' not in drawn]
         assert not missing, f"{name}: {missing}"
-    drawn = (root / "docs/operate/troubleshooting.html").read_text()
-    assert '<a href="networking.html">network</a>' in drawn and '<a href="../index.html">' in drawn
+    assert '<a href="../index.html">' in (root / "docs/operate/troubleshooting.html").read_text()
+    drawn = (root / "docs/index.html").read_text()
+    assert '<li><a href="operate/networking.html">Networking</a>' in drawn
+    for path in (root / "docs").rglob("*.html"):
+        for link in re.findall(r'href="([^"#:]+)["#]', path.read_text()):
+            assert (path.parent / link).resolve().is_file(), f"{path.name}: {link}"
     assert (root / "docs/assets/dashboard.svg").is_file()
 
 

@@ -1,4 +1,4 @@
-"""The local HTTP port: `/status`, `/peers`, `/events`, and `/` with links to them.
+"""The local HTTP port: `/status`, `/peers`, `/swarm`, `/events`, and `/` with links to them.
 
 `monitoring_api.py` adds metrics and health, `operator_api.py` adds changes.
 
@@ -61,6 +61,10 @@ class LocalApi:
         """Return the peer table."""
         return web.json_response(self._peer_table.rows())
 
+    async def show_swarm(self, request: web.Request) -> web.Response:
+        """Return the view of the swarm, in a list."""
+        return web.json_response([self._peer_table.swarm().as_dict()])
+
     async def stream_events(self, request: web.Request) -> web.StreamResponse:
         """Stream the snapshot as server-sent events, one a second, until the client is gone or stops reading."""
         if self._num_streams >= MAX_STREAMS:
@@ -89,6 +93,7 @@ class LocalApi:
         app.router.add_get("/", show_index)
         app.router.add_get("/status", self.show_status)
         app.router.add_get("/peers", self.show_peers)
+        app.router.add_get("/swarm", self.show_swarm)
         app.router.add_get("/events", self.stream_events)
         add_probes(app, MonitoringApi(self._status))
         add_control(app, self._control, self._token_file)

@@ -116,7 +116,8 @@ class StatusLoop:
 
     def save(self) -> None:
         """Write the snapshot and the peer table into the home, for use after the node stops."""
-        document = json.loads(self.latest.to_json()) | {"peers": self._peer_table.rows()}
+        document = json.loads(self.latest.to_json())
+        document |= {"peers": self._peer_table.rows(), "swarm_view": [self._peer_table.swarm().as_dict()]}
         replace_file(self._home.status, json.dumps(document, indent=1).encode())
 
     def _snapshot(self, state: str, counts: BufferFigures) -> Status:

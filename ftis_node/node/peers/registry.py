@@ -74,6 +74,7 @@ class PeerRegistry:
 
     def __init__(self) -> None:
         self.peers: dict[str, PeerActivity] = {}
+        self.own_record: PeerRecord | None = None  # as published last; None before the first
 
     def __contains__(self, peer_id: str) -> bool:
         return peer_id in self.peers

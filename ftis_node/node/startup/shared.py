@@ -140,7 +140,9 @@ class SharedComponents:
     @cached_property
     def peer_table(self) -> PeerTable:
         node = self.node
-        return PeerTable(registry=node.registry, peers=node.peers, guard=node.gossip.guard)
+        return PeerTable(
+            registry=node.registry, peers=node.peers, guard=node.gossip.guard, manifest=node.context.manifest
+        )
 
     @cached_property
     def reporter(self) -> StepReporter:

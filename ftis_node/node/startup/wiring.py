@@ -23,6 +23,7 @@ from ftis_node.node.supervision.health_status import HealthReporter
 from ftis_node.node.supervision.watchdog import Watchdog
 from ftis_node.node.supervision.worker_status import WorkerReporter
 from ftis_node.node.training.buffer_status import BufferReporter
+from ftis_node.node.training.own_stats import OwnStats
 from ftis_node.node.training.step_gate import TimedStepGate
 from ftis_node.node.training.step_groups import StepGroups
 from ftis_node.node.training.step_peers import StepPeers
@@ -155,6 +156,7 @@ class Wiring(SharedComponents):
             buffer=node.buffer,
             registry=node.registry,
             backfill=backfill,
+            stats=OwnStats(context=node.context, counters=node.counters, evaluations=node.evaluations),
         )
 
     def deliver_loop(self) -> DeliverLoop:

@@ -55,6 +55,7 @@ class StepReporter:
         generation_tokens_per_s = round(self._generation.tokens_per_s, 1)
         fields = msgspec.to_builtins(report) | {"generation_tokens_per_s": generation_tokens_per_s}
         self._context.events.write("step", **fields)
+        self._counters.recent_sources.append({taught.sender: taught.groups for taught in report.by_sender})
         for taught in report.by_sender:
             if taught.sender and not taught.own:
                 with self._guard.work_for(taught.sender, Place.COUNT):
