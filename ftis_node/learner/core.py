@@ -1,7 +1,7 @@
 """The learner: a policy, its optimizer and its home on disk, advanced one step at a time.
 
     groups -> batch -> micro-batches -> step          -> published weights -> checkpoint
-              batch.py  packing.py      train_step.py  publication.py       checkpoint/manager.py
+              batch.py  packing.py      train_step.py  publication.py       checkpoint_manager.py
 
 If several processes hold the model together, each has a Learner. The daemon talks to that of rank 0, and the others do
 their part of each command (`take_part`, `ranks.py`).
@@ -26,8 +26,8 @@ import torch
 
 from ftis_node.errors import ConfigError, FtisError
 from ftis_node.learner.checkpoint.checkpoint import owner_of
+from ftis_node.learner.checkpoint.checkpoint_manager import CheckpointManager
 from ftis_node.learner.checkpoint.export import adapter_state, export_policy
-from ftis_node.learner.checkpoint.manager import CheckpointManager
 from ftis_node.learner.checkpoint.publication import WeightPublication
 from ftis_node.learner.checkpoint.publish import gathering_of
 from ftis_node.learner.data.batch import batch_of, make_batch, make_micro_batches
