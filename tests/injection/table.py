@@ -290,6 +290,7 @@ UNREACHED: dict[str, str] = {
     "node/loops/audit.py:*": "guarded in `AuditLoop.run` and `offer`: tests/node/loops/test_audit.py has the loop",
     "node/loops/logprob_check.py:*": "guarded in `CheckLoop.run`",
     "node/loops/directory.py:DirectoryLoop._read_record>*": "guarded in `_renew_records`",
+    "node/loops/directory.py:DirectoryLoop._name_of": "a name of a checked record, made printable",
     "node/loops/announcements.py:AnnouncementHandler._count_refusal": "guarded in `AnnouncementHandler.listen`",
     "node/loops/announcements.py:AnnouncementHandler._pulls": "guarded in `AnnouncementHandler.listen`",
     "node/loops/announcements.py:AnnouncementHandler.refuse": "ids alone",
