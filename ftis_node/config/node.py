@@ -26,7 +26,7 @@ from ftis_node.config.budget import BudgetSection
 from ftis_node.config.home import Home
 from ftis_node.config.home_schema import is_older
 from ftis_node.config.limits import LimitsSection
-from ftis_node.config.manifest import Codec, first_problem
+from ftis_node.config.manifest import Codec  # noqa: TC001  # pydantic evaluates the annotation
 from ftis_node.config.observe import ObserveSection, TrackingSection
 from ftis_node.config.peer_list import read_peers
 from ftis_node.config.renamed_keys import (
@@ -37,7 +37,7 @@ from ftis_node.config.renamed_keys import (
     with_new_keys,
 )
 from ftis_node.config.roles import Role, RolesSection
-from ftis_node.config.section import Section
+from ftis_node.config.section import Section, first_problem
 from ftis_node.config.workers import (
     MAX_SERVED_RANK,
     PARALLEL_SIZES,
@@ -316,7 +316,7 @@ def load_node_settings(
         if error.errors()[0]["loc"] == ("model",) and error.errors()[0]["type"] == "missing":
             raise ConfigError(f"no model: name it with --model ID_OR_DIR, or as `model` in {node_toml}") from None
         where = f"{node_toml}: " if node_toml.exists() else ""
-        raise ConfigError(f"{where}{first_problem(error)}") from None
+        raise ConfigError(f"{where}{first_problem(error, schema=NodeSettings)}") from None
     return with_gpus_shared_out(NodeSettings.model_construct(**dict(settings)))
 
 

@@ -36,6 +36,7 @@ from ftis_node.learner.messages import (
     WeightsWritten,
     WriteWeights,
 )
+from ftis_node.workers.client import WorkerClient
 from ftis_node.workers.spec import WorkerSpec
 from ftis_node.workers.supervisor import Supervisor
 from ftis_node.workers.weights.store import PublishedWeights, WeightProof
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from ftis_node.workers.process import WorkerProcess
     from ftis_node.workers.restart_policy import RestartPolicy
     from ftis_node.workers.spec import Timing
-    from ftis_node.workers.supervisor import WorkerState
 
 OnPublished: TypeAlias = "Callable[[PublishedWeights | WeightProof], None]"
 
@@ -65,7 +65,7 @@ KEEPS_FREED_BLOCKS = {
 }
 
 
-class LearnerClient:
+class LearnerClient(WorkerClient):
     """The client of one learner's worker, which it keeps alive. All methods belong to one event loop."""
 
     def __init__(
@@ -88,30 +88,17 @@ class LearnerClient:
             event_types=(CheckpointSkipped, PublishedWeights, WeightProof),
             environment=worker_environment(boot) | dict(environment or {}),
         )
-        self._supervisor = Supervisor(
-            spec,
-            timing=timing,
-            restart_policy=restart_policy,
-            on_started=self._ask_state,
-            on_event=on_checkpoint_skipped,
+        super().__init__(
+            Supervisor(
+                spec,
+                timing=timing,
+                restart_policy=restart_policy,
+                on_started=self._ask_state,
+                on_event=on_checkpoint_skipped,
+            )
         )
         self._state: LearnerState | None = None
         self._known_restarts = 0  # when the caller last asked for the learner's state
-
-    @property
-    def worker_state(self) -> WorkerState:
-        """Whether the worker is starting, ready, backing off, ..."""
-        return self._supervisor.state
-
-    @property
-    def restarts(self) -> int:
-        """The number of restarts after a death."""
-        return self._supervisor.restarts
-
-    @property
-    def pid(self) -> int | None:
-        """The worker's process id."""
-        return self._supervisor.pid
 
     @property
     def state(self) -> LearnerState | None:
@@ -128,18 +115,6 @@ class LearnerClient:
         assert self._state is not None  # `_ask_state` ran before the supervisor called the worker ready
         self._known_restarts = self.restarts
         return self._state
-
-    async def run(self) -> None:
-        """Keep the worker alive until cancelled, then stop it: for a TaskGroup, instead of `start` and `stop`."""
-        await self._supervisor.run()
-
-    async def stop(self) -> None:
-        """End the worker; a step in progress is not done. It saves what is not on disk yet."""
-        await self._supervisor.stop()
-
-    def restart(self, how: str) -> None:
-        """Kill the worker, which starts again from its checkpoint; `how` ends the sentence "the worker ..."."""
-        self._supervisor.restart(how)
 
     async def train(
         self, groups: Sequence[TrainGroup], *, step: int, on_published: OnPublished | None = None
@@ -218,5 +193,5 @@ def worker_environment(boot: LearnerBoot) -> dict[str, str]:
     threads = {} if boot.num_threads is None else {"OMP_NUM_THREADS": str(boot.num_threads)}
     blocks = KEEPS_FREED_BLOCKS if boot.device == "cpu" else {}
     # Else as many processes as there are cores, up to 32, each with torch in it, for a layer's few kernels.
-    compiler = {} if boot.kernels == "plain" or COMPILE_THREADS in os.environ else {COMPILE_THREADS: "1"}
-    return compiler | threads | blocks | segments | (COMMUNICATION if boot.num_processes > 1 else {})
+    compiler = {} if boot.settings.kernels == "plain" or COMPILE_THREADS in os.environ else {COMPILE_THREADS: "1"}
+    return compiler | threads | blocks | segments | (COMMUNICATION if boot.settings.num_processes > 1 else {})

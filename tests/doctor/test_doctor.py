@@ -130,7 +130,11 @@ def test_engines_that_crash_hang_or_are_for_another_machine(monkeypatch: pytest.
     crash = doctor_engine.run_probe("raise ImportError('libcuda.so.1: cannot open')", limit_s=20)
     assert crash.problem == "ImportError: libcuda.so.1: cannot open"
     assert "signal 11" in doctor_engine.run_probe("import os; os.kill(os.getpid(), 11)", limit_s=20).problem
-    assert "no answer within" in doctor_engine.run_probe("import time; time.sleep(60)", limit_s=0.5).problem
+    slow = doctor_engine.run_probe("import time; time.sleep(60)", limit_s=0.5)
+    assert "no answer within" in slow.problem
+    (cut,) = doctor_engine.torch_results(slow, has_gpu=True)
+    assert (cut.id, cut.level) == ("check.cut", "warn") and "pip install" not in cut.advice
+    assert told([doctor_engine.vllm_result(slow, on_gpu=True)]) == [("check.cut", "warn")]
     on_cpu = doctor_engine.ProbeAnswer({"version": "2", "cuda": None, "has_gpu": False, "gpus": []})
     levels = told(doctor_engine.torch_results(on_cpu, has_gpu=True))
     assert levels == [("engine.torch", "ok"), ("engine.gpu", "fail")]

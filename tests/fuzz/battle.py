@@ -25,8 +25,8 @@ from ftis_node.gossip.interface import GossipLimits
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.stub_node import StubNode, StubTokenizer, stub_group
 from ftis_node.lab.wire_probe import VOCABULARY
-from ftis_node.node.loops.train import note_contributor
 from ftis_node.node.startup.wiring import Wiring
+from ftis_node.node.training.step_peers import note_contributor
 from ftis_node.records.codec import CODECS
 from ftis_node.records.envelope import open_envelope
 from ftis_node.records.identity import Identity

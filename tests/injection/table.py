@@ -30,9 +30,9 @@ POINTS: dict[Place, tuple[str, ...]] = {
     ),
     Place.BATCH: (
         "node/training/peer_weights.py:PeerWeights.weight",
-        "node/loops/train.py:TrainLoop._as_trained",
-        "node/loops/train.py:TrainLoop._as_trained>train_group",
-        "node/loops/train.py:train_group",
+        "node/training/step_peers.py:StepPeers._as_trained",
+        "node/training/step_peers.py:StepPeers._as_trained>train_group",
+        "node/training/step_peers.py:train_group",
     ),
     Place.CATCH_UP: (
         "gossip/rpc/calls.py:PeerCalls.request_backfill",
@@ -53,7 +53,7 @@ POINTS: dict[Place, tuple[str, ...]] = {
         "node/peers/manager.py:PeerManager._share_subnet",
         "node/peers/manager.py:PeerManager.settle",
         "node/peers/manager.py:PeerManager.is_of_own_weights",
-        "node/loops/train.py:note_contributor",
+        "node/training/step_peers.py:note_contributor",
     ),
     Place.DIAL: ("gossip/p2pd/client.py:P2pdClient.connect",),
     Place.DIRECTORY: (
@@ -256,7 +256,8 @@ EXCEPTIONS: dict[str, str] = {
     "node/loops/reannounce.py:*": "this node's own groups",
     "node/peers/log_messages.py:*": "this node's own addresses and state",
     "node/training/tracking.py:*": "this node's own report",
-    "node/loops/train.py:TrainLoop._train_in_turn": "groups of several peers; each is guarded in `_train`",
+    "node/loops/train.py:TrainLoop._train_in_turn": "groups of several peers; each is guarded in `StepPeers`",
+    "node/loops/train.py:TrainLoop._train": "groups of several peers; each is guarded in `StepPeers`",
     "node/training/step_selection.py:write_taken": "ids and numbers of groups that are stored",
     "validation/*rules.py:*": "a part of `judge`",
 }
@@ -289,6 +290,7 @@ UNREACHED: dict[str, str] = {
     "node/loops/audit.py:*": "guarded in `AuditLoop.run` and `offer`: tests/node/loops/test_audit.py has the loop",
     "node/loops/logprob_check.py:*": "guarded in `CheckLoop.run`",
     "node/loops/directory.py:DirectoryLoop._read_record>*": "guarded in `_renew_records`",
+    "node/loops/directory.py:DirectoryLoop._name_of": "a name of a checked record, made printable",
     "node/loops/announcements.py:AnnouncementHandler._count_refusal": "guarded in `AnnouncementHandler.listen`",
     "node/loops/announcements.py:AnnouncementHandler._pulls": "guarded in `AnnouncementHandler.listen`",
     "node/loops/announcements.py:AnnouncementHandler.refuse": "ids alone",

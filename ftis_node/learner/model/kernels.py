@@ -59,12 +59,12 @@ class KernelMeasurement:
 
 def check_kernels(boot: LearnerBoot) -> None:
     """Raise ConfigError for kernels that this learner cannot have."""
-    if boot.kernels in ("compile", "liger") and boot.num_processes > 1:
+    if boot.settings.kernels in ("compile", "liger") and boot.settings.num_processes > 1:
         raise ConfigError(
-            f"learner.kernels = '{boot.kernels}' is for a learner of one process: use 'auto', or leave learner.gpus "
-            "and learner.processes out"
+            f"learner.kernels = '{boot.settings.kernels}' is for a learner of one process: use 'auto', or leave "
+            "learner.gpus and learner.processes out"
         )
-    if boot.kernels == "compile" and boot.measure_agreement:
+    if boot.settings.kernels == "compile" and boot.measure_agreement:
         raise ConfigError(
             "learner.kernels = 'compile' leaves out the hooks of method.peer_weights = \"agreement\": use 'plain'"
         )
@@ -72,15 +72,15 @@ def check_kernels(boot: LearnerBoot) -> None:
 
 def choose_kernels(policy: Policy, boot: LearnerBoot) -> Policy:
     """Return `policy` with the kernels that `boot` sets, or the fastest that are correct here."""
-    if boot.kernels == "plain" or boot.measure_agreement or policy.root is not None:
+    if boot.settings.kernels == "plain" or boot.measure_agreement or policy.root is not None:
         return policy
-    if boot.kernels != "auto":
-        problem = _problem(policy, boot.kernels)
+    if boot.settings.kernels != "auto":
+        problem = _problem(policy, boot.settings.kernels)
         if problem is not None:
-            log.warning("kernels: plain, because %s cannot be used: %s", boot.kernels, problem)
+            log.warning("kernels: plain, because %s cannot be used: %s", boot.settings.kernels, problem)
             return policy
-        log.info("kernels: %s, as set", boot.kernels)
-        return _with_kernels(policy, boot.kernels)
+        log.info("kernels: %s, as set", boot.settings.kernels)
+        return _with_kernels(policy, boot.settings.kernels)
     if policy.causal_lm.device.type == "cpu":
         return policy
     return _fastest(policy, boot)

@@ -48,6 +48,11 @@ PAGE = """<!doctype html>
 """
 
 
+async def show_nothing(request: web.Request) -> web.Response:
+    """Return 404 as JSON: `ftis-node status` of this home says that it is a bootstrap node."""
+    return web.json_response({"error": "a bootstrap node has no such figures"}, status=404)
+
+
 class BootstrapApi:
     """Handlers over the last survey of the directory. `run` surveys it every `SURVEY_PERIOD_S`."""
 
@@ -102,6 +107,8 @@ class BootstrapApi:
         app = web.Application(middlewares=[own_names_only], client_max_size=MAX_REQUEST_BYTES)
         app.router.add_get("/", self.show_page)
         app.router.add_get("/swarm", self.show_swarm)
+        app.router.add_get("/status", show_nothing)
+        app.router.add_get("/peers", show_nothing)
         app.router.add_get("/metrics", self.show_metrics)
         app.router.add_get("/healthz", self.show_health)
         guard = HttpGuard()

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.state import NodeCounters
     from ftis_node.node.supervision.disk_thread import DiskThread
+    from ftis_node.records.group import Group
     from ftis_node.replay.buffer import ReplayBuffer
     from ftis_node.replay.reader import ReplayReader
     from ftis_node.swarm.peer_guard import PeerGuard, PeerWork
@@ -54,14 +55,19 @@ class Arrival:
     """An envelope that waits for validation.
 
     `origin` is the peer that handed it over. Only the signature proves the sender. `asked` holds the ids that `origin`
-    was asked for; None if it was not asked by id.
+    was asked for; None if it was not asked by id. `made` is the group if this node made it.
     """
 
     data: bytes
     origin: str
-    own: bool
+    made: Group | None
     asked: Container[bytes] | None
     verdict: asyncio.Future[ValidationResult]
+
+    @property
+    def own(self) -> bool:
+        """Return whether this node made the group."""
+        return self.made is not None
 
 
 class _Lane:
@@ -145,14 +151,15 @@ class IntakeLoop:
         )
 
     async def submit(
-        self, data: bytes, *, origin: str, own: bool, asked: Container[bytes] | None = None
+        self, data: bytes, *, origin: str, made: Group | None = None, asked: Container[bytes] | None = None
     ) -> ValidationResult:
         """Submit an envelope and wait for its verdict. If it is Accepted, the group is on disk.
 
-        `asked`: the ids that `origin` was asked for; None if it was not asked by id.
+        `made` is the group, already scored, if this node sealed it; None for an envelope of a peer. `asked`: the ids
+        that `origin` was asked for; None if it was not asked by id.
         """
-        arrival = Arrival(data, origin, own, asked, asyncio.get_running_loop().create_future())
-        is_new_peer = not own and self._peers.is_new_peer(origin)
+        arrival = Arrival(data, origin, made, asked, asyncio.get_running_loop().create_future())
+        is_new_peer = not arrival.own and self._peers.is_new_peer(origin)
         await (self._new_peers if is_new_peer else self._known).put(arrival)
         return await arrival.verdict
 
@@ -163,7 +170,7 @@ class IntakeLoop:
     @property
     def turns(self) -> dict[str, Callable[[], LoopProgress]]:
         """Return the progress of each lane by name; a group in validation or storage counts as waiting."""
-        return {"intake": lambda: self._known.turn, "intake of new peers' groups": lambda: self._new_peers.turn}
+        return {"intake": lambda: self._known.turn, "intake of strangers' groups": lambda: self._new_peers.turn}
 
     async def run(self) -> None:
         """Run until canceled."""
@@ -186,7 +193,7 @@ class IntakeLoop:
     async def _judge(self, arrival: Arrival, context: ValidationContext) -> ValidationResult | None:
         """Return the verdict; None if the envelope made validation fail: then it is refused and its origin charged."""
         with self._work_for(arrival, Place.JUDGE):
-            verdict = await validate(arrival.data, context, asked=arrival.asked)
+            verdict = await validate(arrival.data, context, asked=arrival.asked, made=arrival.made)
             if isinstance(verdict, Accepted):
                 if late := self._refuse_if_admitted(verdict):
                     return late

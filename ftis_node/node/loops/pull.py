@@ -247,8 +247,8 @@ class PullLoop:
         fetched = await self._gossip.fetch(peer_id, ids, as_text=as_text, timeout_s=timeout_s)
         self._spend_the_rest(batch, fetched.bodies)
         asked = None if as_text else frozenset(ids)  # a group as text has a different id
-        judged = [self._intake.submit(data, origin=peer_id, own=False, asked=asked) for data in fetched.bodies]
-        with waiting_for("validation verdicts"):  # the intake loop has the limits
+        judged = [self._intake.submit(data, origin=peer_id, asked=asked) for data in fetched.bodies]
+        with waiting_for("verdicts of the door"):  # the intake loop has the limits
             verdicts = await asyncio.gather(*judged)
         here = self._settle(batch, verdicts)
         if fetched.outcome is FetchOutcome.BUSY:

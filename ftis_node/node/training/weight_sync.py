@@ -20,7 +20,7 @@ from ftis_node.workers.weights.store import PublishedWeights
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from ftis_node.generation.client import ProofToCome
+    from ftis_node.generation.weight_loader import ProofToCome
     from ftis_node.learner.messages import TrainReply
     from ftis_node.node.protocols import Generation
     from ftis_node.telemetry.events import EventLog

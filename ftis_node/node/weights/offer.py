@@ -32,7 +32,7 @@ from ftis_node.workers.weights.store import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from ftis_node.generation.client import ProofToCome
+    from ftis_node.generation.weight_loader import ProofToCome
     from ftis_node.models import ModelSource
     from ftis_node.node.context import NodeContext, NodeDescription
     from ftis_node.node.peers.manager import PeerManager
