@@ -1,20 +1,17 @@
-"""The view of a swarm from the directory alone, as a bootstrap node or a visitor sees it."""
+"""The view of a swarm through given peers, for a visitor without a node."""
 
 from __future__ import annotations
 
 import asyncio
 import shutil
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftis_node.config.manifest import parse_canonical
-from ftis_node.errors import ConfigError
-from ftis_node.swarm.overview.view import RunSummary, SwarmView, make_view, swarm_row
+from ftis_node.node.peers.survey_view import view_of
 
 if TYPE_CHECKING:
-    from ftis_node.gossip.directory.survey import RunSurvey
+    from ftis_node.swarm.overview.view import SwarmView
 
 TIMEOUT_S = 60.0
 
@@ -30,19 +27,3 @@ def survey_run(run_id: str, peers: tuple[str, ...]) -> SwarmView:
         return view_of(asyncio.run(survey_remotely(settings, run_id=run_id, timeout_s=TIMEOUT_S)))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def view_of(survey: RunSurvey) -> SwarmView:
-    """Return the view of what the directory holds. A record's time is that of the peer's clock."""
-    now = time.time()
-    rows = [swarm_row(record, seen_at=min(record.created_at, now)) for record in survey.records]
-    return make_view(rows, run=_summary(survey), now=now, num_unreadable=survey.num_unreadable)
-
-
-def _summary(survey: RunSurvey) -> RunSummary:
-    if survey.manifest is None:
-        return RunSummary(survey.run_id)
-    try:
-        return RunSummary.of(parse_canonical(survey.manifest, source=f"run {survey.run_id}"))
-    except ConfigError:  # of another version of this package
-        return RunSummary(survey.run_id)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import ClientSession
 
 from ftis_node.gossip.bootstrap import BootstrapNode
 from ftis_node.gossip.directory.remote_survey import survey_remotely
 from ftis_node.gossip.libp2p import Libp2pGossip
-from ftis_node.node.startup.swarm_survey import view_of
+from ftis_node.node.http_api.bootstrap_api import BootstrapApi
+from ftis_node.node.peers.survey_view import view_of
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.envelope import PeerRecord, seal_peer_record
 from ftis_node.records.identity import PEER_DOMAIN, Identity
@@ -76,7 +79,20 @@ async def test_three_nodes_and_their_matrix_are_seen_and_a_hostile_record_spoils
             return surveys if is_whole else []
 
         seen = await eventually(all_seen, within_s=120)
+        async with BootstrapApi(bootstrap).serve(port=0) as url, ClientSession(url) as client:
+
+            async def shown() -> Any:
+                document = await (await client.get("/swarm")).json()
+                return document if document and len(document[0]["peers"]) == 3 else None
+
+            document = await eventually(shown, within_s=120)
+            page = await (await client.get("/")).text()
+            metrics = await (await client.get("/metrics")).text()
+            health = (await client.get("/healthz")).status
         visited = await survey_remotely(settings(tmp_path / "v", peers=address), run_id=RUN, timeout_s=60)
+    assert [view["run"]["id"] for view in document] == [RUN] and len(document[0]["peers"]) == 3
+    assert "75 %" in page and "\x1b" not in page
+    assert f'ftis_bootstrap_members{{run_id="{RUN}"}} 4.0' in metrics and health == 200
     for survey in (seen[0], visited):
         view = view_of(survey)
         assert {row.peer_id: row.name for row in view.peers} == dict(zip((ann, bob, eve), NAMES, strict=True))
