@@ -29,7 +29,7 @@ def report(
     The page loads nothing from a network, and contains no address and no path of this machine.
     """
     from ftis_node.report.facts import gather
-    from ftis_node.report.page import render_page
+    from ftis_node.report.html_page import render_page
     from ftis_node.telemetry.status import Status
 
     chosen = home_at(home)
