@@ -1,11 +1,11 @@
-"""How long a person waits for the first answer: whole processes, from their start to their end or their first frame.
+"""Time until the first answer of a command: whole processes, from their start to their end or their first frame.
 
 `help_s`: `ftis-node --help`. `status_s`: `ftis-node status` on a stopped node's home. `completion_s`: one press of TAB.
 `dashboard_first_paint_s`: `ftis-node dashboard` on the same home in a terminal of 80 x 24, until it has been sent about
 all of its cells. `python_s`: the interpreter alone, which is in each of them.
 
-Medians over `--runs`. Where other programs use the machine, look at `*_cpu_s` (user and system time of the process, the
-median as well): that is what the command itself needs, while the wall's time is shared.
+The values are medians over `--runs`. If other programs use the machine, use `*_cpu_s`, the median of the process' user
+and system time. The command itself needs that time, while wall time is shared.
 """
 
 from __future__ import annotations

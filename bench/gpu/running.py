@@ -1,4 +1,4 @@
-"""One case in a process of its own, so that a failure or a hang costs that case alone; and what is kept of it."""
+"""Run a case in a separate process, so that a failure or a hang affects that case alone; and store its result."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ TURN_S = 0.25
 
 
 class Maker:
-    """Groups that pass every door of the run."""
+    """Groups that pass the run's validation."""
 
     def __init__(self, model: Path, manifest: RunManifest) -> None:
         self.manifest = manifest
