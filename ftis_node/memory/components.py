@@ -186,8 +186,7 @@ def layer_bytes_per_token(shape: ModelShape, workload: Workload) -> int:
     H hidden, Q query, K key, I intermediate sizes, h heads, r rank. Each norm keeps its float32 input and one
     reciprocal, and the normalised value if it is trained. Attention keeps q, k, v, output and a float32 log-sum a head.
     The gated block keeps two wide tensors, three under an adapter (`learner/model/gated.py`).
-    Texts that share a prompt are not counted: attention keeps its tensors of the prompt once for each text
-    (`learner/model/attention.py`). A step that does not fit is tried again with less (`learner/step/oom_retry.py`).
+    It is that of a row with one text; `_packed_bytes_per_token` has what a row of several texts keeps in addition.
 
         float32, full    4 (6 H + 2 Q + 2 K + 2 I + h) + 8
         float32, LoRA    4 (4 H + 2 Q + 2 K + 3 I + 7 r + h) + 8
@@ -204,6 +203,25 @@ def layer_bytes_per_token(shape: ModelShape, workload: Workload) -> int:
     return norms_and_inputs * hidden + workload.dtype_bytes * widths + 4 * shape.num_heads + 8
 
 
+def _packed_bytes_per_token(shape: ModelShape, workload: Workload) -> int:
+    """Bytes that one layer keeps of a token in addition if completions share a prompt (`learner/model/attention.py`).
+
+    Attention gathers each text with its prompt and keeps q, k, v, output and log-sum of every gathered position. The
+    output is kept once more in the order of the row. The n completions of a prompt that a row holds are taken at the
+    run's limits: p prompt tokens and c completion tokens each. A row of p + n c positions then has n (p + c) gathered
+    ones. Shorter completions would share more; a step that does not fit is retried with less
+    (`learner/step/oom_retry.py`).
+    """
+    prompt = workload.max_prompt_tokens
+    completion = workload.max_total_tokens - prompt
+    num_texts = min(workload.group_size, max(1, (workload.largest_micro_batch - prompt) // completion))
+    if num_texts == 1:
+        return 0
+    gathered, row = num_texts * (prompt + completion), prompt + num_texts * completion
+    per_position = workload.dtype_bytes * (2 * shape.query_size + 2 * shape.kv_size) + 4 * shape.num_heads
+    return -(-(gathered - row) * per_position // row) + workload.dtype_bytes * shape.query_size
+
+
 def _step_parts(shape: ModelShape, workload: Workload) -> tuple[tuple[int, int], ...]:
     """Activations and work space in bytes at four moments: the end of the forward pass, and three backward passes.
 
@@ -215,7 +233,7 @@ def _step_parts(shape: ModelShape, workload: Workload) -> tuple[tuple[int, int],
     """
     tokens, hidden, width = workload.largest_micro_batch, shape.hidden_size, workload.dtype_bytes
     is_full = not workload.lora
-    layer = layer_bytes_per_token(shape, workload)
+    layer = layer_bytes_per_token(shape, workload) + _packed_bytes_per_token(shape, workload)
     outside = hidden * ((12 if width == FLOAT32 else 8) if is_full else width)
     places = 2 * width * shape.query_size // shape.num_heads + PLACES_BYTES
     forward_work = _logits(shape, workload)
