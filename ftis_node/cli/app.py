@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import logging
 import os
 import signal
 import sys
@@ -39,10 +40,12 @@ from ftis_node.cli.commands import (
 )
 from ftis_node.config.no_network_env import forbid_telemetry
 from ftis_node.errors import FtisError
-from ftis_node.telemetry.log import set_up_logging
+from ftis_node.telemetry.log import is_json, set_up_logging
 from ftis_node.telemetry.secrets import redacted, show_traceback
 from ftis_node.telemetry.standard_files import discard_output, drop_what_cannot_be_written, open_closed_files
 from ftis_node.telemetry.terminal_text import one_line
+
+log = logging.getLogger(__name__)
 
 app = typer.Typer(
     name="ftis-node",
@@ -50,6 +53,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("join", short_help="Generate, share and learn: run a node.")(join.join)
 app.command("bootstrap", short_help="Run a bootstrap and relay node.")(bootstrap.bootstrap)
@@ -173,5 +177,8 @@ def _fail(error: Exception, line: str, code: int) -> int:
 
 
 def _complain(line: str) -> None:
+    if is_json():
+        log.error("%s", one_line(redacted(line)))
+        return
     with contextlib.suppress(OSError):  # stderr on a full disk: the exit code remains
         typer.echo(f"ftis-node: {one_line(redacted(line))}", err=True)

@@ -32,7 +32,7 @@ def read_document(home: Home, path: str, *, timeout_s: float = TIMEOUT_S) -> Any
     peers = saved.pop("peers", [])
     if path == "/peers":
         return peers
-    return _as_starting(json.dumps(saved)) if is_starting else _as_stopped(saved)
+    return _as_starting(json.dumps(saved)) if is_starting else _as_stopped(saved, home)
 
 
 def _last_words(home: Home) -> dict[str, Any]:
@@ -84,8 +84,11 @@ def _as_starting(saved: str) -> dict[str, Any]:
     return document
 
 
-def _as_stopped(saved: dict[str, Any]) -> dict[str, Any]:
+def _as_stopped(saved: dict[str, Any], home: Home) -> dict[str, Any]:
+    from ftis_node.config.resume import raised_budgets, start_command
     from ftis_node.telemetry.status import Status, stopped
 
-    document: dict[str, Any] = json.loads(stopped(Status.from_json(json.dumps(saved).encode())).to_json())
+    status = Status.from_json(json.dumps(saved).encode())
+    command = start_command(home, raised=raised_budgets(saved.get("budget", {})))
+    document: dict[str, Any] = json.loads(stopped(status, resume=command).to_json())
     return document

@@ -16,7 +16,7 @@
     status.json    the last status, for a stopped node
     logs/          the workers' output
     backups/       the state before an upgrade
-    damaged/       corrupt databases as they were found; the new ones have what could be recovered
+    damaged/       corrupt databases as they were found, the newest two of each
     lock           held while a node runs, with its pid
 
 The folder's mode is 0700 and that of the files 0600, for any umask.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from math import prod
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -50,6 +51,7 @@ from ftis_node.errors import ConfigError
 from ftis_node.files import read_toml
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 PullRule = Literal["auto", "all", "needed"]
@@ -296,8 +298,12 @@ class NodeSettings(BaseSettings):
         return self
 
 
-def load_node_settings(node_toml: Path, **flags: Any) -> NodeSettings:
+def load_node_settings(
+    node_toml: Path, *, remembered: Mapping[str, Any] = MappingProxyType({}), **flags: Any
+) -> NodeSettings:
     """Return a node's settings from flags (None: not given), environment, `node_toml` if it exists, and defaults.
+
+    `remembered` are those of the last start that come before the defaults.
 
     Raises ConfigError in one line that names the key. An old key is an error that names its new key. In an older home
     it is none, because the start of the node upgrades the file.
@@ -316,7 +322,8 @@ def load_node_settings(node_toml: Path, **flags: Any) -> NodeSettings:
         def settings_customise_sources(
             cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: Any, **__: Any
         ) -> tuple[PydanticBaseSettingsSource, ...]:
-            return (init_settings, EnvSettingsSource(settings_cls), InitSettingsSource(settings_cls, tables))
+            last = InitSettingsSource(settings_cls, dict(remembered))
+            return (init_settings, EnvSettingsSource(settings_cls), InitSettingsSource(settings_cls, tables), last)
 
     try:
         settings = FromEverywhere(**{key: value for key, value in flags.items() if value is not None})

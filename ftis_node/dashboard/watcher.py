@@ -13,23 +13,23 @@ Each snapshot starts afresh, so it also finds a node that was restarted. Only th
 
 from __future__ import annotations
 
-import shlex
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from ftis_node.config.resume import start_command
 from ftis_node.dashboard.machine_usage import MachineMeter, running_process
 from ftis_node.dashboard.snapshot import NodeSnapshot, Phase
-from ftis_node.errors import FileError, FtisError
-from ftis_node.files import read_object
+from ftis_node.dashboard.view.events import is_notable
+from ftis_node.errors import FtisError
 from ftis_node.telemetry.history import HistoryFollower
 from ftis_node.telemetry.status import Status
 
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
 
-NUM_EVENTS = 1000
+NUM_EVENTS = 1000  # of all, and as many worth a look
 
 
 class ReadDocument(Protocol):
@@ -44,7 +44,7 @@ class Watcher:
     def __init__(self, home: Home, read: ReadDocument) -> None:
         self._home = home
         self._read = read
-        self._follower = HistoryFollower(home.events, num_last_events=NUM_EVENTS)
+        self._follower = HistoryFollower(home.events, num_last_events=NUM_EVENTS, is_notable=is_notable)
         self._meter = MachineMeter()
         self._last: tuple[Status, tuple[dict[str, Any], ...], float] = (Status(), (), 0.0)
 
@@ -70,7 +70,7 @@ class Watcher:
             peers=peers,
             history=self._follower.history,
             machine=self._meter.read(self._home, process),
-            start_command=start_command(self._home),
+            start_command=status.node.resume or start_command(self._home),
             logs=str(self._home.logs),
             problem=problem,
         )
@@ -89,19 +89,3 @@ class Watcher:
 
 def has_ever_run(home: Home) -> bool:
     return home.status.exists() or home.settings.exists()
-
-
-def start_command(home: Home) -> str:
-    """Return the command that starts this home's node again with the options of its last start."""
-    try:
-        told = read_object(home.settings)
-    except (OSError, FileError):
-        told = {}
-    words = ["ftis-node", "join", "--model", str(told.get("model") or "MODEL"), "--home", str(home.root)]
-    for peer in told.get("peers") or ():
-        words += ["--peers", str(peer)]
-    if told.get("role") not in (None, "full"):
-        words += ["--role", str(told["role"])]
-    if follow := (told.get("roles") or {}).get("follow"):
-        words += ["--follow", str(follow)]
-    return shlex.join(words)

@@ -1,8 +1,8 @@
 """Trail summary: what the event trail holds of a node's former starts, read once when the node starts.
 
 A line is written after its event, so the trail is never ahead of the buffer. If it is, the buffer has lost its last
-commits (a torn write-ahead log, a file from a backup). Then the trail holds what must not be done twice: which groups
-steps have used, and how far own groups were numbered.
+commits (a torn write-ahead log, a file from a backup), and the node replaces it. The trail holds the last sequence
+number of own groups.
 
 Damaged lines are skipped and counted.
 """
@@ -75,11 +75,9 @@ class Remembered:
         return [TrailGroup(bytes.fromhex(name), *origins[name], step) for name, step in self._used.items()]
 
     @property
-    def in_doubt(self) -> list[TrailGroup]:
-        """Return the groups of a step that has no line: the learner's checkpoint shows whether the step was done."""
-        pending = self._in_doubt | self._taken
-        known = self._admitted
-        return [TrailGroup(bytes.fromhex(name), *known.get(name, ("", 0)), step) for name, step in pending.items()]
+    def last_number(self) -> int:
+        """The highest sequence number of an own group, under any identity; 0 before the first."""
+        return max(self.last_numbers.values(), default=0)
 
     @property
     def expected(self) -> list[TrailGroup]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
+
 from ftis_node.dashboard.buffer_reader import CompletionDetail, GroupDetail
 from ftis_node.dashboard.snapshot import GpuUsage, MachineUsage, NodeSnapshot, Phase
 from ftis_node.replay.reader import GroupSummary
@@ -149,6 +151,7 @@ RUNNING = NodeSnapshot(
 STOPPED = replace(
     RUNNING,
     phase=Phase.STOPPED,
+    status=structs.replace(STATUS, node=structs.replace(STATUS.node, state="stopped", end="stopped")),
     reported_at=NOW - 60,
     machine=replace(MACHINE, num_processes=0, resident_bytes=0, gpus=()),
     history=replace(HISTORY, events=(*HISTORY.events, {"time": NOW - 60, "event": "stop", "step": 101})),

@@ -88,7 +88,7 @@ def test_a_good_node_says_yes_three_times() -> None:
         (_with("swarm", groups_confirmed=0), "no"),
         (_with("swarm", groups_sent=3, groups_confirmed=0), "not yet"),
         (_with("generation", state="off"), "yes"),
-        (STOPPED, "no"),
+        (STOPPED, "stopped"),
         (replace(RUNNING, phase=Phase.STARTING), "not yet"),
     ],
 )
@@ -137,10 +137,11 @@ def test_a_stopped_node_is_faded_and_says_what_to_do() -> None:
     lines = metric_lines(STOPPED)
     assert {span.tone for shown in lines[:-1] for span in shown} == {Tone.FAINT}
     assert {span.tone for shown in metric_lines(RUNNING)[:-1] for span in shown} > {Tone.FAINT, Tone.STRONG}
-    assert "stopped on request 1 min ago" in _texts(answer_lines(STOPPED))
+    assert _words(STOPPED) == ["stopped"] * 3
+    assert "as asked, 1 min ago" in _texts(answer_lines(STOPPED))
     assert RUNNING.start_command in _texts(next_lines(STOPPED))
-    killed = replace(STOPPED, history=HISTORY)
-    assert "killed, or a fault" in _texts(answer_lines(killed))
+    killed = replace(STOPPED, status=RUNNING.status)
+    assert _words(killed) == ["no"] * 3 and "killed, or a fault" in _texts(answer_lines(killed))
     assert _words(replace(RUNNING, phase=Phase.SILENT))[2] == "no"
 
 

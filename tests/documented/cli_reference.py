@@ -29,8 +29,7 @@ Common forms:
     ftis-node report --out run.html                                   # one page of the run
     ftis-node compare --pair size --methods alone,ftis --seeds 5      # an experiment
 
-Exit codes: 0 done, 1 internal error, 2 wrong use or configuration, 3 the machine cannot do it, 4 the network or hub is
-unreachable, 130 interrupted.
+[Troubleshooting](../operate/troubleshooting.md#exit-codes) has the exit codes.
 """
 
 

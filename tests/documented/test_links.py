@@ -14,11 +14,18 @@ if TYPE_CHECKING:
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FILE_NAME = re.compile(r"(?<![\w/.*-])([a-z_][a-z_0-9]*\.py)\b")
 SOURCE_PATH = re.compile(r"`((?:ftis_node|tests|bench|proto|deploy|examples)/[\w./-]*)`")
+TROUBLESHOOTING = ROOT / "docs/operate/troubleshooting.md"
 HEADING = re.compile(r"^#{1,6} (.+)$", flags=re.MULTILINE)
 
 
 def _prose(page: Path) -> str:
     return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def _code() -> str:
+    """Return the sources of the package, with string literals of several lines joined."""
+    sources = "\n".join(path.read_text() for path in (ROOT / "ftis_node").rglob("*.py"))
+    return re.sub(r"[\"']\s*\n\s*f?[\"']", "", sources)
 
 
 def _anchors(page: Path) -> set[str]:
@@ -90,21 +97,32 @@ def test_no_path_of_a_machine() -> None:
 
 
 def test_troubleshooting_has_every_error_and_exit_code() -> None:
-    text = (ROOT / "docs/operate/troubleshooting.md").read_text()
     classes = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, errors.FtisError)]
-    for one in classes:
-        told = re.findall(rf"\| {one.__name__}, (\d)", text)
-        assert set(told) <= {str(one.exit_code)}, one.__name__
-        assert one.__name__ in text
-    codes = set(re.findall(r"^\| (\d+) \|", text, flags=re.MULTILINE))
-    assert codes == {str(one.exit_code) for one in classes} | {"0", "130"}
+    shown = {
+        int(code): set(filter(None, names.strip().split(", ")))
+        for code, names in re.findall(r"^\| (\d+) \|.*\|([^|]*)\|$", TROUBLESHOOTING.read_text(), flags=re.MULTILINE)
+    }
+    assert set(shown) == {one.exit_code for one in classes} | {0, 130}
+    for code, names in shown.items():
+        assert names == {one.__name__ for one in classes if one.exit_code == code}
+
+
+def test_the_exit_codes_of_messages_are_those_of_their_errors() -> None:
+    rows = re.findall(r"^\| `([^`]+)`.* \| (\d) \|", TROUBLESHOOTING.read_text(), flags=re.MULTILINE)
+    code, found = _code(), 0
+    for message, exit_code in rows:
+        words = max(re.split(r"\.\.\.|:PATH", message), key=len).strip(" ;:,()")
+        at = code.index(words)
+        raised = re.findall(r"\b(\w+Error)\(", code[max(0, at - 250) : at])
+        if raised and hasattr(errors, raised[-1]):
+            found += 1
+            assert exit_code == str(getattr(errors, raised[-1]).exit_code), message
+    assert found > 20
 
 
 def test_the_messages_of_troubleshooting_stand_in_the_code() -> None:
-    sources = "\n".join(path.read_text() for path in (ROOT / "ftis_node").rglob("*.py"))
-    code = re.sub(r"[\"']\s*\n\s*f?[\"']", "", sources)  # literals that go on in the next line
-    text = (ROOT / "docs/operate/troubleshooting.md").read_text()
-    messages = re.findall(r"^\| `([^`]+)` \|", text, flags=re.MULTILINE)
+    code = _code()
+    messages = re.findall(r"^\| `([^`]+)` \|", TROUBLESHOOTING.read_text(), flags=re.MULTILINE)
     assert len(messages) > 25
     for message in messages:
         for part in re.split(r"\.\.\.|:PATH", message):

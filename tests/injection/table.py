@@ -293,6 +293,8 @@ UNREACHED: dict[str, str] = {
     "node/loops/announcements.py:AnnouncementHandler.refuse": "ids alone",
     "node/peers/manager.py:PeerManager.saw>subnet_of": "guarded in `PeersLoop.run`",
     "node/loops/pull.py:PullLoop._is_near>part_names": "guarded there",
+    "node/loops/pull_slots.py:PullSlots.assign": "counts pulls by the id alone",
+    "node/loops/pull_slots.py:PullSlots.release": "counts pulls by the id alone",
     "node/loops/pull.py:_announced_bytes": "guarded in `_keep_to_budget` and `_pull_and_release`",
     "node/loops/backfill.py:BackfillLoop.note_record": "guarded in `_renew_records`",
     "node/peers/serve.py:PeerRequestHandler.announcement_refused": "guarded in `Libp2pGossip._on_message`",

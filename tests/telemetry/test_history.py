@@ -74,6 +74,24 @@ def test_a_follower_reads_each_line_once_also_through_turn_overs(path: Path) -> 
     assert follower.history.damaged_lines == 0
 
 
+def test_notable_events_are_kept_however_many_others_follow(path: Path) -> None:
+    with closing(EventTrail(path)) as trail:
+        for step in range(1, 5):
+            trail.write("ban", peer=f"peer-{step}")
+            for _ in range(20):
+                trail.write("admitted", step=step)
+    follower = HistoryFollower(path, num_last_events=3, is_notable=lambda name: name == "ban")
+    follower.poll()
+    events = [(event["event"], event.get("peer", event.get("step"))) for event in follower.history.events]
+    assert events == [("ban", "peer-2"), ("ban", "peer-3"), ("ban", "peer-4"), *[("admitted", 4)] * 3]
+    with closing(EventTrail(path)) as trail:
+        trail.write("ban", peer="peer-5")
+    follower.poll()
+    assert [event["event"] for event in follower.history.events][-2:] == ["admitted", "ban"], "none is shown twice"
+    assert len(follower.history.events) == 5
+    assert follower.history.damaged_lines == 0
+
+
 def test_all_turned_over_files_are_read_the_oldest_first(path: Path) -> None:
     with closing(EventTrail(path, max_bytes=120)) as trail:
         for step in range(1, 9):

@@ -26,7 +26,7 @@ TERMS = (
     ("healthy", "yes: no problem with workers, steps, peers, clock, disk, memory"),
     ("trained on", "groups used in steps since the home was created"),
     ("groups", "sent, confirmed by a peer, received, rejected; since the start"),
-    ("kept", "fraction of tokens that the filter left in the loss"),
+    ("kept", "share of completions that the filter kept"),
     ("standing", "good, probation (all its groups are audited), banned, trusted"),
     ("score", "0 for a new peer, at most 10; below -3 probation, at -10 banned"),
     ("taken", "groups of that peer that passed validation"),

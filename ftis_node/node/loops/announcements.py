@@ -73,6 +73,7 @@ class AnnouncementHandler:
         self._counters = counters
         self._guard = gossip.guard
         self._own_tokenizer = about.tokenizer_prefix
+        self._reset_at = reader.reset_at() + context.settings.validation.max_clock_skew_s
         self._num_shards = self._context.manifest.wire.announcement_shards
         self._heard: dict[str, SequenceTracker] = {}
         self.wants = PullQueue()
@@ -204,7 +205,8 @@ class AnnouncementHandler:
         manifest = self._context.manifest
         is_ignored = as_text and manifest.step.other_tokenizers == "ignore"
         fits = announcement.envelope_bytes <= manifest.wire.max_envelope_bytes
-        return fits and not is_ignored and announcement.created_at > time.time() - manifest.step.max_age_s
+        oldest = max(time.time() - manifest.step.max_age_s, self._reset_at)
+        return fits and not is_ignored and announcement.created_at > oldest
 
     def has(self, want: PullItem) -> bool:
         """Return whether a group is or was here, or was refused.

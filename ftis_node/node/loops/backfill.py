@@ -134,14 +134,14 @@ class BackfillLoop:
         if report is None:
             return
         if report.num_left == 0:
-            log.info("caught up: %d missed groups in %.0f s", report.num_here, report.elapsed_s)
+            log.debug("caught up: %d missed groups in %.0f s", report.num_here, report.elapsed_s)
             duration_s = round(report.elapsed_s, 1)
             self._context.events.write("caught_up", num_groups=report.num_here, duration_s=duration_s)
         elif report.time_left_s is None:
-            log.info("catching up: %d groups were missed and are asked for", report.num_left)
+            log.debug("catching up: %d groups were missed and are asked for", report.num_left)
         else:
             whole = report.num_here + report.num_left
-            log.info(
+            log.debug(
                 "catching up: %d of %d missed groups, about %.0f s left", report.num_here, whole, report.time_left_s
             )
 

@@ -53,4 +53,4 @@ class ConfirmationLoop:
     async def _send(self, sender: str, ids: Sequence[bytes]) -> None:
         with self._guard.work_for(sender, Place.CONFIRM):
             if not await self._gossip.confirm(sender, ids):
-                log.info("%s did not take the confirmation of %d groups", sender, len(ids))
+                log.debug("%s did not take the confirmation of %d groups", sender, len(ids))

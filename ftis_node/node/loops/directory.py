@@ -20,6 +20,7 @@ from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_r
 from ftis_node.records.parsing import SCHEMA
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.tasks import validated_domain
+from ftis_node.telemetry.terminal_text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -34,6 +35,8 @@ log = logging.getLogger(__name__)
 
 LOOK_FOR_MEMBERS_S = 1.0
 MAX_CATCHING_UP = 8
+MAX_NAMED = 4  # peers in one log line
+ID_TAIL = 8
 RECORD_LIVES_PERIODS = 4  # a record survives this many missed renewals
 
 
@@ -81,6 +84,7 @@ class DirectoryLoop:
     async def _watch_members(self, tasks: asyncio.TaskGroup) -> None:
         while True:
             present = set(await self._gossip.members())
+            self._log_changes(present)
             for peer_id in present - self._members:
                 self._registry.seen(peer_id)
                 self._context.events.write("peer_joined", peer=peer_id)
@@ -91,6 +95,20 @@ class DirectoryLoop:
             self._tell_changes(present)
             with waiting_for("the clock"):
                 await asyncio.sleep(LOOK_FOR_MEMBERS_S)
+
+    def _log_changes(self, present: set[str]) -> None:
+        """Log the peers that joined or left, at most MAX_NAMED of them by name."""
+        for peers, what in ((present - self._members, "joined"), (self._members - present, "left")):
+            if not peers:
+                continue
+            names = ", ".join(sorted(map(self._name_of, peers))) if len(peers) <= MAX_NAMED else ""
+            who = names or f"{len(peers)} peers"
+            log.info("%s %s, %d connected", who, what, len(present), extra={"fields": {what: sorted(peers)}})
+
+    def _name_of(self, peer_id: str) -> str:
+        record = self._registry.record_of(peer_id)
+        name = printable(record.name) if record is not None else ""
+        return f"peer {name or '..' + peer_id[-ID_TAIL:]}"
 
     def _tell_changes(self, members: Collection[str]) -> None:
         """Log the state of this node in the swarm when it changes."""

@@ -71,7 +71,7 @@ class DiskSpaceLoop:
                 look=self._use,
             )
             async for what, num_bytes in reclaimed:
-                log.info("removed %s to free disk space: %s", what, size(num_bytes))
+                log.debug("removed %s to free disk space: %s", what, size(num_bytes))
                 self._context.events.write("disk_reclaimed", what=what, num_bytes=num_bytes)
             use = await self._use()
         space.note(use)

@@ -138,6 +138,7 @@ class IntakeLoop:
             is_banned=self._peers.is_banned,
             within_quota=self._peers.within_quota,
             copy_of=self._peers.copy_of,
+            reset_at=self._reader.reset_at(),
             limits=self._peers.limits,
             own_id=self._context.identity.peer_id,
             newest_offered=self._newest_offered,

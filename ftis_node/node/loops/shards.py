@@ -99,7 +99,7 @@ class ShardsLoop:
         self._context.state.read_shards = chosen
         self._backfill.read_shards(chosen)
         self._context.events.write("shards", read=sorted(chosen))
-        log.info("reading announcements of %d of %d shards", len(chosen), self._num_shards)
+        log.debug("reading announcements of %d of %d shards", len(chosen), self._num_shards)
         for peer_id in await self._gossip.members():
             with self._guard.work_for(peer_id, Place.CATCH_UP):
                 if shard_of(peer_id, self._num_shards) in news:

@@ -25,6 +25,7 @@ from ftis_node.node.supervision.watchdog import Watchdog
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.telemetry.status import (
     BudgetStatus,
+    EndWord,
     GenerationStatus,
     HealthStatus,
     LearnerStatus,
@@ -65,7 +66,7 @@ MISMATCH_FIGURES = ("mismatch_kl", "mismatch_share", "mismatch_version")
 
 
 class StatusLoop:
-    """Makes the snapshot; `latest` is what everybody shows."""
+    """Snapshots of the node; `latest` is what all views show, `first` the one of its start."""
 
     def __init__(
         self,
@@ -114,6 +115,7 @@ class StatusLoop:
         self._shortage = FileShortage()
         self.http_refused: Counter[str] = Counter() if http_refused is None else http_refused
         self.latest = Status()
+        self.first: Status | None = None
 
     async def run(self) -> None:
         """Run until canceled."""
@@ -124,8 +126,8 @@ class StatusLoop:
                     await asyncio.sleep(PERIOD_S)
             await self._shortage.passed_over(partial(self._disk, self.save))
 
-    async def refresh(self, *, state: str = "running") -> Status:
-        """Take a new snapshot."""
+    async def refresh(self, *, state: str = "running", end: EndWord | None = None) -> Status:
+        """Take a new snapshot. `end` says how the node ended; a fault outweighs the signal that it causes."""
         self._members = await self._gossip.members()
         counts = await self._disk(self._count)
         self._groups_made.note(counts.groups_own)
@@ -133,8 +135,11 @@ class StatusLoop:
         before, now = self.latest.swarm, self._snapshot(state, counts)
         if state == "stopped":  # the network is down by now; what it was before says more
             swarm = msgspec.structs.replace(now.swarm, state=before.state, reason=before.reason)
-            now = msgspec.structs.replace(now, swarm=swarm)
+            end = EndWord.FAILED if self._watchdog.has_fault else end
+            node = msgspec.structs.replace(now.node, end="" if end is None else end.value)
+            now = msgspec.structs.replace(now, swarm=swarm, node=node)
         self.latest = now
+        self.first = self.first or now
         self._refreshed_at = time.monotonic()
         return self.latest
 

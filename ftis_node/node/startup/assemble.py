@@ -24,8 +24,10 @@ from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.registry import PeerRegistry
 from ftis_node.node.startup.factories import NodeInputs
 from ftis_node.node.startup.null_workers import NullGeneration, NullLearner
+from ftis_node.node.startup.preflight import checkpoint_step
 from ftis_node.node.startup.prepare import prepare
-from ftis_node.node.startup.recovery import log_unknown_steps, recover_buffer
+from ftis_node.node.startup.recovery import log_unknown_steps, release_damaged
+from ftis_node.node.startup.summary import start_lines
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.state import NodeCounters, NodeState
 from ftis_node.node.storage.cleanup import CHECKPOINT_PREFIX
@@ -43,6 +45,7 @@ from ftis_node.replay.reader import ReplayReader
 from ftis_node.tasks.scoring.scorer import IsolatedScorer
 from ftis_node.telemetry.events import EventTrail
 from ftis_node.telemetry.former_names import EVENT_SCHEMA
+from ftis_node.telemetry.log import log_block
 from ftis_node.telemetry.progress import unwatched
 from ftis_node.telemetry.status import EvalStatus
 from ftis_node.telemetry.trail_summary import read_remembered
@@ -85,6 +88,8 @@ async def running_components(
     Raise ModelError, TaskError, ConfigError, UsageError, NetworkError, MachineError, WorkerError.
     """
     makers, prepared = await prepare(settings, plan, home, makers, on_progress)
+    begun_at = checkpoint_step(home) if settings.learns else 0
+    log_block(log, start_lines(prepared, num_parameters=parameter_count(prepared.source), step=begun_at))
     async with AsyncExitStack() as stack:
         parts = _assembled(stack, prepared, makers)
         parts.gossip.guard.on_fault = fault_charger(
@@ -117,7 +122,8 @@ def _assembled(stack: AsyncExitStack, prepared: Prepared, makers: NodeFactory) -
     reader = ReplayReader(home.replay)
     stack.callback(reader.close)
     remembered = read_remembered(home.events)
-    recover_buffer(buffer, remembered, events, peer_id=identity.peer_id)
+    release_damaged(buffer, events)
+    buffer.claim_used(remembered.used)
     weights = stack.enter_context(
         weights_folder(
             home,
@@ -202,7 +208,7 @@ async def _start(parts: NodeComponents, on_progress: OnProgress) -> None:
     context.events.write(
         "start", schema=EVENT_SCHEMA, run=context.manifest.run_id, peer=context.peer_id, model=parts.source.name
     )
-    log.info("%s; what they print is in %s", _who_starts(settings), parts.home.logs)
+    log.debug("%s; what they print is in %s", _who_starts(settings), parts.home.logs)
     async with asyncio.TaskGroup() as tasks:
         for name, part in (("generation", parts.generation), ("learner", parts.learner), ("gossip", parts.gossip)):
             tasks.create_task(start(name, part), name=f"start-{name}")
@@ -214,7 +220,7 @@ async def _start(parts: NodeComponents, on_progress: OnProgress) -> None:
     if settings.learns:
         log_unknown_steps(state, done=done, holds=parts.reader.held, events=context.events)
     where = _begins_at(state.step) if settings.learns else f"following {settings.roles.follow}"
-    log.info("%s: %s parameters, %s", parts.source.name, f"{state.parameters:,}", where)
+    log.debug("%s: %s parameters, %s", parts.source.name, f"{state.parameters:,}", where)
     if not settings.generates:
         log.info("generators take this learner's weights by --role generator --follow %s", context.peer_id)
 

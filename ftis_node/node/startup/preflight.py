@@ -103,10 +103,15 @@ def check_room(home: Home, source: ModelSource, settings: NodeSettings) -> None:
         )
 
 
+def checkpoint_step(home: Home) -> int:
+    """Return the step of the home's newest checkpoint, 0 without one."""
+    newest = newest_complete(home.checkpoints, CHECKPOINT_PREFIX)
+    return 0 if newest is None else int(newest.name.removeprefix(CHECKPOINT_PREFIX))
+
+
 def check_saved(home: Home, source: ModelSource, settings: NodeSettings, *, step: int) -> None:
     """Raise MachineError at a node's end if a full disk kept its last steps from being saved."""
-    newest = newest_complete(home.checkpoints, CHECKPOINT_PREFIX)
-    saved = 0 if newest is None else int(newest.name.removeprefix(CHECKPOINT_PREFIX))
+    saved = checkpoint_step(home)
     if saved < step and free_bytes(home.checkpoints) < checkpoint_bytes(source, settings):
         raise MachineError(
             f"the disk is full: no checkpoint after step {saved} of {step} could be written to {home.checkpoints}; "

@@ -7,7 +7,6 @@ settings, ports -> model found -> what is trained is chosen -> it fits the home 
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
     from ftis_node.node.storage.usage import HomeLimit
     from ftis_node.tasks.base import Task
     from ftis_node.telemetry.progress import OnProgress
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +74,6 @@ async def prepare(
     keep_secret(identity.seed)
     on_progress(None, f"looking for the model {Path(settings.model).name}")
     source = await in_background(partial(resolve_model, settings.model, on_progress=on_progress))
-    log.info("model %s, run %s (%s), home %s", source.name, plan.manifest.name, plan.task_spec, home.root)
-    if plan.domain_spec:
-        log.info("this node's domain is %s; --task %s ends that", plan.domain_spec, plan.manifest.task)
     if settings.learns:
         await in_background(check_owner, home, source, lora=settings.lora)
     least = settings if settings.lora is not None else settings.model_copy(update={"lora": True})
@@ -87,8 +81,6 @@ async def prepare(
     on_progress(None, "planning the memory")
     choice = await in_background(choose_training, settings, plan.manifest, home, source)
     settings = choice.settings
-    if choice.training:
-        log.info("trains %s", choice.training)
     await in_background(check_room, home, source, settings)
     limit = await in_background(limit_of, settings, source)
     arrangement = await in_background(makers.arrange, settings, plan.manifest, source)

@@ -81,6 +81,7 @@ class Watchdog:
         self.board = TaskMonitor(limit_s=settings.task_stuck_s)
         self.lag = Lag()
         self.events: EventTrail | None = None
+        self.has_fault = False
         self._settings = settings
         self._manager = manager
         self._end_process = end_process
@@ -106,6 +107,7 @@ class Watchdog:
 
     def log_fault(self, where: str, error: BaseException) -> None:
         """Record the reason of an unhandled error, which ends this node (`telemetry/faults.py`), in the trail."""
+        self.has_fault = True
         self._write("failed", where=where, error=f"{type(error).__name__}: {error}")
 
     def _beat(self, loop: asyncio.AbstractEventLoop, due_at: float) -> None:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+IN_WORDS = {"no signal": "all answers of each group are equally good, so there is nothing to learn from"}
+
 
 class StepReporter:
     """Writes down each step's report, and the changes of the log-prob mismatch."""
@@ -58,7 +60,7 @@ class StepReporter:
                 with self._guard.work_for(taught.sender, Place.COUNT):
                     self._registry.entry(taught.sender).note_taught(taught)
         if problem := report.refused or report.skipped:
-            log.warning("step %d changed nothing: %s", report.step, problem)
+            log.warning("step %d changed nothing: %s", report.step, IN_WORDS.get(problem, problem))
         else:
             log.info(
                 "step %d: reward %.3f, %d own and %d foreign groups, %.1f s",
@@ -67,6 +69,7 @@ class StepReporter:
                 report.own_groups,
                 report.foreign_groups,
                 report.duration_s,
+                extra={"fields": fields},
             )
         self._note_mismatch(report)
         await self._tracker.track(report)

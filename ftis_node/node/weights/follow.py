@@ -187,7 +187,7 @@ class FollowLoop:
             file = await download.run()
             await in_background(self._held.put, file, offer, heard.signed)
         except OfferWithdrawnError as error:
-            log.info("%s", error)
+            log.debug("%s", error)
             download.discard()
             return
         except RecordError as error:
