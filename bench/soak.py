@@ -113,7 +113,7 @@ class Record:
         file.writerow(Point._fields)
 
     async def until(self, minute: float) -> None:
-        """Looks at all nodes again and again. Raises RuntimeError where one of them has ended."""
+        """Looks at all nodes again and again. Raises RuntimeError if one of them has ended."""
         while (now := (time.monotonic() - self._began) / 60) < minute:
             for node in self._nodes:
                 if node.child.exit_code is not None:

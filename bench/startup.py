@@ -42,7 +42,7 @@ class Taken(NamedTuple):
 
 
 def whole_process(*command: str, **environment: str) -> Taken:
-    """One run of a command, from start to end. Raises CalledProcessError where it fails."""
+    """One run of a command, from start to end. Raises CalledProcessError if it fails."""
     started_at = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=os.environ | environment)
     _, status, usage = os.wait4(process.pid, 0)
@@ -54,7 +54,7 @@ def whole_process(*command: str, **environment: str) -> Taken:
 
 
 def first_paint(*command: str) -> Taken | None:
-    """One run in a terminal until about all of its cells were sent; None where it ends before."""
+    """One run in a terminal until about all of its cells were sent; None if it ends before."""
     started_at = time.perf_counter()
     pid, terminal = pty.fork()
     if pid == 0:
@@ -95,7 +95,7 @@ def stopped_home(root: Path) -> str:
 
 
 def medians(name: str, runs: list[Taken | None]) -> dict[str, float | None]:
-    """`<name>_s` and `<name>_cpu_s`, to the millisecond; None where no run came to its end."""
+    """`<name>_s` and `<name>_cpu_s`, to the millisecond; None if no run came to its end."""
     done = [run for run in runs if run is not None]
     wall_s = round(statistics.median(run.wall_s for run in done), 3) if done else None
     cpu_s = round(statistics.median(run.cpu_s for run in done), 3) if done else None

@@ -99,7 +99,7 @@ def last_object(output: str) -> dict[str, Any] | None:
 
 
 def ask_program(command: Sequence[str]) -> dict[str, Any]:
-    """What another bench prints last. Raises RuntimeError where it fails. It ends with this process's session."""
+    """What another bench prints last. Raises RuntimeError if it fails. It ends with this process's session."""
     done = subprocess.run([sys.executable, *command], stdout=subprocess.PIPE, text=True, check=False)
     found = last_object(done.stdout)
     if done.returncode or found is None:

@@ -28,7 +28,7 @@ END_WAIT_S = 60
 
 
 class Side:
-    """One process; a context manager. Raises SystemExit with its log's end where it fails."""
+    """One process; a context manager. Raises SystemExit with its log's end if it fails."""
 
     def __init__(self, kind: str, job: Job) -> None:
         folder = Path(job.folder)

@@ -80,7 +80,7 @@ class StepByStep(TrainerCallback):
 
 
 def settings(job: Job, groups: Sequence[TrainGroup]) -> GRPOConfig:
-    """One optimiser step on the whole batch, `job.micro_batch` completions at a time."""
+    """One optimizer step on the whole batch, `job.micro_batch` completions at a time."""
     num_completions = sum(len(group.rewards) for group in groups)
     assert num_completions % job.micro_batch == 0, "TRL takes micro-batches that divide the batch"
     return GRPOConfig(

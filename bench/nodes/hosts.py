@@ -246,7 +246,7 @@ class Host:
         theirs.close()
 
     async def call(self, name: str, *arguments: Any) -> Any:
-        """What the method of `Nodes` returns. Raises EOFError where the process has died."""
+        """What the method of `Nodes` returns. Raises EOFError if the process has died."""
         self._pipe.send((name, arguments))
         return await asyncio.to_thread(self._pipe.recv)
 

@@ -100,7 +100,7 @@ def condensed(times: Floats, values: Floats) -> tuple[Floats, Floats]:
 
 
 def drawn_blocks(residuals: Floats, rng: np.random.Generator) -> Floats:
-    """As many residuals, in blocks of neighbours that begin anywhere; the series goes round as a ring."""
+    """As many residuals, in blocks of neighbors that begin anywhere; the series goes round as a ring."""
     length = math.ceil(len(residuals) / NUM_BLOCKS)
     starts = rng.integers(len(residuals), size=NUM_BLOCKS)
     places = (starts[:, None] + np.arange(length)[None, :]).ravel()[: len(residuals)]

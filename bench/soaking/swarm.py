@@ -89,7 +89,7 @@ class Node:
         return self.home.running_url() is not None
 
     def ask(self, path: str) -> bytes:
-        """One GET of its local port. Raises OSError where it does not answer."""
+        """One GET of its local port. Raises OSError if it does not answer."""
         with urlopen(f"{self.home.running_url()}{path}", timeout=ASK_LIMIT_S) as answer:
             return bytes(answer.read())
 

@@ -190,7 +190,7 @@ class GenerationClient:
         await self._supervisor.start()
 
     async def run(self) -> None:
-        """Keep the worker alive until cancelled, then stop it; raises when it is given up."""
+        """Keep the worker alive until canceled, then stop it; raises when it is given up."""
         await self._supervisor.run()
 
     async def wait_ready(self) -> None:

@@ -207,7 +207,7 @@ class Learner:
 
     def write_weights(self, *, refused: str = "") -> PublishedWeights | None:
         """Write the present weights to a file; None for the model as it came. `refused`: and all later ones, because no
-        engine can map them. Raises MachineError where the disk refuses."""
+        engine can map them. Raises MachineError if the disk refuses."""
         if refused:
             self._publisher.give_up_sharing(refused)
         if self._policy_version == 0:
@@ -240,7 +240,7 @@ class Learner:
             export_policy(self.policy, out, merge=merge)
 
     def save_if_behind(self) -> None:
-        """Write a checkpoint unless the newest one is of this very step. Raises MachineError where the disk refuses."""
+        """Write a checkpoint unless the newest one is of this very step. Raises MachineError if the disk refuses."""
         with self._disk_errors():
             self.saver.wait()
             if self.saver.saved_step != self._step:
@@ -250,7 +250,7 @@ class Learner:
     def save_if_due(self) -> None:
         """Begin a checkpoint where one is due, and write it to its end where steps do not go on meanwhile.
 
-        Raises MachineError where the disk refuses this one, or refused the one before.
+        Raises MachineError if the disk refuses this one, or refused the one before.
         """
         with self._disk_errors():
             self.saver.raise_failure()

@@ -91,7 +91,7 @@ class ReplayBuffer:
         self._db.close()
 
     def admit(self, accepted: Accepted, *, own: bool) -> bool:
-        """WAITING -> READY. On disk when it returns. False where the group or its number is or was there already."""
+        """WAITING -> READY. On disk when it returns. False if the group or its number is or was there already."""
         return self.admit_many([(accepted, own)])[0]
 
     def admit_many(self, arrivals: Sequence[tuple[Accepted, bool]]) -> list[bool]:
@@ -130,7 +130,7 @@ class ReplayBuffer:
         return bool(done.rowcount)
 
     def take(self, step: int, *, own: int, foreign: int, rule: ChoiceRule = choose_newest) -> Taken:
-        """READY -> TAKEN: up to `own` own and `foreign` foreign groups for optimiser step `step`, chosen by `rule`.
+        """READY -> TAKEN: up to `own` own and `foreign` foreign groups for optimizer step `step`, chosen by `rule`.
 
         What the rule passed over: READY -> RELEASED(discarded).
         """
@@ -174,7 +174,7 @@ class ReplayBuffer:
         return evicted
 
     def release_audited(self, group_id: bytes) -> bool:
-        """READY -> RELEASED(audit) for one group; False where it is READY no more."""
+        """READY -> RELEASED(audit) for one group; False if it is READY no more."""
         with self._transaction():
             done = self._db.execute(
                 "UPDATE groups SET state = ?, reason = ? WHERE id = ? AND state = ?",

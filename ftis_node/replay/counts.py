@@ -45,7 +45,7 @@ BY_ROWS = (
 
 
 class Count(NamedTuple):
-    """Kept groups that are alike; `reason` is empty where a group was not released."""
+    """Kept groups that are alike; `reason` is empty if a group was not released."""
 
     own: bool
     state: str

@@ -56,7 +56,7 @@ MIGRATIONS = {1: ADD_TEXT, 2: ADD_WEIGHTS_OF + forgotten.SCHEMA}  # from this ve
 def open_writer(path: Path) -> sqlite3.Connection:
     """The one writing connection; makes a missing file.
 
-    Raises DamagedError, ConfigError for one of another schema, MachineError where another program holds it.
+    Raises DamagedError, ConfigError for one of another schema, MachineError if another program holds it.
     """
     check_database(path)
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
@@ -109,7 +109,7 @@ def _write_anew(connection: sqlite3.Connection) -> None:
 
 
 def open_reader(path: Path) -> sqlite3.Connection:
-    """A read-only connection, to an older buffer as well. Raises ConfigError where there is none; as `open_writer`."""
+    """A read-only connection, to an older buffer as well. Raises ConfigError if there is none; as `open_writer`."""
     check_database(path)
     if not path.exists():
         raise ConfigError(f"no replay buffer at {path}: has a node run with this home?")
@@ -127,7 +127,7 @@ def open_reader(path: Path) -> sqlite3.Connection:
 
 
 def version_of(path: Path) -> int:
-    """The schema of the buffer at `path`. Raises DamagedError, or ConfigError where it is newer."""
+    """The schema of the buffer at `path`. Raises DamagedError, or ConfigError if it is newer."""
     connection = open_reader(path)
     try:
         return _known_version(connection, path)

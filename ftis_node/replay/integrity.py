@@ -103,7 +103,7 @@ def telling_damage(root: Path) -> Iterator[None]:
 def find_damage(path: Path, *, look: Callable[[sqlite3.Connection], str] = lambda connection: "") -> str:
     """What SQLite's check of the whole file finds first, or a text that is none, or what `look` says is wrong.
 
-    "" where it is sound, empty or missing. Raises MachineError where another program holds it.
+    "" if it is sound, empty or missing. Raises MachineError if another program holds it.
     """
     check_database(path)
     if not path.exists() or not path.stat().st_size:
@@ -126,7 +126,7 @@ def find_damage(path: Path, *, look: Callable[[sqlite3.Connection], str] = lambd
 
 
 def _wrong_header(connection: sqlite3.Connection, path: Path) -> str:
-    """What of the header no node wrote, "" where nothing."""
+    """What of the header no node wrote, "" if nothing."""
     with path.open("rb") as file:
         header = file.read(HEADER_BYTES)
     if not FORMATS.issuperset(header[18:20]):
@@ -155,9 +155,9 @@ def rescue(
     copy: Callable[[sqlite3.Connection, Path], int],
     look: Callable[[sqlite3.Connection], str] = lambda connection: "",
 ) -> Rescue | None:
-    """Sees to it that the file at `path` is sound. None where it was; else what was done about it.
+    """Sees to it that the file at `path` is sound. None if it was; else what was done about it.
 
-    `look` says what is wrong with a file that SQLite's check takes for sound, "" where nothing is.
+    `look` says what is wrong with a file that SQLite's check takes for sound, "" if nothing is.
     `copy` writes what it can read through a connection into the new file at a path, and returns the number of rows.
     Raises OSError and sqlite3.Error where the disk refuses, MachineError where another program holds the file.
     """

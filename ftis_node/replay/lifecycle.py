@@ -181,9 +181,9 @@ def _best(
     neighbour: Callable[[str], str],
     turn: int,
 ) -> list[Candidate]:
-    """`count` of the highest scores, of each neighbour at most an even share, rounded up, while others have some left.
+    """`count` of the highest scores, of each neighbor at most an even share, rounded up, while others have some left.
 
-    What a neighbour has not got is shared evenly among the others, and so on: a few rounds, for each halves what is
+    What a neighbor has not got is shared evenly among the others, and so on: a few rounds, for each halves what is
     left to take or those who have some.
     """
     chosen: list[Candidate] = []
@@ -228,7 +228,7 @@ def choose_foreign(
 ) -> list[Candidate]:
     """`count` foreign groups, spread over senders, the newest of each first.
 
-    Neighbours take turns (`neighbour` maps a sender to its own), and so do the senders of one; one with more groups
+    Neighbors take turns (`neighbour` maps a sender to its own), and so do the senders of one; one with more groups
     than others gets more only when the others have run out.
     """
     by_sender: dict[str, list[Candidate]] = defaultdict(list)
@@ -250,7 +250,7 @@ def _in_turn(queues: Sequence[Sequence[Candidate]]) -> list[Candidate]:
 def choose_evicted(
     candidates: Sequence[Candidate], *, keep: int, cap: ShareCap, keep_bytes: int | None = None
 ) -> list[Candidate]:
-    """The foreign groups that must go so that at most `keep` stay, of `keep_bytes` together, and no neighbour holds
+    """The foreign groups that must go so that at most `keep` stay, of `keep_bytes` together, and no neighbor holds
     more than its places.
 
     The oldest of whoever has most goes first: a peer that sends more than others, or larger, pushes out its own.
@@ -270,7 +270,7 @@ def choose_evicted(
 
 
 def _beyond_bytes(by_neighbour: dict[str, list[Candidate]], keep_bytes: int | None) -> list[Candidate]:
-    """Of groups by neighbour, the newest first, those beyond `keep_bytes`."""
+    """Of groups by neighbor, the newest first, those beyond `keep_bytes`."""
     sizes = {name: sum(candidate.num_bytes for candidate in held) for name, held in by_neighbour.items()}
     total, evicted = sum(sizes.values()), []
     while keep_bytes is not None and total > keep_bytes:
