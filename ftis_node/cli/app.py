@@ -25,6 +25,7 @@ from ftis_node.cli.commands import (
     compare,
     dashboard,
     demo,
+    docs,
     doctor,
     ensemble,
     evaluate,
@@ -35,6 +36,7 @@ from ftis_node.cli.commands import (
     replay,
     report,
     status,
+    swarm,
     tasks,
     tiny,
 )
@@ -59,6 +61,7 @@ app.command("join", short_help="Generate, share and learn: run a node.")(join.jo
 app.command("bootstrap", short_help="Run a bootstrap and relay node.")(bootstrap.bootstrap)
 app.command("status")(status.status)
 app.command("dashboard")(dashboard.dashboard)
+app.command("swarm", short_help="Show the peers of a run, and who learns from whom.")(swarm.swarm)
 app.add_typer(peers.app, name="peers")
 app.add_typer(replay.app, name="replay")
 app.command("report")(report.report)
@@ -69,6 +72,7 @@ app.command("export", short_help="Write the trained model as a model folder.")(e
 app.command("tasks", short_help="List the tasks that --task may name.")(tasks.tasks)
 app.command("tiny", short_help="Make a small model for experiments.")(tiny.tiny)
 app.command("doctor", short_help="Check the machine and say what to change.")(doctor.doctor)
+app.command("docs", short_help="Show the documentation that came with this version.")(docs.docs)
 app.command("demo", short_help="Train two different tiny models on this machine.")(demo.demo)
 app.command("compare", short_help="Compare methods over an in-process network.")(compare.compare)
 

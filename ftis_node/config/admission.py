@@ -73,7 +73,7 @@ class RateLimitsSection(Section):
 
 
 class ValidationSection(Section):
-    """Limits of the checks on incoming groups (docs/reference/rejections.md)."""
+    """Limits of the checks on incoming groups (ftis-node docs reference/rejections)."""
 
     max_clock_skew_s: float = Field(
         default=60.0, gt=0, le=3600,

@@ -12,7 +12,7 @@ Amount = Annotated[int, Field(ge=1, le=1 << 53)]
 
 
 class BudgetSection(Section):
-    """The node's total work over all restarts of its home. An unset limit is none (docs/train/domains.md)."""
+    """The node's total work over all restarts of its home. An unset limit is none (ftis-node docs train/domains)."""
 
     generate_tokens: Amount | None = Field(
         default=None,

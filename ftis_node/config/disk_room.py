@@ -1,7 +1,7 @@
 """Writes that survive a full disk and a power cut.
 
-A file is replaced whole or not at all: opening it for writing would empty it. `telling_full_disk` turns any error of a
-full disk into one MachineError.
+A file is replaced whole or not at all: opening it for writing would empty it. `reporting_full_disk` turns any error of
+a full disk into one MachineError.
 
 A function here returns when its change is on the disk. It syncs a file's content and the folder of its name. For a new
 folder it syncs the one above.
@@ -47,7 +47,7 @@ def disk_full(root: Path) -> MachineError:
 
 
 @contextmanager
-def telling_full_disk(root: Path) -> Iterator[None]:
+def reporting_full_disk(root: Path) -> Iterator[None]:
     """Turn an error of a full disk into a MachineError of one line."""
     try:
         yield

@@ -22,7 +22,7 @@ MIN_THREADS = 2
 
 
 class LimitsSection(Section):
-    """Limits on the node's use of its machine. `status` reports what they delay (docs/operate/resources.md)."""
+    """Limits on the node's use of its machine. `status` reports what they delay (ftis-node docs operate/resources)."""
 
     home_bytes: int = Field(
         default=0,

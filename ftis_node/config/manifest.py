@@ -13,14 +13,14 @@ import json
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import tomli_w
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from ftis_node.config.optimizer import OptimizerSection
 from ftis_node.config.renamed_keys import MANIFEST_KEYS, refuse_old_keys, with_new_keys
-from ftis_node.config.section import MOST, Positive, Section
+from ftis_node.config.section import MOST, Positive, Section, first_problem
 from ftis_node.config.step import StepSection
 from ftis_node.errors import ConfigError
 from ftis_node.files import parse_toml, read_text
@@ -101,7 +101,7 @@ class SamplingSection(Section):
 class MethodSection(Section):
     """The loss. Defaults are the F-TIS paper's."""
 
-    name: Method = Field(default="ftis", description="Loss method, a row of docs/train/methods.md.")
+    name: Method = Field(default="ftis", description="Loss method, a row of ftis-node docs train/methods.")
     advantage_scale: Literal["std", "mean"] | None = Field(
         default=None,
         description="`std`: (r - mean) / std of the group (GRPO). `mean`: r - mean (Dr.GRPO). Unset: the method's.",
@@ -164,7 +164,7 @@ class MethodSection(Section):
     peer_weights: Literal["agreement"] | None = Field(
         default=None,
         description="`agreement`: scales each peer's advantages by how far the gradient of its completions agrees "
-        "with that of own ones (docs/develop/workers.md). Unset: no scaling.",
+        "with that of own ones (ftis-node docs develop/workers). Unset: no scaling.",
     )
 
     @model_validator(mode="after")
@@ -288,7 +288,7 @@ def parse_manifest(text: str, *, source: str, upgrade: bool = False) -> RunManif
     try:
         return RunManifest.model_validate(tables)
     except ValidationError as error:
-        raise ConfigError(f"{source}: {first_problem(error)}") from None
+        raise ConfigError(f"{source}: {first_problem(error, schema=RunManifest)}") from None
 
 
 def read_manifest(path: Path) -> RunManifest:
@@ -331,15 +331,3 @@ def preset_for_task(task: str) -> str:
     if "rg:" in task:
         return "rg-swarm"
     return "gsm8k-ftis"
-
-
-def first_problem(error: ValidationError) -> str:
-    """Return the first error of a validation, as one line for a user."""
-    finding: Any = error.errors()[0]
-    where = ".".join(str(part) for part in finding["loc"])
-    if finding["type"] == "extra_forbidden":
-        return f"unknown key {where!r}"
-    message = finding["msg"].removeprefix("Value error, ")
-    if isinstance(finding["input"], dict):
-        return f"{where}: {message}" if where else message
-    return f"{where}: {message} (got {finding['input']!r:.80})"

@@ -26,8 +26,8 @@ from ftis_node.config.budget import BudgetSection
 from ftis_node.config.home import Home
 from ftis_node.config.home_schema import is_older
 from ftis_node.config.limits import LimitsSection
-from ftis_node.config.manifest import Codec, first_problem
-from ftis_node.config.observe import ObserveSection
+from ftis_node.config.manifest import Codec  # noqa: TC001  # pydantic evaluates the annotation
+from ftis_node.config.observe import ObserveSection, TrackingSection
 from ftis_node.config.peer_list import read_peers
 from ftis_node.config.renamed_keys import (
     NODE_KEYS,
@@ -37,7 +37,7 @@ from ftis_node.config.renamed_keys import (
     with_new_keys,
 )
 from ftis_node.config.roles import Role, RolesSection
-from ftis_node.config.section import Section
+from ftis_node.config.section import Section, first_problem
 from ftis_node.config.workers import (
     MAX_SERVED_RANK,
     PARALLEL_SIZES,
@@ -135,26 +135,11 @@ class SwarmSection(Section):
     directory_period_s: float = Field(
         default=30.0, gt=0, le=150, description="Seconds between the node's directory records."
     )
-
-
-class TrackingSection(Section):
-    """Experiment trackers that get the metrics as well as `events.jsonl`."""
-
-    to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = Field(
-        default=(),
-        max_length=3,
-        description="Trackers: `tensorboard` (files in the home), `wandb` (files in the home, uploaded if a key is "
-        "configured), `trackio`. Each needs the package of its name.",
+    publish_name: bool = Field(default=True, description="Put the node's name into its directory record.")
+    publish_stats: bool = Field(
+        default=True,
+        description="Put measurements into it: step, groups a minute, rejections, pass@1, senders of trained groups.",
     )
-    project: str = Field(
-        default="ftis-node", min_length=1, max_length=64, description="Project for `wandb` and `trackio`."
-    )
-    name: str = Field(default="", max_length=64, description="The run's name in the trackers; empty: the node's name.")
-
-    @field_validator("to")
-    @classmethod
-    def _each_once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(value))
 
 
 class NodeSettings(BaseSettings):
@@ -165,19 +150,19 @@ class NodeSettings(BaseSettings):
     model: str = Field(min_length=1, description="Hub id or folder of the model this node trains.")
     name: str = Field(default="", max_length=64, description="Name shown to people; empty: derived from the peer id.")
     role: Role = Field(
-        default="full", description="What the node does: generate, learn, or both (docs/train/roles.md)."
+        default="full", description="What the node does: generate, learn, or both (ftis-node docs train/roles)."
     )
     engine: Literal["auto", "vllm", "torch"] = Field(default="auto", description="Generation engine.")
     task: str = Field(
         default="",
         max_length=4096,
         description="The value of `--task`: a task SPEC with this node's paths. Some parts of the run's mixture: "
-        "the node's domain (docs/train/domains.md). Empty: the run's task, or the domain of the last start.",
+        "the node's domain (ftis-node docs train/domains). Empty: the run's task, or the domain of the last start.",
     )
     lora: bool | None = Field(
         default=None,
         description="Train a LoRA adapter (true) or all weights (false) and nothing else. Unset: what the home "
-        "began with, else the best choice that fits on the GPU (docs/operate/resources.md). Without a GPU: all "
+        "began with, else the best choice that fits on the GPU (ftis-node docs operate/resources). Without a GPU: all "
         "weights.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Device of the models.")
@@ -331,7 +316,7 @@ def load_node_settings(
         if error.errors()[0]["loc"] == ("model",) and error.errors()[0]["type"] == "missing":
             raise ConfigError(f"no model: name it with --model ID_OR_DIR, or as `model` in {node_toml}") from None
         where = f"{node_toml}: " if node_toml.exists() else ""
-        raise ConfigError(f"{where}{first_problem(error)}") from None
+        raise ConfigError(f"{where}{first_problem(error, schema=NodeSettings)}") from None
     return with_gpus_shared_out(NodeSettings.model_construct(**dict(settings)))
 
 

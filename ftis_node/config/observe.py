@@ -1,9 +1,10 @@
-"""`[observe]` of node.toml: the port for monitoring, and when the node reports or ends a hang."""
+"""`[observe]` and `[tracking]` of node.toml: the port for monitoring, hang reports, and experiment trackers."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
+from typing import Literal
 
 from pydantic import Field, field_validator
 
@@ -80,3 +81,23 @@ class ObserveSection(Section):
         """Host and port; None if the port is off."""
         host, _, port = self.listen.rpartition(":")
         return (host.strip("[]"), int(port)) if self.listen else None
+
+
+class TrackingSection(Section):
+    """Experiment trackers that get the metrics as well as `events.jsonl`."""
+
+    to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = Field(
+        default=(),
+        max_length=3,
+        description="Trackers: `tensorboard` (files in the home), `wandb` (files in the home, uploaded if a key is "
+        "configured), `trackio`. Each needs the package of its name.",
+    )
+    project: str = Field(
+        default="ftis-node", min_length=1, max_length=64, description="Project for `wandb` and `trackio`."
+    )
+    name: str = Field(default="", max_length=64, description="The run's name in the trackers; empty: the node's name.")
+
+    @field_validator("to")
+    @classmethod
+    def _each_once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(value))

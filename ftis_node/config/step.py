@@ -27,7 +27,7 @@ class StepSection(Section):
         default="newest",
         description="`newest`: ready own groups and the newest of each peer. `sapo`: groups with equal rewards are "
         "discarded, then a uniform draw (Swarm sAmpling, arXiv 2509.08721). `useful`: ready own groups, and the "
-        "foreign ones with the largest expected use (docs/get-started/concepts.md); the other foreign ones are "
+        "foreign ones with the largest expected use (ftis-node docs get-started/concepts); the other foreign ones are "
         "discarded.",
     )
     foreign_wait_s: float = Field(
@@ -59,7 +59,7 @@ class StepSection(Section):
     backfill_with_own: bool = Field(
         default=False,
         description="Whether own groups replace foreign ones that are missing or refused, so that a step keeps its "
-        "size. The node generates in the next step what one step lacked (docs/get-started/concepts.md).",
+        "size. The node generates in the next step what one step lacked (ftis-node docs get-started/concepts).",
     )
     generated_groups: int | None = Field(
         default=None,
@@ -73,13 +73,14 @@ class StepSection(Section):
         ge=0,
         le=1,
         description="Preferred fraction of a step's foreign groups, and of those pulled first, from the node's own "
-        "domain (docs/train/domains.md). If one side has too few, the other fills the gap. Unset: no preference.",
+        "domain (ftis-node docs train/domains). If one side has too few, the other fills the gap. Unset: no "
+        "preference.",
     )
     task_allocation: Divide = Field(
         default="even",
         description="How a node divides its own groups over the parts of a mixture. `even`: in the mixture's "
         "proportions. `advantage`: more for those in which its groups have a signal and its peers' have none "
-        "(docs/get-started/concepts.md). With one task they are the same.",
+        "(ftis-node docs get-started/concepts). With one task they are the same.",
     )
 
     @model_validator(mode="after")

@@ -155,7 +155,7 @@ class LearnerSection(Section):
 
 
 class MemorySection(Section):
-    """How the node uses the memory plan (`docs/operate/resources.md`), which it makes before it loads anything."""
+    """How the node uses the memory plan that it makes before it loads anything (ftis-node docs operate/resources)."""
 
     placement: Literal["auto", "shared", "time_shared"] = Field(
         default="auto",

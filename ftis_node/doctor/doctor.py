@@ -17,7 +17,7 @@ from ftis_node.doctor.limits import check_limits
 from ftis_node.doctor.machine import check_disk, check_gpus, check_memory, check_python
 from ftis_node.doctor.model import check_model
 from ftis_node.doctor.network import check_running, examine_network, nat_kind
-from ftis_node.doctor.runner import Check, run_checks
+from ftis_node.doctor.runner import DoctorCheck, run_checks
 from ftis_node.doctor.sockets import (
     check_kernels_clock,
     check_listen_ports,
@@ -68,7 +68,7 @@ def examine(
     )
 
 
-def checks_of(target: DoctorTarget) -> list[Check]:
+def checks_of(target: DoctorTarget) -> list[DoctorCheck]:
     """Return the checks for this target, one for each of `CHECKS`."""
     url = target.home.running_url()
     dials_s = DIALS_LIMIT_S * max(1, len(target.peers))
@@ -76,16 +76,16 @@ def checks_of(target: DoctorTarget) -> list[Check]:
     ports = partial(check_listen_ports, target.listen, target.status_port, runs_here=url is not None)
     engines_s = TORCH_LIMIT_S + VLLM_LIMIT_S + GRACE_S
     return [
-        Check("python", "Python", QUICK_S, check_python),
-        Check("gpu", "the GPU's driver", QUICK_S, check_gpus),
-        Check("ram", "memory", QUICK_S, check_memory),
-        Check("disk", "the disk", QUICK_S, partial(check_disk, target.home.root)),
-        Check("limits", "the node's limits", QUICK_S, partial(check_limits, target.home, target.settings)),
-        Check("engine", "importing torch and vLLM", engines_s, partial(check_engines, has_gpu=has_gpu)),
-        Check("port", "ports", QUICK_S, ports),
-        Check("route", "the network", QUICK_S, partial(_network, target, url)),
-        Check("peer", "the peers", dials_s + GRACE_S, partial(_peers, target, dials_s)),
-        Check("model", "the model", MODEL_LIMIT_S, partial(_model, target.question)),
+        DoctorCheck("python", "Python", QUICK_S, check_python),
+        DoctorCheck("gpu", "the GPU's driver", QUICK_S, check_gpus),
+        DoctorCheck("ram", "memory", QUICK_S, check_memory),
+        DoctorCheck("disk", "the disk", QUICK_S, partial(check_disk, target.home.root)),
+        DoctorCheck("limits", "the node's limits", QUICK_S, partial(check_limits, target.home, target.settings)),
+        DoctorCheck("engine", "importing torch and vLLM", engines_s, partial(check_engines, has_gpu=has_gpu)),
+        DoctorCheck("port", "ports", QUICK_S, ports),
+        DoctorCheck("route", "the network", QUICK_S, partial(_network, target, url)),
+        DoctorCheck("peer", "the peers", dials_s + GRACE_S, partial(_peers, target, dials_s)),
+        DoctorCheck("model", "the model", MODEL_LIMIT_S, partial(_model, target.question)),
     ]
 
 

@@ -32,10 +32,11 @@ INSTALL_TORCH = "install torch's build for this machine: pip install --force-rei
 
 
 class ProbeAnswer(NamedTuple):
-    """Answer of a probe: facts, or the problem."""
+    """Answer of a probe: facts, or the problem. `was_cut`: the probe exceeded its time limit."""
 
     facts: dict[str, Any]
     problem: str = ""
+    was_cut: bool = False
 
 
 def check_engines(*, has_gpu: bool | None = None) -> Iterator[CheckResult]:
@@ -54,6 +55,9 @@ def check_engines(*, has_gpu: bool | None = None) -> Iterator[CheckResult]:
 
 def torch_results(answer: ProbeAnswer, *, has_gpu: bool | None) -> Iterator[CheckResult]:
     """Yield the results that torch's answer means."""
+    if answer.was_cut:
+        yield _slow_import("torch", answer)
+        return
     if answer.problem:
         yield CheckResult("engine.torch", "fail", f"torch cannot be imported: {answer.problem}", INSTALL_TORCH)
         return
@@ -66,8 +70,17 @@ def torch_results(answer: ProbeAnswer, *, has_gpu: bool | None) -> Iterator[Chec
         yield CheckResult("engine.gpu", "fail", f"torch ({build}) cannot use the GPU", advice)
 
 
+def _slow_import(name: str, answer: ProbeAnswer) -> CheckResult:
+    """Return a warning: a slow disk or a busy machine needs no other build."""
+    return CheckResult(
+        "check.cut", "warn", f"the import of {name}: {answer.problem}", "a disk or machine is slow: run doctor again"
+    )
+
+
 def vllm_result(answer: ProbeAnswer, *, on_gpu: bool) -> CheckResult:
     """Return the result of vLLM's answer. On a CPU the torch engine replaces vLLM; on a GPU the node does not start."""
+    if answer.was_cut:
+        return _slow_import("vLLM", answer)
     if answer.problem:
         text = f"vLLM is installed but cannot be imported: {answer.problem}"
         if on_gpu:
@@ -91,7 +104,7 @@ def run_probe(program: str, *, limit_s: float, environment: Mapping[str, str] = 
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return ProbeAnswer({}, f"no answer within {limit_s:g} s, stopped")
+        return ProbeAnswer({}, f"no answer within {limit_s:g} s, stopped", was_cut=True)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode == 0 and lines:
         return ProbeAnswer(json.loads(lines[-1]))

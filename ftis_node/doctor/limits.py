@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.config.limits import usual_home_bytes
 from ftis_node.doctor.check_result import CheckResult
-from ftis_node.node.storage.usage import look_at
+from ftis_node.node.storage.usage import measure_usage
 from ftis_node.node.supervision.process_limits import MIN_OPEN_FILES, open_files
 from ftis_node.telemetry.sizes import size
 from ftis_node.workers.durable import newest_complete
@@ -37,7 +37,7 @@ def files_in(reachable: int) -> CheckResult:
 
 
 def _room(home: Home, settings: NodeSettings) -> CheckResult:
-    use = look_at(home, keep_checkpoints=settings.learner.keep_checkpoints)
+    use = measure_usage(home, keep_checkpoints=settings.learner.keep_checkpoints)
     limit = settings.limits.home_bytes or _usual(home, settings)
     if limit is None:
         return CheckResult(

@@ -23,16 +23,18 @@ PROGRESS_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class DoctorCheck:
     """One check. `look` may take `limit_s`. `title` is the text shown while it runs."""
 
     name: str
     title: str
     limit_s: float
-    look: Callable[[], Iterable[CheckResult]]
+    run: Callable[[], Iterable[CheckResult]]
 
 
-def run_checks(checks: Sequence[Check], *, on_progress: Callable[[str], None] = lambda text: None) -> list[CheckResult]:
+def run_checks(
+    checks: Sequence[DoctorCheck], *, on_progress: Callable[[str], None] = lambda text: None
+) -> list[CheckResult]:
     """Return the results of all checks, in the order of the checks. `on_progress` gets the open checks' titles."""
     answers: queue.SimpleQueue[tuple[str, list[CheckResult]]] = queue.SimpleQueue()
     began_at = time.monotonic()
@@ -60,10 +62,10 @@ def run_checks(checks: Sequence[Check], *, on_progress: Callable[[str], None] = 
     return [finding for check in checks for finding in found[check.name]]
 
 
-def _run(check: Check, answers: queue.SimpleQueue[tuple[str, list[CheckResult]]]) -> None:
+def _run(check: DoctorCheck, answers: queue.SimpleQueue[tuple[str, list[CheckResult]]]) -> None:
     findings: list[CheckResult] = []
     try:
-        for finding in check.look():
+        for finding in check.run():
             findings.append(finding)  # noqa: PERF402 - what was found before a fault counts
     except FtisError as error:
         findings.append(
@@ -75,7 +77,7 @@ def _run(check: Check, answers: queue.SimpleQueue[tuple[str, list[CheckResult]]]
     answers.put((check.name, findings))
 
 
-def _cut(check: Check) -> CheckResult:
+def _cut(check: DoctorCheck) -> CheckResult:
     return CheckResult(
         "check.cut", "warn", f"{check.title}: no answer within {check.limit_s:g} s, stopped", "run doctor again"
     )

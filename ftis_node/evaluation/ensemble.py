@@ -121,7 +121,7 @@ async def evaluate_ensemble(
     )
     also_scored = [training["gate"]] if "gate" in modes else []
     async with IsolatedScorer(problems, scored_only=also_scored) as scorer:
-        seen = [await study.look_at(expert, open_engine, scorer) for expert in experts]
+        seen = [await study.evaluate_expert(expert, open_engine, scorer) for expert in experts]
         weights_by_mode = _mixture_weights(mixtures, seen, decay=decay)
         mixed = await study.mix(weights_by_mode, scorer) if mixtures else {}
     names = [expert.member.name for expert in experts]

@@ -10,7 +10,6 @@ from ftis_node.errors import ConfigError
 from ftis_node.generation.engines import choose_engine
 from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.evaluate import EvalResult, evaluate
-from ftis_node.generation.local import LocalGenerator
 from ftis_node.models import load_tokenizer, resolve_model
 from ftis_node.tasks import load_task
 from ftis_node.tasks.scoring.scorer import IsolatedScorer
@@ -74,7 +73,7 @@ async def _evaluate(
     on_progress(None, f"loading {source.name} into the engine")
     async with serving(open_engine, source, settings) as opened, IsolatedScorer(problems) as scorer:
         return await evaluate(
-            LocalGenerator(opened, eos_ids=tokenizer.eos_ids),
+            opened,
             problems,
             tokenizer,
             scorer=scorer,

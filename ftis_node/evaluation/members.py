@@ -6,6 +6,7 @@ is exported to a scratch folder first, with an adapter merged into its model. A 
 
 from __future__ import annotations
 
+import logging
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,14 +17,18 @@ from ftis_node.config.home_schema import refuse_newer
 from ftis_node.config.manifest import load_manifest
 from ftis_node.errors import ConfigError, DamagedError, FileError
 from ftis_node.files import read_object
+from ftis_node.memory.home_training import CHECKPOINT_PREFIX
 from ftis_node.models.source import CONFIG_FILE
 from ftis_node.node.storage.export import export_model_of
 from ftis_node.telemetry.progress import unwatched
+from ftis_node.workers.durable import newest_complete
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ftis_node.telemetry.progress import OnProgress
+
+log = logging.getLogger(__name__)
 
 ADAPTER_FILE = "adapter_config.json"
 
@@ -105,6 +110,9 @@ def _exported(home: Home, scratch: Path, on_progress: OnProgress) -> Member | No
     except (OSError, FileError) as error:
         raise DamagedError(f"{home.settings} cannot be read: {error}; the next start of the node repairs it") from None
     if role == "generator":
+        return None
+    if newest_complete(home.checkpoints, CHECKPOINT_PREFIX) is None:
+        log.warning("%s is left out: it has no checkpoint yet", home.root)
         return None
     name = name or home.root.resolve().name
     number = sum(1 for _ in scratch.iterdir())

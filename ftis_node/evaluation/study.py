@@ -10,7 +10,6 @@ from ftis_node.evaluation.evaluate import serving
 from ftis_node.evaluation.result import EvaluationRow, evaluation_row
 from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.evaluate import answer_problems
-from ftis_node.generation.local import LocalGenerator
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -96,8 +95,8 @@ class Study:
     gated: list[TaskItem]
     text: str
 
-    async def look_at(self, expert: Expert, open_engine: OpenEngine, scorer: IsolatedScorer) -> ExpertOutputs:
-        """Run one model alone; it is in memory only during this call."""
+    async def evaluate_expert(self, expert: Expert, open_engine: OpenEngine, scorer: IsolatedScorer) -> ExpertOutputs:
+        """One model alone; it is in memory only meanwhile."""
         settings, windows = self._settings(expert.tokenizer), self._windows(expert.tokenizer)
         name = expert.member.name
         self.progress.on_progress(None, f"loading {name} into the engine")
@@ -143,10 +142,11 @@ class Study:
         self, name: str, answerer: _Answerer, problems: Task | Sequence[TaskItem], *, limit: int, k: int
     ) -> list[Answered]:
         answered = await answer_problems(
-            LocalGenerator(answerer.opened, eos_ids=answerer.eos_ids),
+            answerer.opened,
             problems,
             answerer.tokenizer,
             scorer=answerer.scorer,
+            eos_ids=answerer.eos_ids,
             limit=limit,
             k=k,
             completion_limit=lambda num_prompt_tokens: self.max_tokens - num_prompt_tokens,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes"))
 
 
-def telling_bar(repo: str, on_progress: OnProgress) -> type[Any]:
+def progress_bar_class(repo: str, on_progress: OnProgress) -> type[Any]:
     """Return a class of bars that report the progress of `repo`'s download."""
     from tqdm.std import tqdm
 

@@ -8,17 +8,19 @@ from __future__ import annotations
 import os
 import shutil
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
 
     import torch
 
     from ftis_node.models.tokenizer import PromptTokenizer
+
+READABLE = 0o644
 
 
 def export_model(
@@ -66,6 +68,8 @@ def _whole_folder(out: Path) -> Iterator[Path]:
     partial.mkdir()
     try:
         yield partial
+        for file in filter(Path.is_file, partial.rglob("*")):
+            file.chmod(READABLE)  # another user may serve the model
         partial.rename(out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -65,10 +65,10 @@ def fetch_snapshot(repo: str, *, answer_within_s: float = 8.0, on_progress: OnPr
             revision = _ask_for_newest_revision(repo, answer_within_s)
             return _snapshot(repo, revision=revision, on_progress=on_progress)
         except Exception as error:
-            raise _told(repo, error) from error
+            raise _fetch_error(repo, error) from error
 
 
-def _told(repo: str, error: Exception) -> FtisError:
+def _fetch_error(repo: str, error: Exception) -> FtisError:
     """Return the error that says what to do."""
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return MachineError(f"the disk is too full for {repo}: free disk space and start again")
@@ -85,7 +85,7 @@ def ask_about(repo: str, *, answer_within_s: float = 8.0) -> HubModel:
         try:
             return _within(answer_within_s, lambda: _look_up(repo, answer_within_s))
         except Exception as error:
-            raise _told(repo, error) from error
+            raise _fetch_error(repo, error) from error
 
 
 def _look_up(repo: str, answer_within_s: float) -> HubModel:
@@ -109,7 +109,7 @@ def _snapshot(
 ) -> Path:
     from huggingface_hub import snapshot_download
 
-    from ftis_node.models.download_bar import telling_bar
+    from ftis_node.models.download_bar import progress_bar_class
 
     folder = snapshot_download(
         repo,
@@ -117,7 +117,7 @@ def _snapshot(
         allow_patterns=list(WANTED_FILES),
         ignore_patterns=list(UNWANTED_FILES),
         local_files_only=local_files_only,
-        tqdm_class=telling_bar(repo, on_progress),
+        tqdm_class=progress_bar_class(repo, on_progress),
     )
     return Path(folder)
 

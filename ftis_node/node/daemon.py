@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 
     from ftis_node.node.components import NodeComponents
     from ftis_node.node.http_api.local_api import LocalApi
-    from ftis_node.node.http_api.monitoring_api import Observed
+    from ftis_node.node.http_api.monitoring_api import MonitoringApi
     from ftis_node.node.loops.status import StatusLoop
     from ftis_node.node.supervision.health import RunningLoops
 
@@ -80,7 +80,7 @@ LINGER_POLL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class RoleLoops:
     """The loops of a role, and what the node is there for: when that is done, the node ends."""
 
     loops: dict[str, Coroutine[None, None, None]]
@@ -90,11 +90,11 @@ class Work:
 async def run_loops(
     node: NodeComponents,
     *,
-    work: Work,
+    work: RoleLoops,
     status: StatusLoop,
     api: LocalApi,
     health: RunningLoops,
-    observed: Observed | None = None,
+    observed: MonitoringApi | None = None,
 ) -> None:
     """Run the loops of `work` until it is done or until canceled. Raises what a loop raised.
 
@@ -106,7 +106,7 @@ async def run_loops(
         "learner worker": node.learner.run(),
         "network": _ended_by(node.gossip.close),
         "scorer": _ended_by(node.scorer.close),
-        "scorer of new peers' groups": _ended_by(node.strangers_scorer.close),
+        "scorer of new peers' groups": _ended_by(node.new_peers_scorer.close),
     }
     if observed is not None:
         observed.status = status

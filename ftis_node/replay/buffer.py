@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from ftis_node.records.envelope import Accepted
     from ftis_node.replay.lifecycle import ChoiceRule
-    from ftis_node.telemetry.trail_summary import TrailGroup
+    from ftis_node.telemetry.trail_summary import LoggedGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ class ReplayBuffer:
         with self._transaction():
             return release_damaged(self._db)
 
-    def claim_used(self, used: Iterable[TrailGroup]) -> int:
+    def claim_used(self, used: Iterable[LoggedGroup]) -> int:
         """READY -> TAKEN for groups that steps have used by the event log; returns how many there were."""
         with self._transaction():
             return claim_used(self._db, used)

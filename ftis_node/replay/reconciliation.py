@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Iterable, Sequence
 
-    from ftis_node.telemetry.trail_summary import TrailGroup
+    from ftis_node.telemetry.trail_summary import LoggedGroup
 
 
 def believe_checkpoint(db: sqlite3.Connection, step: int, ids: Sequence[bytes]) -> int:
@@ -32,7 +32,7 @@ def believe_checkpoint(db: sqlite3.Connection, step: int, ids: Sequence[bytes]) 
     return len(strayed)
 
 
-def claim_used(db: sqlite3.Connection, used: Iterable[TrailGroup]) -> int:
+def claim_used(db: sqlite3.Connection, used: Iterable[LoggedGroup]) -> int:
     """READY -> TAKEN for groups that steps have used by the event log; return how many there were.
 
     `ReplayBuffer.reconcile` then compares these steps with the learner's checkpoint.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from ftis_node.telemetry.trail_summary import Remembered, TrailGroup
+    from ftis_node.telemetry.trail_summary import EventLogSummary, LoggedGroup
 
 REASONS = frozenset(ReleaseReason)
 LAST_NUMBER, RESET_AT = "last_number", "reset_at"  # in `totals`
@@ -57,7 +57,7 @@ def missing_columns(buffer: sqlite3.Connection) -> str:
     return ""
 
 
-def find_lost_commits(buffer: sqlite3.Connection, record: Remembered) -> LostCommits | None:
+def find_lost_commits(buffer: sqlite3.Connection, record: EventLogSummary) -> LostCommits | None:
     """Return what the buffer lost by the record of the event log; None if it has all commits.
 
     An event is written after its commit. So a sound file is never behind the record.
@@ -95,7 +95,7 @@ def read_reset_at(buffer: sqlite3.Connection) -> float:
     return float(row[0]) if row else 0.0
 
 
-def _count_missing(buffer: sqlite3.Connection, expected: Iterable[TrailGroup]) -> int:
+def _count_missing(buffer: sqlite3.Connection, expected: Iterable[LoggedGroup]) -> int:
     """Return how many groups are neither kept nor known to have been pruned."""
     return sum(
         buffer.execute("SELECT 1 FROM groups WHERE id = ?", (group.id,)).fetchone() is None
@@ -113,7 +113,7 @@ def _is_ready(buffer: sqlite3.Connection, group_id: bytes) -> bool:
     return buffer.execute(query, (group_id, State.READY)).fetchone() is not None
 
 
-def _contradicts(buffer: sqlite3.Connection, used: TrailGroup) -> bool:
+def _contradicts(buffer: sqlite3.Connection, used: LoggedGroup) -> bool:
     """Return whether a used group is RELEASED for an unknown reason, or trained by another step.
 
     A used group that is READY is no contradiction: the learner may have fallen back to an older checkpoint.

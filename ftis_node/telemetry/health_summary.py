@@ -216,7 +216,7 @@ def _healthy(document: Document, now: float, limits: HealthLimits) -> HealthAnsw
     if judged >= limits.judged_groups and refused > limits.refused_share * judged:
         reason = max(swarm["groups_refused"], key=swarm["groups_refused"].get)
         why = f"{refused} of {judged} groups refused, most as {reason!r}"
-        return _no(why, "ftis-node peers shows whose; docs/reference/rejections.md says why")
+        return _no(why, "ftis-node peers shows whose; ftis-node docs reference/rejections says why")
     return _yes("both workers are up" if _has_both(document) else "its worker is up")
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 
+from ftis_node.documentation import as_links
 from ftis_node.telemetry.metrics import Metric, all_metrics
 
 HEADER = """# Metrics
@@ -52,17 +53,17 @@ Alerts of `deploy/prometheus/alerts.yaml`. *critical*: the node does no work; *w
 | `FtisNodeDown` | critical | no answer for 5 minutes | see `ftis-node status`, start the node again |
 | `FtisNodeUnhealthy` | critical | `/healthz` returns 503 for 2 minutes | restart the node; the answer has the cause |
 | `FtisNodeNotReady` | warning | `/readyz` returns 503 for 45 minutes | see its answer and `logs/` in the home |
-| `FtisWorkerRestarts` | warning | over 3 restarts in an hour | `logs/`; often memory (docs/operate/resources.md) |
-| `FtisNoPeers` | warning | no connected peer for 15 minutes | `ftis-node doctor` (docs/operate/networking.md) |
-| `FtisPaused` | warning | paused by a disk limit for 15 minutes | free disk space (docs/operate/resources.md) |
+| `FtisWorkerRestarts` | warning | over 3 restarts in an hour | `logs/`; often memory: ftis-node docs operate/resources |
+| `FtisNoPeers` | warning | no connected peer for 15 minutes | `ftis-node doctor`; ftis-node docs operate/networking |
+| `FtisPaused` | warning | paused by a disk limit for 15 minutes | free disk space; ftis-node docs operate/resources |
 | `FtisNotContributing` | warning | ready, no contribution for 30 minutes | see `ftis-node status` |
 | `FtisUnconfirmed` | warning | peers confirmed no group for an hour | compare versions, clocks, reachability |
 | `FtisNotLearning` | warning | ready, no learning for 2 hours | see `ftis-node status` |
-| `FtisManyRefused` | warning | more groups refused than accepted | `ftis-node peers`; docs/reference/rejections.md |
+| `FtisManyRefused` | warning | more groups refused than accepted | `ftis-node peers`; ftis-node docs reference/rejections |
 | `FtisMismatch` | warning | most tokens differ | another engine or dtype |
 | `FtisClockSkew` | warning | peers' clocks are more than 10 s off | switch on time synchronization |
-| `FtisWeightsOld` | warning | a generator's weights are older than 2 hours | check its learner (docs/train/roles.md) |
-"""
+| `FtisWeightsOld` | warning | a generator's weights are older than 2 hours | check its learner; ftis-node docs train/roles |
+"""  # noqa: E501
 
 
 def render_reference() -> str:
@@ -70,7 +71,7 @@ def render_reference() -> str:
     rows: dict[str, list[Metric]] = {}
     for metric in all_metrics():
         rows.setdefault(metric.name, []).append(metric)
-    return HEADER + "".join(_row(parts) for parts in rows.values()) + ALERTS
+    return as_links(HEADER + "".join(_row(parts) for parts in rows.values()) + ALERTS)
 
 
 def _row(parts: list[Metric]) -> str:

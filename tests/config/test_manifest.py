@@ -81,6 +81,8 @@ TOO_LARGE = "[sampling]\ngroup_size = 256\nmax_completion_tokens = 100000\nmax_t
     ("text", "complaint"),
     [
         ('name = "a"\ntask = "x"\ngroupsize = 3', "unknown key 'groupsize'"),
+        ('name = "a"\ntask = "x"\n[step]\nown_grups = 3', "unknown key 'step.own_grups': did you mean 'own_groups'?"),
+        ('name = "a"\ntask = "x"\n[method]\nname = "ftsi"', "(got 'ftsi'): did you mean 'ftis'?"),
         ('name = "a"\ntask = "x"\n[sampling]\ngroup_size = 1', "sampling.group_size"),
         ('name = "a"\ntask = "x"\n[method]\nname = "ppo"', "method.name"),
         ('name = "a"\ntask = "x"\n[step]\nown_groups = 0\nforeign_groups = 0', "a step would take nothing"),

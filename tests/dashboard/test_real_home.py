@@ -12,7 +12,7 @@ import pytest
 from ftis_node.cli.node_client import read_document
 from ftis_node.dashboard.app import DashboardApp
 from ftis_node.dashboard.buffer_reader import list_groups, read_group
-from ftis_node.dashboard.snapshot import Phase
+from ftis_node.dashboard.snapshot import NodePhase
 from ftis_node.dashboard.watcher import Watcher
 from ftis_node.models.decoder import Decoder
 from tests.dashboard.svg_text import text_of_rows
@@ -87,11 +87,11 @@ async def test_it_reconnects_when_the_node_is_started_again(home: Home) -> None:
     """The last test of this file: the node's second life is alone, for its key is still in use in the swarm."""
     home.peers.unlink()
     async with _opened(home, (80, 24)) as (app, pilot):
-        assert app.snapshot is not None and app.snapshot.phase is Phase.STOPPED
+        assert app.snapshot is not None and app.snapshot.phase is NodePhase.STOPPED
         assert app.snapshot.start_command == f"ftis-node join --home {home.root}", "the home knows its model"
         with started(home.root, "join", "--no-peers", "--listen", ANY_PORT) as node:
-            await _until(pilot, lambda: app.snapshot is not None and app.snapshot.phase is Phase.STARTING, START_S)
-            await _until(pilot, lambda: app.snapshot is not None and app.snapshot.phase is Phase.RUNNING, START_S)
+            await _until(pilot, lambda: app.snapshot is not None and app.snapshot.phase is NodePhase.STARTING, START_S)
+            await _until(pilot, lambda: app.snapshot is not None and app.snapshot.phase is NodePhase.RUNNING, START_S)
             await _until(pilot, lambda: "running" in _shown(app))
             machine = app.snapshot.machine
             assert machine.num_processes >= 2 and machine.resident_bytes > 50_000_000

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from ftis_node.dashboard.snapshot import MachineUsage, NodeSnapshot, Phase
+from ftis_node.dashboard.snapshot import MachineUsage, NodePhase, NodeSnapshot
 from ftis_node.dashboard.view.answers import answer_lines, next_lines, problems, trend
 from ftis_node.dashboard.view.events import event_line, notable_events
 from ftis_node.dashboard.view.groups import group_lines, use_line
@@ -89,7 +89,7 @@ def test_a_good_node_says_yes_three_times() -> None:
         (_with("swarm", groups_sent=3, groups_confirmed=0), "not yet"),
         (_with("generation", state="off"), "yes"),
         (STOPPED, "stopped"),
-        (replace(RUNNING, phase=Phase.STARTING), "not yet"),
+        (replace(RUNNING, phase=NodePhase.STARTING), "not yet"),
     ],
 )
 def test_contributing(snapshot: NodeSnapshot, word: str) -> None:
@@ -142,7 +142,7 @@ def test_a_stopped_node_is_faded_and_says_what_to_do() -> None:
     assert RUNNING.start_command in _texts(next_lines(STOPPED))
     killed = replace(STOPPED, status=RUNNING.status)
     assert _words(killed) == ["no"] * 3 and "killed, or a fault" in _texts(answer_lines(killed))
-    assert _words(replace(RUNNING, phase=Phase.SILENT))[2] == "no"
+    assert _words(replace(RUNNING, phase=NodePhase.SILENT))[2] == "no"
 
 
 def test_what_is_trained_has_a_line_where_it_is_known() -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ftis_node.cli.app import app
+from ftis_node.documentation import as_links
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +37,7 @@ Common forms:
 def render() -> str:
     """Return the page."""
     program: Any = typer.main.get_command(app)
-    return HEADER + "".join(_sections(program, "ftis-node"))
+    return as_links(HEADER + "".join(_sections(program, "ftis-node")))
 
 
 def _sections(command: Any, name: str) -> Iterator[str]:

@@ -72,7 +72,8 @@ class Text:
 
     line: int
     content: str
-    is_short: bool = False  # a table cell or a text of a program: its length is not judged
+    is_short: bool = False  # a table cell or a text of several lines in a program: its length is not judged
+    is_message: bool = False  # a text that the program prints
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ class Finding:
     word: str
     sentence: str
     is_long: bool
+    is_message: bool = False
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line}: {self.word}: {self.sentence}"
@@ -109,11 +111,16 @@ def of_python(source: str) -> Iterator[Text]:
         if isinstance(node, ast.JoinedStr):
             words = "".join(part.value if isinstance(part, ast.Constant) else "N" for part in node.values)  # type: ignore[misc]
             if words.count(" ") > 1:
-                yield Text(node.lineno, words, is_short=True)
+                yield _message(node.lineno, words)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings | inside:
             if node.value.count(" ") > 1:
-                yield Text(node.lineno, node.value, is_short=True)
+                yield _message(node.lineno, node.value)
     yield from _comments(source)
+
+
+def _message(line: int, content: str) -> Text:
+    """Return a text of a program. One of several lines is SQL, a style sheet, a template or a table."""
+    return Text(line, content, is_short="\n" in content.strip(), is_message=True)
 
 
 def _comments(source: str) -> Iterator[Text]:
@@ -202,7 +209,7 @@ def of_lines(source: str, comment: str) -> Iterator[Text]:
             line = before
         for quoted in re.findall(r'"((?:[^"\\]|\\.)*)"', line):
             if quoted.count(" ") > 1:
-                yield Text(number, quoted, is_short=True)
+                yield _message(number, quoted)
 
 
 def texts(path: Path) -> Iterator[Text]:
@@ -249,7 +256,7 @@ def findings(path: Path) -> Iterator[Finding]:
                 yield Finding(name, at, " ".join(match[0].split()), shown, is_long=False)
             num_words = sum(bool(re.search(r"\w", word)) for word in sentence.split())
             if num_words > LONGEST and not text.is_short:
-                yield Finding(name, line, f"{num_words} words", shown, is_long=True)
+                yield Finding(name, line, f"{num_words} words", shown, is_long=True, is_message=text.is_message)
 
 
 def files(paths: list[str]) -> list[Path]:
@@ -275,9 +282,10 @@ def main() -> None:
     found = [finding for path in files(options.paths) for finding in findings(path)]
     if options.count:
         words = Counter(folder(finding.path) for finding in found if not finding.is_long)
-        longs = Counter(folder(finding.path) for finding in found if finding.is_long)
-        for name in sorted({*words, *longs}):
-            print(f'    "{name}": ({words[name]}, {longs[name]}),')  # noqa: T201
+        longs = Counter(folder(finding.path) for finding in found if finding.is_long and not finding.is_message)
+        messages = Counter(folder(finding.path) for finding in found if finding.is_long and finding.is_message)
+        for name in sorted({*words, *longs, *messages}):
+            print(f'    "{name}": ({words[name]}, {longs[name]}),  # long messages: {messages[name]}')  # noqa: T201
         return
     for finding in found:
         if options.long or not finding.is_long:

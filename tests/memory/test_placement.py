@@ -315,7 +315,7 @@ def test_the_generator_has_what_it_is_spread_over_and_the_learner_the_rest(
     assert given.learner.num_processes == max(1, len(learner))
     if len(learner) > 1:
         boot = learner_boot(given, RUN, ModelSource("m", tmp_path), Home(tmp_path), made, weights=tmp_path)
-        assert boot.num_processes == len(learner)
+        assert boot.settings.num_processes == len(learner)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -100,16 +99,42 @@ async def test_a_good_group_is_accepted_with_prompt_and_rewards_made_here(identi
     assert verdict.group.rewards == (1.0, 0.0)
 
 
-@pytest.mark.parametrize(("reset_s_ago", "reason"), [(600.0, None), (0.0, "stale"), (-3.0, "stale")])
-async def test_a_group_made_before_the_buffer_was_reset_is_refused_without_blame(
-    identity: Identity, reset_s_ago: float, reason: str | None
+class _CountingScorer(_Scorer):
+    """Counts the texts that it scores."""
+
+    num_texts = 0
+
+    async def score(
+        self, item: TaskItem, texts: Sequence[str], *, cost: ScoringCost | None = None
+    ) -> list[tuple[float, CompletionStatus]]:
+        self.num_texts += len(texts)
+        return await super().score(item, texts, cost=cost)
+
+
+@pytest.mark.parametrize(("ids", "num_scored"), [((10, 11, EOS), 0), ((10, 12, EOS), 2)])
+async def test_a_group_that_this_node_scored_is_not_scored_again(
+    identity: Identity, ids: tuple[int, ...], num_scored: int
 ) -> None:
-    """The clocks may differ: the allowed skew counts."""
-    data = seal_group(_ours(identity), identity).to_bytes()
-    verdict = await validate(data, _context(reset_at=time.time() - reset_s_ago))
-    assert (verdict.refusal.reason if isinstance(verdict, Refused) else None) == reason
-    own = await validate(data, _context(reset_at=time.time() - reset_s_ago, own_id=identity.peer_id))
-    assert isinstance(own, Accepted)
+    scorer, statuses = _CountingScorer(), (CompletionStatus.SCORED, CompletionStatus.UNSCORED)
+    sealed = _ours(identity)
+    made = replace(
+        _ours(identity, completions=(make_completion(*ids, reward=1.0), make_completion(12, 13))), statuses=statuses
+    )
+    data = seal_group(sealed, identity).to_bytes()
+    verdict = await validate(data, _context(scorer=scorer), made=made)
+    assert isinstance(verdict, Accepted)
+    assert scorer.num_texts == num_scored
+    assert verdict.group.rewards == (1.0, 0.0)
+    assert (verdict.group.statuses == statuses) is (num_scored == 0)
+    assert verdict.group.tokens == sealed.tokens
+
+
+async def test_an_own_group_with_other_rewards_than_it_was_scored_with_is_refused(identity: Identity) -> None:
+    made = _ours(identity)
+    data = seal_group(replace(made, rewards=(0.0, 0.0)), identity).to_bytes()
+    verdict = await validate(data, _context(), made=made)
+    assert isinstance(verdict, Refused)
+    assert verdict.refusal.reason == "reward_mismatch"
 
 
 def _with_logprob(value: float):

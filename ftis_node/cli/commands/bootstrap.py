@@ -28,6 +28,10 @@ def bootstrap(
             help="Address to announce instead of the detected ones, such as /dns4/NAME/tcp/4001. Repeatable.",
         ),
     ] = None,
+    status_port: Annotated[
+        int,
+        typer.Option("--status-port", min=0, max=65535, help="Local HTTP port of its page; 0: any free port."),
+    ] = 0,
     log_format: LogFormatOption = LogFormat.TEXT,
     address_file: Annotated[
         Path | None,
@@ -47,6 +51,7 @@ def bootstrap(
         listen=tuple(listen or ()),
         peers=tuple(peers or ()),
         announce=tuple(announce or ()),
+        status_port=status_port,
         show=partial(_show_addresses, address_file),
     )
 

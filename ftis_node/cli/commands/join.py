@@ -113,8 +113,8 @@ def join(
     """Generate, share and learn: run a node until stopped or until its budget, such as --steps, is used up.
 
     A learner (--role learner) trains on groups from peers. A generator (--role generator) uses weights from a learner.
-    See docs/train/roles.md. A home keeps its run, model, peers and engine: a restart resumes it. Without peers the node
-    runs standalone.
+    See ftis-node docs train/roles. A home keeps its run, model, peers and engine: a restart resumes it. Without peers
+    the node runs standalone.
     """
     if log_format is LogFormat.JSON:
         log_as_json()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ftis_node.dashboard.snapshot import Phase
+from ftis_node.dashboard.snapshot import NodePhase
 from ftis_node.dashboard.view.spans import Line, Span, Tone, ago, count, labelled, line, moment, percent, sanitized
 from ftis_node.telemetry.health_summary import OFF, AnswerWord, summarize_health
 from ftis_node.telemetry.status import starting, stopped
@@ -37,9 +37,9 @@ def answer_lines(snapshot: NodeSnapshot) -> tuple[Line, Line, Line]:
 def health_of(snapshot: NodeSnapshot) -> HealthSummary:
     """Return the answers for this status, or for that of a node that starts or no longer runs."""
     status = snapshot.status
-    if snapshot.phase is Phase.STARTING:
+    if snapshot.phase is NodePhase.STARTING:
         status = starting(status)
-    elif snapshot.phase is Phase.STOPPED:
+    elif snapshot.phase is NodePhase.STOPPED:
         status = stopped(status)
     return summarize_health(msgspec.to_builtins(status), now=snapshot.taken_at)
 
@@ -62,9 +62,9 @@ def contributing(snapshot: NodeSnapshot) -> Line:
     status, swarm = snapshot.status, snapshot.status.swarm
     answer = health_of(snapshot).contributing
     tally = f"{count(swarm.groups_sent)} groups sent, {count(swarm.groups_confirmed)} confirmed"
-    if snapshot.phase is Phase.STOPPED:
+    if snapshot.phase is NodePhase.STOPPED:
         return _answer("contributing", answer.word, f"not running; {tally}", tone=Tone.FAINT)
-    if answer.word is AnswerWord.NO or snapshot.phase is Phase.STARTING:
+    if answer.word is AnswerWord.NO or snapshot.phase is NodePhase.STARTING:
         return _answer("contributing", answer.word, said(answer))
     if status.generation.state == OFF:
         return _answer("contributing", answer.word, f"{swarm.weights_bytes_out / 1e6:.1f} MB of weights sent")
@@ -127,10 +127,10 @@ def healthy(snapshot: NodeSnapshot) -> Line:
 
 
 def _not_running(snapshot: NodeSnapshot, answer: HealthAnswer) -> Line:
-    if snapshot.phase is Phase.STARTING:
+    if snapshot.phase is NodePhase.STARTING:
         why = f"the node starts; a large model takes a while; see {snapshot.logs}"
         return _answer("healthy", answer.word, why, tone=Tone.WARN)
-    if snapshot.phase is Phase.SILENT:
+    if snapshot.phase is NodePhase.SILENT:
         return _answer("healthy", AnswerWord.NO, f"it runs and does not answer: see {snapshot.logs}")
     if answer.is_well:
         why = f"{answer.why}, {ago(snapshot.reported_at, snapshot.taken_at)} ago"
@@ -165,7 +165,7 @@ def _stalled_s(snapshot: NodeSnapshot) -> float | None:
 
 def next_lines(snapshot: NodeSnapshot) -> tuple[Line, ...]:
     """Return how to start a stopped node again and the age of its values; nothing for a running node."""
-    if snapshot.phase is not Phase.STOPPED:
+    if snapshot.phase is not NodePhase.STOPPED:
         return ()
     told = f"status of {moment(snapshot.reported_at)}" if snapshot.reported_at else "it left no status"
     return (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ftis_node.dashboard.snapshot import Phase
+from ftis_node.dashboard.snapshot import NodePhase
 from ftis_node.dashboard.view.answers import health_of, problems, said
 from ftis_node.dashboard.view.spans import Line, Span, Tone, labelled, line
 
@@ -36,7 +36,7 @@ TERMS = (
 
 def start_lines(snapshot: NodeSnapshot) -> list[Line]:
     """Return the command that starts a stopped node again, for copying."""
-    if snapshot.phase is not Phase.STOPPED:
+    if snapshot.phase is not NodePhase.STOPPED:
         return []
     return [line(Span("start it again:", Tone.WARN)), line("  ", snapshot.start_command), line()]
 

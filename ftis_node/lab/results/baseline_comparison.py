@@ -43,8 +43,8 @@ SMALLEST_GAIN: Final = 0.005  # of whole updates over own ones: below it a worth
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """A mean of paired differences with its standard error and 95 % interval; None if there is one value."""
+class PairedDifference:
+    """A mean of paired differences with its standard error and 95 % interval; None where there is one value."""
 
     mean: float
     error: float | None
@@ -59,8 +59,8 @@ class Difference:
 
 def paired_difference(
     line: MethodResult, other: MethodResult, value: Callable[[MemberResult], float]
-) -> Difference | None:
-    """`line` minus `other`, over the runs that both have; None if they share none."""
+) -> PairedDifference | None:
+    """`line` minus `other`, over the runs that both have; None where they share none."""
     ours, theirs = line.values(value), other.values(value)
     shared = {seeds: ours[seeds] - theirs[seeds] for seeds in ours if seeds in theirs}
     if not shared:
@@ -68,14 +68,14 @@ def paired_difference(
     return interval(over_seeds(shared))
 
 
-def interval(differences: Sequence[float]) -> Difference:
+def interval(differences: Sequence[float]) -> PairedDifference:
     """Return the mean of at least one difference, with Student's 95 % interval."""
     found = estimate(differences)
     if found.error is None:
-        return Difference(found.mean, None, None, None)
+        return PairedDifference(found.mean, None, None, None)
     freedom = len(differences) - 1
     reach = found.error * (STUDENT[freedom - 1] if freedom <= len(STUDENT) else NORMAL)
-    return Difference(found.mean, found.error, found.mean - reach, found.mean + reach)
+    return PairedDifference(found.mean, found.error, found.mean - reach, found.mean + reach)
 
 
 def best_control(lines: Sequence[MethodResult], line: MethodResult, task: str) -> MethodResult | None:

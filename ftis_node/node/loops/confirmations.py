@@ -44,7 +44,7 @@ class ConfirmationLoop:
         for verdict in verdicts:
             if isinstance(verdict, Accepted):
                 checked[verdict.group.sender].append(verdict.announced_id)
-                self._ear.heard(verdict.group.sender).note(verdict.group.number, at=time.monotonic())
+                self._ear.tracker_of(verdict.group.sender).note(verdict.group.number, at=time.monotonic())
         reachable = {source, *await self._gossip.members()} if checked else set()
         for sender, ids in checked.items():
             if sender in reachable:

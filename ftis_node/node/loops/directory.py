@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ftis_node.node.context import NodeContext, NodeDescription
     from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.protocols import Generation, Learning
+    from ftis_node.node.training.own_stats import OwnStats
     from ftis_node.replay.buffer import ReplayBuffer
 
 log = logging.getLogger(__name__)
@@ -61,6 +62,7 @@ class DirectoryLoop:
         buffer: ReplayBuffer,
         registry: PeerRegistry,
         backfill: BackfillSource,
+        stats: OwnStats,
     ) -> None:
         self._context = context
         self._about = about
@@ -70,6 +72,7 @@ class DirectoryLoop:
         self._buffer = buffer
         self._registry = registry
         self._backfill = backfill
+        self._stats = stats
         self._guard = gossip.guard
         self._members: set[str] = set()
         self._words = SwarmLogMessages()
@@ -92,7 +95,7 @@ class DirectoryLoop:
             for peer_id in self._members - present:
                 self._context.events.write("peer_left", peer=peer_id)
             self._members = present
-            self._tell_changes(present)
+            self._report_changes(present)
             with waiting_for("the clock"):
                 await asyncio.sleep(LOOK_FOR_MEMBERS_S)
 
@@ -110,7 +113,7 @@ class DirectoryLoop:
         name = printable(record.name) if record is not None else ""
         return f"peer {name or '..' + peer_id[-ID_TAIL:]}"
 
-    def _tell_changes(self, members: Collection[str]) -> None:
+    def _report_changes(self, members: Collection[str]) -> None:
         """Log the state of this node in the swarm when it changes."""
         gossip = self._gossip
         told = self._words.lines(
@@ -131,7 +134,8 @@ class DirectoryLoop:
     async def _renew_records(self) -> None:
         period_s = self._context.settings.swarm.directory_period_s
         while True:
-            record = seal_peer_record(self._own_record(), self._context.identity)
+            self._registry.own_record = self._own_record()
+            record = seal_peer_record(self._registry.own_record, self._context.identity)
             if not await self._gossip.publish_record(record, ttl_s=RECORD_LIVES_PERIODS * period_s):
                 log.debug("the directory did not keep this node's record; next try in %.0f s", period_s)
             await self._gossip.publish_manifest(
@@ -160,20 +164,21 @@ class DirectoryLoop:
             self._backfill.note_record(record)
 
     def _own_record(self) -> PeerRecord:
-        learner = self._learner.state
+        learner, last_number = self._learner.state, self._buffer.last_number()
         return PeerRecord(
             run_id=self._context.manifest.run_id,
             peer_id=self._context.identity.peer_id,
-            name=self._about.name,
+            name=self._about.name if self._context.settings.swarm.publish_name else "",
             model=self._about.model,
             parameters=learner.parameters if learner else 0,
             tokenizer=self._about.tokenizer,
             role=self._context.settings.role,
-            last_number=self._buffer.last_number(),
+            last_number=last_number,
             policy_version=self._generation.policy_version,
             tokens_per_s=self._generation.tokens_per_s,
             created_at=time.time(),
             software=__version__,
             read_shards=self._context.state.read_shards,
             domain=self._about.domain,
+            stats=self._stats.make(last_number=last_number),
         )

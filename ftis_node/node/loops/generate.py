@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import WorkerError
+from ftis_node.generation.engines.base import GenerateRequest
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH
 from ftis_node.node.loops.prompt_order import PromptOrder
 from ftis_node.node.supervision.task_monitor import waiting_for
@@ -150,10 +151,13 @@ class GenerateLoop:
     async def _generate(self, prompt: Prompt) -> tuple[Group, int]:
         """Return a scored group, and how many of its completions scoring did not finish."""
         result = await self._generation.generate(
-            prompt.token_ids,
-            num_completions=self._context.manifest.sampling.group_size,
-            sampling=self._sampling,
-            max_tokens=self._context.manifest.sampling.completion_limit(len(prompt.token_ids)),
+            GenerateRequest(
+                prompt_ids=tuple(prompt.token_ids),
+                num_completions=self._context.manifest.sampling.group_size,
+                sampling=self._sampling,
+                max_tokens=self._context.manifest.sampling.completion_limit(len(prompt.token_ids)),
+                eos_ids=frozenset(self._tokenizer.eos_ids),
+            )
         )
         texts = [self._tokenizer.decode(ids.tolist()) for ids in result.tokens.ids_of_each()]
         cost = ScoringCost()

@@ -111,7 +111,7 @@ def upgrade(home: Home, *, after_step: Callable[[int], None] = lambda schema: No
     if schema < HOME_SCHEMA:
         plan = _plan(home, schema)
         if plan.files():
-            _check_room(plan)
+            _check_disk_space(plan)
             log.info("%s is of schema %d: a copy of what is changed is in %s", home.root, schema, _back_up(plan))
         for step in range(schema, HOME_SCHEMA):
             _take_step(plan, step)
@@ -140,7 +140,7 @@ def _plan(home: Home, schema: int) -> Upgrade:
     return Upgrade(home, schema, buffer=buffer, checkpoints=checkpoints, run_id=run_id)
 
 
-def _check_room(plan: Upgrade) -> None:
+def _check_disk_space(plan: Upgrade) -> None:
     needed, free = plan.num_bytes + SPARE_BYTES, shutil.disk_usage(plan.home.root).free
     if free < needed:
         raise MachineError(

@@ -16,12 +16,12 @@ import logging
 from typing import TYPE_CHECKING
 
 from ftis_node.node.peers.store import copy_peers
-from ftis_node.node.startup.trail_repair import mend_trail
+from ftis_node.node.startup.trail_repair import repair_event_log
 from ftis_node.replay.integrity import rescue
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.reset import LostCommits, find_lost_commits, missing_columns, write_empty_buffer
-from ftis_node.telemetry.events import EventTrail
-from ftis_node.telemetry.trail_summary import read_remembered
+from ftis_node.telemetry.events import EventLog
+from ftis_node.telemetry.trail_summary import read_event_log_summary
 
 if TYPE_CHECKING:
     import sqlite3
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ftis_node.config.home import Home
     from ftis_node.learner.messages import LearnerState
     from ftis_node.replay.buffer import ReplayBuffer
-    from ftis_node.telemetry.trail_summary import Remembered
+    from ftis_node.telemetry.trail_summary import EventLogSummary
 
 log = logging.getLogger(__name__)
 
@@ -41,11 +41,11 @@ def rescue_files(home: Home) -> None:
 
     Raise OSError and sqlite3.Error for disk errors, MachineError if another program holds one of the files.
     """
-    if num_lines := mend_trail(home.events, home.damaged):
+    if num_lines := repair_event_log(home.events, home.damaged):
         log.warning("%d lines of the event log were damaged: the original is in %s", num_lines, home.damaged)
         _note(home, file=home.events.name, why="lines that are no events", num_lost=num_lines, folder=str(home.damaged))
     _rescue_peers(home)
-    reset_buffer_if_damaged(home, read_remembered(home.events))
+    reset_buffer_if_damaged(home, read_event_log_summary(home.events))
 
 
 def _rescue_peers(home: Home) -> None:
@@ -56,7 +56,7 @@ def _rescue_peers(home: Home) -> None:
         _note(home, file=rescued.name, why=rescued.why, num_saved=rescued.num_rows, folder=str(rescued.folder))
 
 
-def reset_buffer_if_damaged(home: Home, record: Remembered) -> None:
+def reset_buffer_if_damaged(home: Home, record: EventLogSummary) -> None:
     """Replace the buffer by an empty one if its file is damaged, or if `record` has commits that it lost.
 
     `record` is of the event log, which also has the sequence numbers of own groups.
@@ -105,19 +105,19 @@ def _note(home: Home, **fields: str | int) -> None:
 
 
 def _write(home: Home, name: str, **fields: str | int) -> None:
-    trail = EventTrail(home.events)
+    trail = EventLog(home.events)
     trail.write(name, **fields)
     trail.close()
 
 
-def release_damaged(buffer: ReplayBuffer, events: EventTrail) -> None:
+def release_damaged(buffer: ReplayBuffer, events: EventLog) -> None:
     """Release groups that differ from what was stored."""
     for group_id in buffer.release_damaged():
         log.warning("group %s is damaged: released unused", group_id.hex()[:12])
         events.write("released", group=group_id, reason=ReleaseReason.DAMAGED)
 
 
-def log_unknown_steps(state: LearnerState, *, done: int, holds: Callable[[bytes], object], events: EventTrail) -> None:
+def log_unknown_steps(state: LearnerState, *, done: int, holds: Callable[[bytes], object], events: EventLog) -> None:
     """Log and record that the checkpoint is of steps that the event trail does not know; change nothing.
 
     `done` is the trail's last step, `holds` gives None for a group that the buffer does not have. One step further is

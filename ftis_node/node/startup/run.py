@@ -6,27 +6,22 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from ftis_node.config.disk_room import telling_full_disk
+from ftis_node.config.disk_room import reporting_full_disk
 from ftis_node.config.resume import start_command
-from ftis_node.errors import FileError
-from ftis_node.files import read_file
 from ftis_node.node.http_api.auth import observe_token
-from ftis_node.node.http_api.monitoring_api import Observed, serve_observed
+from ftis_node.node.http_api.monitoring_api import MonitoringApi, serve_observed
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.migrations import opened
-from ftis_node.node.startup.preflight import check_saved
+from ftis_node.node.startup.preflight import check_saved, read_last_status
 from ftis_node.node.startup.roles import run_node
 from ftis_node.node.startup.summary import end_lines, finished_lines
-from ftis_node.node.supervision.process_limits import keep_to
+from ftis_node.node.supervision.process_limits import apply_limits
 from ftis_node.node.supervision.service_manager import ServiceManager
 from ftis_node.node.supervision.shutdown import until_signalled
 from ftis_node.node.supervision.watchdog import Watchdog
 from ftis_node.replay.integrity import telling_damage
 from ftis_node.telemetry.log import log_block
 from ftis_node.telemetry.progress import unwatched
-from ftis_node.telemetry.status import Status
 
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
@@ -47,10 +42,10 @@ def run_until_stopped(
 
     Raise FtisError: HomeInUseError, ConfigError, ModelError, NetworkError, MachineError, WorkerError.
     """
-    keep_to(settings.limits)
+    apply_limits(settings.limits)
     watchdog = Watchdog(settings.observe, manager=ServiceManager.from_environment())
-    with telling_full_disk(home.root), telling_damage(home.root), opened(home):
-        if lines := finished_lines(_last_status(home), home, settings=settings):
+    with reporting_full_disk(home.root), telling_damage(home.root), opened(home):
+        if lines := finished_lines(read_last_status(home), home, settings=settings):
             log_block(log, lines)
             return
         work = _run(settings, plan, home, steps=steps, on_progress=on_progress, watchdog=watchdog)
@@ -66,7 +61,7 @@ async def _run(
     on_progress: OnProgress,
     watchdog: Watchdog,
 ) -> None:
-    observed, parts = Observed(), None
+    observed, parts = MonitoringApi(), None
     try:
         with watchdog.watching():
             async with (
@@ -86,15 +81,7 @@ async def _run(
     _log_end(observed, home, settings, watchdog)
 
 
-def _last_status(home: Home) -> Status:
-    """Return the status that the last start left, an empty one if there is none that can be read."""
-    try:
-        return Status.from_json(read_file(home.status))
-    except (OSError, FileError, msgspec.MsgspecError):
-        return Status()
-
-
-def _log_end(observed: Observed, home: Home, settings: NodeSettings, watchdog: Watchdog) -> None:
+def _log_end(observed: MonitoringApi, home: Home, settings: NodeSettings, watchdog: Watchdog) -> None:
     if watchdog.has_fault:
         return
     if observed.status is None or observed.status.first is None:

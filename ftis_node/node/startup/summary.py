@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ftis_node.config.home import Home
     from ftis_node.config.node import NodeSettings
-    from ftis_node.node.startup.prepare import Prepared
+    from ftis_node.node.startup.prepare import PreparedNode
     from ftis_node.telemetry.status import BudgetStatus, Status
 
 LABEL_WIDTH = 10
@@ -26,7 +26,7 @@ DOES = {"full": "generates with and trains", "learner": "trains", "generator": "
 CONTENT = "groups (prompts, completions, log-probs, rewards)"
 
 
-def start_lines(prepared: Prepared, *, num_parameters: int, step: int) -> list[str]:
+def start_lines(prepared: PreparedNode, *, num_parameters: int, step: int) -> list[str]:
     """Return the lines for a start from `step`."""
     settings, manifest, home = prepared.settings, prepared.manifest, prepared.home
     what = f"{prepared.source.name} ({num_parameters:,} parameters)"
@@ -95,7 +95,7 @@ def _steps(settings: NodeSettings, step: int) -> str:
     return begins + (f", ends after step {limit}" if limit is not None else ", without end")
 
 
-def _peers(prepared: Prepared) -> str:
+def _peers(prepared: PreparedNode) -> str:
     settings = prepared.settings
     number = len(settings.peers)
     known = f"{number} address{'es' if number > 1 else ''} to dial first" if number else "none given: it works alone"

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from ftis_node.config.observe import ObserveSection
     from ftis_node.node.supervision.service_manager import ServiceManager
-    from ftis_node.telemetry.events import EventTrail
+    from ftis_node.telemetry.events import EventLog
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ NUM_FRAMES = 12  # of a stack, the innermost
 
 
 @dataclass(slots=True)
-class Lag:
+class LoopDelay:
     """How late the event loop was, in seconds, over the last minute."""
 
     _late_s: deque[float] = field(default_factory=lambda: deque(maxlen=round(LAG_WINDOW_S / BEAT_S)))
@@ -79,8 +79,8 @@ class Watchdog:
     ) -> None:
         """`end_process` is called with the exit code, from the thread, for a loop that stays blocked."""
         self.board = TaskMonitor(limit_s=settings.task_stuck_s)
-        self.lag = Lag()
-        self.events: EventTrail | None = None
+        self.lag = LoopDelay()
+        self.events: EventLog | None = None
         self.has_fault = False
         self._settings = settings
         self._manager = manager
@@ -144,15 +144,15 @@ class Watchdog:
             num_still += 1
             still_s = num_still * self._look_s
             if still_s >= self._settings.event_loop_stall_exit_s:
-                self._aside(self._give_up, still_s).join(self._settings.event_loop_stall_warn_s)
+                self._in_thread(self._give_up, still_s).join(self._settings.event_loop_stall_warn_s)
                 self._end_process(EXIT_CODE)
                 return
             if still_s >= reported_at and self.events is not None:
                 reported_at *= 2
                 self._blocked_since = self._blocked_since or time.monotonic() - still_s
-                self._aside(self._report_blocked, still_s, thread_stack(loop_thread))
+                self._in_thread(self._report_blocked, still_s, thread_stack(loop_thread))
 
-    def _aside(self, work: Callable[..., None], *arguments: object) -> threading.Thread:
+    def _in_thread(self, work: Callable[..., None], *arguments: object) -> threading.Thread:
         thread = threading.Thread(target=work, args=arguments, name="watchdog-reports", daemon=True)
         thread.start()
         return thread

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import ClientSession
 
 from ftis_node.errors import UsageError
-from ftis_node.node.http_api.monitoring_api import Observed, serve_observed
+from ftis_node.node.http_api.monitoring_api import MonitoringApi, serve_observed
 from ftis_node.node.supervision.health import LoopProgress, LoopWatch, RunningLoops, not_ready, worker_problems
 from ftis_node.telemetry.status import HealthStatus, Status
 
@@ -68,7 +68,7 @@ async def _get(port: int | None, path: str) -> tuple[int, str]:
 
 
 async def test_what_the_probes_answer_from_the_first_moment_on() -> None:
-    observed, status = Observed(), FakeStatus()
+    observed, status = MonitoringApi(), FakeStatus()
     async with serve_observed(observed, ("127.0.0.1", 0), token=None) as port:
         assert await _get(port, "/healthz") == (200, "starting\n")
         code, text = await _get(port, "/readyz")
@@ -92,7 +92,7 @@ async def test_an_address_that_is_taken_is_one_line() -> None:
         taken.listen()
         address: Any = taken.getsockname()
         with pytest.raises(UsageError, match=r"observe\.listen 127.0.0.1:\d+ cannot be opened .*node\.toml"):
-            async with serve_observed(Observed(), address, token=None):
+            async with serve_observed(MonitoringApi(), address, token=None):
                 pass
-    async with serve_observed(Observed(), None, token=None) as port:
+    async with serve_observed(MonitoringApi(), None, token=None) as port:
         assert port is None

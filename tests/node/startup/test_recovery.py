@@ -32,8 +32,8 @@ from ftis_node.replay.reader import ReplayReader
 from ftis_node.swarm.reputation.score import Behaviour
 from ftis_node.swarm.reputation.table import ReputationTable
 from ftis_node.telemetry.clock import SteadyClock
-from ftis_node.telemetry.events import EventTrail, read_events
-from ftis_node.telemetry.trail_summary import read_remembered
+from ftis_node.telemetry.events import EventLog, read_events
+from ftis_node.telemetry.trail_summary import read_event_log_summary
 from tests.models.tiny_models import save_tiny
 from tests.node.training.test_token_budget import live, manifest_of
 from tests.replay.test_buffer import ANN, ME, accepted
@@ -58,7 +58,7 @@ def home(tmp_path: Path) -> Home:
     """A buffer of 60 groups of which a step has used the first 30, and the trail of it."""
     home = Home(tmp_path / "home")
     home.create()
-    buffer, trail = ReplayBuffer(home.replay), EventTrail(home.events)
+    buffer, trail = ReplayBuffer(home.replay), EventLog(home.events)
     trail.write("start", peer=ME.peer_id)
     admit(buffer, trail, GROUPS[:30])
     use(buffer, trail, step=1)
@@ -68,14 +68,14 @@ def home(tmp_path: Path) -> Home:
     return home
 
 
-def admit(buffer: ReplayBuffer, trail: EventTrail, groups: list[Accepted]) -> None:
+def admit(buffer: ReplayBuffer, trail: EventLog, groups: list[Accepted]) -> None:
     buffer.admit_many([(group, group.group.sender == ME.peer_id) for group in groups])
     for one in groups:
         own, number = one.group.sender == ME.peer_id, one.group.number
         trail.write("admitted", group=one.envelope.id, own=own, sender=one.group.sender, number=number)
 
 
-def use(buffer: ReplayBuffer, trail: EventTrail, *, step: int) -> None:
+def use(buffer: ReplayBuffer, trail: EventLog, *, step: int) -> None:
     write_taken(trail, buffer.take(step, own=15, foreign=15).groups, step=step)
     trail.write("step", step=step, loss=float("nan"))
 
@@ -83,9 +83,9 @@ def use(buffer: ReplayBuffer, trail: EventTrail, *, step: int) -> None:
 def heal(home: Home, *, step: int = 1, last_groups: list[bytes] | None = None) -> None:
     """What a start does; the learner's checkpoint is that of `step`, and names `last_groups`."""
     rescue_files(home)
-    buffer, trail = ReplayBuffer(home.replay), EventTrail(home.events)
+    buffer, trail = ReplayBuffer(home.replay), EventLog(home.events)
     release_damaged(buffer, trail)
-    buffer.claim_used(read_remembered(home.events).used)
+    buffer.claim_used(read_event_log_summary(home.events).used)
     buffer.reconcile(step, last_groups)
     buffer.close()
     trail.close()
@@ -305,7 +305,7 @@ def test_a_used_group_whose_use_was_lost_is_ready_again_only_if_its_step_is_lost
 @pytest.mark.parametrize("name", ["admitted", "step"])
 def test_a_damaged_line_and_then_a_lost_buffer_bring_no_used_group_back(home: Home, name: str) -> None:
     """`taken` says where the group came from, too, and a later step that this one was done."""
-    buffer, trail = ReplayBuffer(home.replay), EventTrail(home.events)
+    buffer, trail = ReplayBuffer(home.replay), EventLog(home.events)
     use(buffer, trail, step=2)
     trail.write("taken", group=b"another", step=3)
     trail.write("step", step=3, loss=0.5)
@@ -325,7 +325,7 @@ def test_a_damaged_line_and_then_a_lost_buffer_bring_no_used_group_back(home: Ho
 
 def test_a_lost_group_of_a_step_that_only_the_checkpoint_knows_is_not_admitted_again(home: Home) -> None:
     """The node ended between the checkpoint and the line of its step, and the disk lost the groups of that step."""
-    buffer, trail = ReplayBuffer(home.replay), EventTrail(home.events)
+    buffer, trail = ReplayBuffer(home.replay), EventLog(home.events)
     taken = [group.id for group in buffer.take(2, own=5, foreign=5).groups]
     buffer.close()
     for one in GROUPS:
@@ -354,7 +354,7 @@ def test_a_turned_bit_in_what_is_noted_of_a_used_group_does_not_bring_it_back(ho
 
 def test_a_group_that_was_given_up_stays_so_where_the_disk_lost_only_that(home: Home) -> None:
     (given_up, *_) = ready_ids(home)
-    trail = EventTrail(home.events)
+    trail = EventLog(home.events)
     trail.write("released", group=given_up, reason="stale")
     trail.close()
     heal(home)
@@ -364,12 +364,12 @@ def test_a_group_that_was_given_up_stays_so_where_the_disk_lost_only_that(home: 
 
 def test_a_step_that_is_done_again_is_not_done_until_it_is_told_again(home: Home) -> None:
     """The learner fell back to an older checkpoint. The node that ends in that step tells of it at its next start."""
-    buffer, trail = ReplayBuffer(home.replay), EventTrail(home.events)
+    buffer, trail = ReplayBuffer(home.replay), EventLog(home.events)
     use(buffer, trail, step=2)
     trail.write("start", peer=ME.peer_id)
-    assert read_remembered(home.events).step == 2
+    assert read_event_log_summary(home.events).step == 2
     trail.write("taken", group=b"another", step=1)
-    assert (read_remembered(home.events).step, read_remembered(home.events).used) == (0, [])
+    assert (read_event_log_summary(home.events).step, read_event_log_summary(home.events).used) == (0, [])
     buffer.close()
     trail.close()
 
@@ -431,7 +431,7 @@ def test_a_header_that_no_sqlite_wrote_is_damage(home: Home, name: str, place: i
 
 
 def test_a_step_that_the_learner_lost_has_used_nothing(home: Home) -> None:
-    buffer, trail = ReplayBuffer(home.replay), EventTrail(home.events)
+    buffer, trail = ReplayBuffer(home.replay), EventLog(home.events)
     write_taken(trail, buffer.take(2, own=5, foreign=5).groups, step=2)
     trail.write("step_lost", step=2)
     buffer.reconcile(1)
@@ -619,7 +619,7 @@ def test_a_checkpoint_of_steps_that_the_trail_does_not_know(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, step: int, groups: tuple[str, ...], is_told: bool
 ) -> None:
     """The buffer has the group ab. One step more than the trail knows is what an end without warning leaves."""
-    events = EventTrail(tmp_path / "events.jsonl")
+    events = EventLog(tmp_path / "events.jsonl")
     state = msgspec.structs.replace(NullLearner(5).state, step=step, last_groups=groups)
     held = {b"\xab": object()}
     log_unknown_steps(state, done=3, holds=held.get, events=events)

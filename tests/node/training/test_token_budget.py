@@ -164,7 +164,7 @@ async def live(
     plan, home = RunPlan(manifest, "arithmetic", ("arithmetic",)), Home(folder)
     home.create()
     async with running_components(made, plan, home, makers) as parts:
-        for scorer in (parts.scorer, parts.strangers_scorer):  # a peer's group about a problem of the evaluation
+        for scorer in (parts.scorer, parts.new_peers_scorer):  # a peer's group about a problem of the evaluation
             with pytest.raises(KeyError):
                 await scorer.resolve(parts.eval_tasks[0][0].ref)
         await run_node(parts, steps=made.budget.learn_steps)
