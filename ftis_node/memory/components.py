@@ -190,7 +190,12 @@ def layer_bytes_per_token(shape: ModelShape, workload: Workload) -> int:
     H hidden, Q query, K key, I intermediate sizes, h heads, r rank. Each norm keeps its float32 input and one
     reciprocal, and the normalized value if it is trained. Attention keeps q, k, v, output and a float32 log-sum a head.
     The gated block keeps two wide tensors, three under an adapter (`learner/model/gated.py`).
-    It is that of a row with one text; `packed_bytes_per_token` has what a row of several texts keeps in addition.
+
+    A row of several texts (`learner/model/attention.py`) keeps more, which is not counted. It keeps a copy of the
+    attention's output. For each text after the first it also keeps q, k, v, output and log-sum of the shared prompt.
+    For Qwen2.5-3B in groups of 12 that is a tenth of a layer's bytes (150 prompt and 250 completion tokens). At the
+    limits of the preset gsm8k-ftis it is a fifth. The plan keeps activations only if a tenth of the memory stays free
+    (`TIGHT_SHARE`). A step that does not fit is retried with less (`learner/step/oom_retry.py`).
 
         float32, full    4 (6 H + 2 Q + 2 K + 2 I + h) + 8
         float32, LoRA    4 (4 H + 2 Q + 2 K + 3 I + 7 r + h) + 8
@@ -207,21 +212,6 @@ def layer_bytes_per_token(shape: ModelShape, workload: Workload) -> int:
     return norms_and_inputs * hidden + workload.dtype_bytes * widths + 4 * shape.num_heads + 8
 
 
-def packed_bytes_per_token(shape: ModelShape, workload: Workload) -> int:
-    """Return the bytes that one layer keeps of a token in addition if a row has several texts.
-
-    Attention (`learner/model/attention.py`) gathers each text with its prompt, and its output is copied back into the
-    order of the row.
-
-    It also keeps q, k, v, output and log-sum of a shared prompt once for each text after the first. That is not
-    counted, because it depends on the lengths. An example is Qwen2.5-3B with groups of 12. It is a sixth of what a
-    layer keeps at the limits of the preset gsm8k-ftis, and a twentieth for 150 prompt and 250 completion tokens. The
-    plan keeps activations only if a tenth of the memory stays free (`TIGHT_SHARE`). A step that does not fit is retried
-    with less (`learner/step/oom_retry.py`).
-    """
-    return workload.dtype_bytes * shape.query_size if workload.group_size > 1 else 0
-
-
 def _step_parts(shape: ModelShape, workload: Workload) -> tuple[tuple[int, int], ...]:
     """Activations and work space in bytes at four moments: the end of the forward pass, and three backward passes.
 
@@ -233,7 +223,7 @@ def _step_parts(shape: ModelShape, workload: Workload) -> tuple[tuple[int, int],
     """
     tokens, hidden, width = workload.largest_micro_batch, shape.hidden_size, workload.dtype_bytes
     is_full = not workload.lora
-    layer = layer_bytes_per_token(shape, workload) + packed_bytes_per_token(shape, workload)
+    layer = layer_bytes_per_token(shape, workload)
     outside = hidden * ((12 if width == FLOAT32 else 8) if is_full else width)
     places = 2 * width * shape.query_size // shape.num_heads + PLACES_BYTES
     forward_work = _logits(shape, workload)

@@ -11,7 +11,6 @@ By hand, the small Qwen2 configuration SMALL: hidden 64, 2 layers, 4 heads of 16
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,6 @@ from ftis_node.memory.components import (
     Workload,
     layer_bytes_per_token,
     learner_memory,
-    packed_bytes_per_token,
 )
 from ftis_node.memory.generator import cache_bytes_per_token, generator_memory
 from ftis_node.models import published_qwen25, shape_of
@@ -123,14 +121,13 @@ def test_the_learner_by_hand_in_full() -> None:
     # A token and layer: 16 x 64 + 4 x 64 + 4 x 32 + 4 x 128 + 4 x 4 + 8 = 1,944; outside the layers 8 x 64; its
     # rotary angles 2 x 2 x 16 and places 24.
     assert layer_bytes_per_token(SMALL, workload()) == 1_944
-    # Completions of one prompt share a row: their outputs are copied, 2 x 64.
-    assert memory.activations == 1000 * (2 * (1_944 + 128) + 512 + 88)
+    assert memory.activations == 1000 * (2 * 1_944 + 512 + 88)
     # The head's backward pass: 1000 x 2 x 64 + 4 x 20,480 and a chunk's logits in both forms, 6 x 512 x 320. Less:
     # those alone, in the forward pass; the last norm's, 1000 x 16 x 64 + the head's gradient 40,960.
     assert memory.work == 1_192_960
     assert memory.hand_over == 40_960
     assert memory.resident == 189_568 + 379_136 + 758_272 + 717 * MIB
-    assert memory.peak == memory.resident + 379_136 + 4_744_000 + 1_192_960
+    assert memory.peak == memory.resident + 379_136 + 4_488_000 + 1_192_960
 
 
 def test_the_starting_model_is_held_where_the_run_asks_for_it_and_no_adapter_hides_it() -> None:
@@ -159,10 +156,9 @@ def test_the_learner_by_hand_with_an_adapter_and_recomputed_layers() -> None:
     assert (memory.weights, memory.masters) == (2 * (94_784 + 16_384), 4 * 16_384)
     assert (memory.gradients, memory.moments) == (65_536, 131_072)
     # The peak is in the last layer. A token has two layers' inputs in bfloat16, 2 x 64, rotary angles and places; what
-    # a layer keeps, 12 x 64 + 4 x 64 + 4 x 32 + 6 x 128 + 14 x 8 + 24 = 2,056, the copied outputs, 2 x 64, and
-    # 6 x 128 - 4 x 64 of work.
+    # a layer keeps, 12 x 64 + 4 x 64 + 4 x 32 + 6 x 128 + 14 x 8 + 24 = 2,056, and 6 x 128 - 4 x 64 of work.
     assert memory.activations == 4000 * (2 * 128 + 128 + 88)
-    assert memory.work == 4000 * (2_056 + 128 + 512)
+    assert memory.work == 4000 * (2_056 + 512)
 
 
 def test_a_micro_batch_holds_a_completion_at_least_and_the_batch_at_most() -> None:
@@ -189,7 +185,7 @@ class Step:
         save_memory(self.model)
         self.shape = shape_of(make_model(hidden_size=hidden_size).config.to_dict())
         width = 2 if dtype == "bfloat16" else 4
-        self.settings = {"dtype_bytes": width, "lora": lora, "recompute_activations": recompute, "group_size": 1}
+        self.settings = {"dtype_bytes": width, "lora": lora, "recompute_activations": recompute}
         trainable = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
         self.boot = make_boot("tiny", Path("nowhere"))
         self.masters = make_masters(trainable, self.boot)
@@ -197,8 +193,7 @@ class Step:
     def workload(self, num_tokens: int) -> Workload:
         return workload(micro_batch_tokens=num_tokens, on_gpu=False, **self.settings)
 
-    def forward(self, num_tokens: int, *, num_texts: int = 1, num_shared: int = 0) -> torch.Tensor:
-        """Texts of one length that share the first `num_shared` tokens; a token in the wrong place needs no less."""
+    def forward(self, num_tokens: int) -> torch.Tensor:
         positions = torch.arange(num_tokens - 1)
         ids = torch.randint(0, 300, (1, num_tokens), generator=torch.Generator().manual_seed(0))
         micro_batch = MicroBatch(
@@ -207,20 +202,12 @@ class Step:
             target_ids=ids[0, 1:],
             cell_index=positions,
             positions=torch.arange(num_tokens)[None],
-            texts=_texts(num_tokens, num_texts=num_texts, num_shared=num_shared),
+            texts=((SequenceSpan(0, num_tokens),),),
         )
         return completion_logprobs(self.model, micro_batch)
 
     def run(self, num_tokens: int) -> None:
         self.forward(num_tokens).mean().backward()
-
-
-def _texts(num_tokens: int, *, num_texts: int, num_shared: int) -> tuple[tuple[SequenceSpan, ...], ...]:
-    if num_texts == 1:
-        return ((SequenceSpan(0, num_tokens),),)
-    length = (num_tokens - num_shared) // num_texts
-    ends = range(num_shared + length, num_tokens + 1, length)
-    return tuple((SequenceSpan(0, num_shared), SequenceSpan(end - length, end)) for end in ends)
 
 
 SETTINGS = [("bfloat16", False), ("bfloat16", True), ("float32", False), ("float32", True)]
@@ -280,8 +267,7 @@ def test_moments_of_8_bits_are_those_of_the_tensors_but_for_the_small_ones() -> 
 
 
 @pytest.mark.parametrize(("dtype", "lora"), SETTINGS)
-@pytest.mark.parametrize("num_texts", [1, 2])
-def test_a_layer_keeps_exactly_the_bytes_of_the_formula(dtype: str, lora: bool, num_texts: int) -> None:
+def test_a_layer_keeps_exactly_the_bytes_of_the_formula(dtype: str, lora: bool) -> None:
     def kept(num_tokens: int, num_layers: int) -> int:
         step = Step(dtype, lora)
         step.model.model.layers = step.model.model.layers[:num_layers]
@@ -292,7 +278,7 @@ def test_a_layer_keeps_exactly_the_bytes_of_the_formula(dtype: str, lora: bool, 
             return value
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
-            output = step.forward(num_tokens, num_texts=num_texts, num_shared=16)
+            output = step.forward(num_tokens)
         assert output.requires_grad
         return sum(storage.nbytes() for storage in storages.values())
 
@@ -300,9 +286,7 @@ def test_a_layer_keeps_exactly_the_bytes_of_the_formula(dtype: str, lora: bool, 
         return kept(num_tokens, 2) - kept(num_tokens, 1)
 
     step = Step(dtype, lora)
-    planned = replace(step.workload(100), group_size=num_texts)
-    per_token = layer_bytes_per_token(step.shape, planned) + packed_bytes_per_token(step.shape, planned)
-    assert of_a_layer(144) - of_a_layer(80) == 64 * per_token
+    assert of_a_layer(96) - of_a_layer(32) == 64 * layer_bytes_per_token(step.shape, step.workload(100))
 
 
 @pytest.mark.parametrize("recompute", [False, True])

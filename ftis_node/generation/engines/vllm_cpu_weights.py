@@ -129,7 +129,7 @@ def _fits(model: Any, targets: Sequence[TensorTarget], dtype: torch.dtype) -> bo
 
 
 def _is_plain(target: TensorTarget) -> bool:
-    """Return whether the layer is not quantised."""
+    """Return whether the layer is not quantized."""
     method = getattr(target.module, "quant_method", None)
     return method is None or type(method).__name__.startswith("Unquantized")
 

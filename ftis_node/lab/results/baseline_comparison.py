@@ -44,7 +44,7 @@ SMALLEST_GAIN: Final = 0.005  # of whole updates over own ones: below it a worth
 
 @dataclass(frozen=True, slots=True)
 class PairedDifference:
-    """A mean of paired differences with its standard error and 95 % interval; None where there is one value."""
+    """A mean of paired differences with its standard error and 95 % interval; None if there is one value."""
 
     mean: float
     error: float | None
@@ -60,7 +60,7 @@ class PairedDifference:
 def paired_difference(
     line: MethodResult, other: MethodResult, value: Callable[[MemberResult], float]
 ) -> PairedDifference | None:
-    """`line` minus `other`, over the runs that both have; None where they share none."""
+    """`line` minus `other`, over the runs that both have; None if they share none."""
     ours, theirs = line.values(value), other.values(value)
     shared = {seeds: ours[seeds] - theirs[seeds] for seeds in ours if seeds in theirs}
     if not shared:

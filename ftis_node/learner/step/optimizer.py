@@ -35,7 +35,7 @@ LOOK_UP_TABLES = ("qmap1", "qmap2")  # the values of 8-bit codes: always the sam
 
 
 def check_optimizer_states(boot: LearnerBoot) -> None:
-    """Raise MachineError where the wanted form needs what is not installed, ConfigError where it has no meaning."""
+    """Raise MachineError if the wanted form needs what is not installed, ConfigError if it has no meaning."""
     if boot.settings.optimizer_states != "float32" and boot.settings.num_processes > 1:
         raise ConfigError(
             f"learner.optimizer_states = '{boot.settings.optimizer_states}' is for a learner of one process: use "
