@@ -1,0 +1,148 @@
+"""`make pictures`: the pictures of screens in docs/assets, from the homes of a real `ftis-node demo`.
+
+    python docs/make_pictures.py DEMO_OUT [--out docs/assets]
+
+| file | shows |
+|---|---|
+| dashboard.svg | the first screen of the demo's node `m` |
+| group.svg | one group, with its completions |
+| status.svg | `ftis-node status` |
+| report.png, report-dark.png | the head of `ftis-node report`, by headless Chromium; left as they are without it |
+| demo-curves.png | the demo's accuracy and rewards |
+
+The SVG files load nothing from a network: the fonts that Rich and Textual link to are left out.
+tests/documented/test_pictures.py fails if a picture has a word that no screen has today.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+from ftis_node.cli.node_client import read_document
+from ftis_node.config.home import Home
+from ftis_node.dashboard.app import DashboardApp
+from ftis_node.dashboard.watcher import Watcher
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ASSETS = Path(__file__).parent / "assets"
+NODE = "home-m"
+SIZE = (100, 30)  # columns and rows of the terminal
+REPORT_SIZE = (1000, 900)  # pixels
+READ_LIMIT_S = 60.0
+FONT_FACES = re.compile(r"@font-face \{[^}]*\}\s*")
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+# A browser for one picture of a local file: as root, without a profile, and without requests of its own.
+CHROMIUM_OPTIONS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--hide-scrollbars",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Make the pictures of docs/assets from the homes of a demo.")
+    parser.add_argument("demo", type=Path, help="folder of a finished demo (`ftis-node demo --out DEMO`)")
+    parser.add_argument("--out", type=Path, default=ASSETS)
+    options = parser.parse_args()
+    if not (options.demo / NODE / "events.jsonl").exists():
+        parser.error(f"{options.demo} holds no finished demo: run `ftis-node demo --out {options.demo}` first")
+    out = options.out.resolve()
+    os.chdir(options.demo)  # so that no picture shows the path of this machine
+    asyncio.run(picture_dashboard(Home(Path(NODE)), out))
+    picture_status(out)
+    picture_report(out)
+    shutil.copy("curves.png", out / "demo-curves.png")
+
+
+async def picture_dashboard(home: Home, out: Path) -> None:
+    """Write the first screen, and the newest group."""
+    app = DashboardApp(home, lambda: Watcher(home, read_document))
+    async with app.run_test(size=SIZE) as pilot:
+        until = time.monotonic() + READ_LIMIT_S
+        while app.snapshot is None or not app.snapshot.history.events:
+            await pilot.pause(0.1)
+            if time.monotonic() > until:
+                raise SystemExit(f"the dashboard of {home.root} shows no event after {READ_LIMIT_S:.0f} s")
+        await pilot.pause(1.0)
+        write(out / "dashboard.svg", app.export_screenshot(title="ftis-node dashboard"))
+        for key in ("g", "enter"):
+            await pilot.press(key)
+            await pilot.pause(0.5)
+            while any(worker.group == "buffer" and not worker.is_finished for worker in app.workers):
+                await pilot.pause(0.1)
+            await pilot.pause(0.5)
+        write(out / "group.svg", app.export_screenshot(title="ftis-node dashboard: a group"))
+
+
+def picture_status(out: Path) -> None:
+    """Write what `ftis-node status` prints."""
+    printed = ftis_node("status", "--home", NODE)
+    console = Console(record=True, width=SIZE[0], file=io.StringIO())
+    console.print(Text("$ ftis-node status\n") + Text.from_ansi(printed))
+    write(out / "status.svg", console.export_svg(title="ftis-node status"))
+
+
+def picture_report(out: Path) -> None:
+    """Write the head of the report, light and dark, if there is a Chromium."""
+    browser = next(filter(None, map(shutil.which, CHROMIUM)), None)
+    if browser is None:
+        sys.stderr.write("no Chromium here: report.png and report-dark.png are left as they are\n")
+        return
+    page = Path("report.html").resolve()
+    ftis_node("report", "--home", NODE, "--out", str(page))
+    for name, dark in (("report.png", ()), ("report-dark.png", ("--force-dark-mode",))):
+        screenshot(browser, page, out / name, REPORT_SIZE, dark)
+
+
+def screenshot(browser: str, page: Path, picture: Path, size: tuple[int, int], options: Sequence[str] = ()) -> None:
+    """Write a picture of a local page. Raises subprocess.CalledProcessError if the browser fails."""
+    with tempfile.TemporaryDirectory() as profile:
+        subprocess.run(
+            [
+                browser,
+                *CHROMIUM_OPTIONS,
+                *options,
+                f"--user-data-dir={profile}",
+                f"--window-size={size[0]},{size[1]}",
+                f"--screenshot={picture}",
+                page.as_uri(),
+            ],
+            check=True,
+            capture_output=True,
+            timeout=120,
+        )
+
+
+def ftis_node(*words: str) -> str:
+    """Run a command, and return what it prints."""
+    command = [sys.executable, "-m", "ftis_node", *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
+
+
+def write(picture: Path, svg: str) -> None:
+    picture.write_text(FONT_FACES.sub("", svg), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
