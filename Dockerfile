@@ -28,7 +28,8 @@ RUN apt-get update \
 WORKDIR /src
 
 FROM tools AS wheel
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml setup.py README.md LICENSE ./
+COPY docs docs
 COPY ftis_node ftis_node
 RUN --mount=type=cache,target=/root/.cache/pip \
     python -m pip wheel --no-deps --wheel-dir /dist .

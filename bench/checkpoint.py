@@ -20,6 +20,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ftis_node.config.optimizer import OptimizerSection
+from ftis_node.config.workers import LearnerSection
 from ftis_node.lab.random_models import SHAPES, save_random_model
 from ftis_node.lab.train_groups import pack_train_group
 from ftis_node.learner.core import Learner
@@ -61,11 +63,11 @@ def _train(model: Path, home: Path, every_steps: int | None, steps: int, threads
             run_id="bench",
             checkpoints_dir=str(home / "checkpoints"),
             weights_dir=str(home / "weights"),
-            learning_rate=1e-6,
+            optimizer=OptimizerSection(learning_rate=1e-6),
             dtype="bfloat16",
             device="cpu",
             num_threads=threads,
-            checkpoint_every_steps=every_steps,
+            settings=LearnerSection(checkpoint_every_steps=every_steps),
         )
     )
     vocab_size = learner.policy.causal_lm.config.vocab_size

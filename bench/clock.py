@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ftis_node.lab.experiment.pairs import PairMember
-    from ftis_node.lab.processes import Child
+    from ftis_node.lab.processes import ChildProcess
 
 PAIR = "sums"
 PRESET = "sums-ftis"
@@ -243,7 +243,9 @@ def on_core(core: int) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def _wait(nodes: list[Child], trails: list[Path], *, due: int, factor: float, generation_factor: float = 1.0) -> float:
+def _wait(
+    nodes: list[ChildProcess], trails: list[Path], *, due: int, factor: float, generation_factor: float = 1.0
+) -> float:
     """Until each node has ended, or the last one and the others were evaluated at step `due`; the last one's speed."""
     last, slowed = nodes[-1], None
     awaited = trails if generation_factor > 1 else trails[-1:]
@@ -268,13 +270,13 @@ def _wait(nodes: list[Child], trails: list[Path], *, due: int, factor: float, ge
     return 1.0 if slowed is None or factor == 1 else slowed.speed
 
 
-def _generation_worker(node: Child) -> int:
+def _generation_worker(node: ChildProcess) -> int:
     """The process id of a node's generation worker."""
     family = psutil.Process(node.process.pid).children(recursive=True)
     return next(each.pid for each in family if GENERATION_WORKER in each.cmdline())
 
 
-def _check(nodes: list[Child]) -> None:
+def _check(nodes: list[ChildProcess]) -> None:
     for node in nodes:
         if node.exit_code:
             sys.exit(f"{node.name} ended with exit code {node.exit_code}: {node.last_words()}")

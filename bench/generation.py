@@ -28,10 +28,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ftis_node.generation.client import PROOF_TOLERANCES, GenerationClient
-from ftis_node.generation.engines.base import EngineSettings
+from ftis_node.config.optimizer import OptimizerSection
+from ftis_node.config.workers import LearnerSection
+from ftis_node.generation.client import GenerationClient
+from ftis_node.generation.engines.base import EngineSettings, GenerateRequest
 from ftis_node.generation.engines.vllm_options import engine_arguments, environment
 from ftis_node.generation.messages import GenerationBoot
+from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.lab.random_models import SHAPES, save_random_model
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.messages import LearnerBoot, TrainCompletion, TrainGroup
@@ -105,7 +108,7 @@ async def generating(folder: Path, options: argparse.Namespace, *, threads: int)
     """The worker as a node runs it."""
     dtype = "float32" if options.device == "cpu" else "bfloat16"
     client = GenerationClient(
-        GenerationBoot(model=str(folder / "model"), settings=settings(options), eos_ids=(), engine="vllm"),
+        GenerationBoot(model=str(folder / "model"), settings=settings(options), engine="vllm"),
         sockets_dir=folder / "s",
         log_path=folder / "generation.log",
         num_threads=threads,
@@ -163,7 +166,14 @@ async def seconds_of_ours(client: GenerationClient, groups: Sequence[Sequence[in
 async def generate(
     client: GenerationClient, prompt: Sequence[int], *, num: int = GROUP_SIZE, tokens: int = COMPLETION_TOKENS
 ) -> Any:
-    return await client.generate(prompt, num_completions=num, sampling=SamplingSettings(), max_tokens=tokens)
+    request = GenerateRequest(
+        prompt_ids=tuple(prompt),
+        num_completions=num,
+        sampling=SamplingSettings(),
+        max_tokens=tokens,
+        eos_ids=frozenset(),
+    )
+    return await client.generate(request)
 
 
 def start_raw(folder: Path, options: argparse.Namespace) -> subprocess.Popen[str]:
@@ -294,10 +304,10 @@ def learner_boot(folder: Path, weights: Path, options: argparse.Namespace) -> Le
         checkpoints_dir=str(folder / "checkpoints"),
         weights_dir=str(weights),
         method="tis",
-        learning_rate=1e-6,
+        optimizer=OptimizerSection(learning_rate=1e-6),
         dtype="float32" if options.device == "cpu" else "bfloat16",
         device=options.device,
-        checkpoint_every_steps=1000,
+        settings=LearnerSection(checkpoint_every_steps=1000),
         num_threads=max(1, options.threads // 2),
         recompute_activations=options.device != "cpu",
     )

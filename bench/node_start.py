@@ -29,7 +29,7 @@ import psutil
 
 from ftis_node.config.home import Home
 from ftis_node.errors import FtisError
-from ftis_node.lab.processes import Child, children
+from ftis_node.lab.processes import ChildProcess, children
 from soaking.sampling import role_of
 
 START_LIMIT_S = 300.0
@@ -83,7 +83,7 @@ def one_run(folder: Path, model: Path) -> dict[str, float]:
     return figures | baseline(figures["cpu_s"])
 
 
-def wait_until_ready(node: Child, home: Home) -> None:
+def wait_until_ready(node: ChildProcess, home: Home) -> None:
     """Wait until both workers take requests. Raises FtisError if the node ends or takes more than START_LIMIT_S."""
     deadline = time.monotonic() + START_LIMIT_S
     while time.monotonic() < deadline:

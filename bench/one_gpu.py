@@ -34,7 +34,9 @@ import torch
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
-from ftis_node.generation.client import PROOF_TOLERANCES, GenerationClient
+from ftis_node.generation.client import GenerationClient
+from ftis_node.generation.engines.base import GenerateRequest
+from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.lab.random_models import SHAPES, save_random_model
 from ftis_node.lab.train_groups import pack_train_group
 from ftis_node.learner.client import LearnerClient
@@ -174,12 +176,14 @@ async def one_round(
 
 async def generate(generation: GenerationClient, prompt: list[int], manifest: RunManifest) -> GenerationResult:
     sampling = manifest.sampling
-    return await generation.generate(
-        prompt,
+    request = GenerateRequest(
+        prompt_ids=tuple(prompt),
         num_completions=sampling.group_size,
         sampling=SamplingSettings(),
         max_tokens=sampling.max_completion_tokens,
+        eos_ids=frozenset(),
     )
+    return await generation.generate(request)
 
 
 def train_group(group_id: str, prompt: list[int], result: GenerationResult) -> TrainGroup:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -22,6 +22,7 @@ FLOORS = {
     "errors": 0,
     "files": 0,
     "backoff": 0,
+    "documentation": 0,
     "config": 0,
     "records": 0,
     "telemetry": 0,
@@ -44,7 +45,7 @@ FLOORS = {
     "dashboard": 7,
     "cli": 8,
 }
-BASE = {"backoff", "errors", "files"}  # which all others may import
+BASE = {"backoff", "documentation", "errors", "files"}  # which all others may import
 TOP_FILES = {"__init__", "__main__"}
 HEAVY_HOMES = {
     "torch": {"algorithms", "models", "workers", "generation", "learner", "lab"},
@@ -161,6 +162,81 @@ def test_no_public_class_name_twice() -> None:
 
 def _is_generated(files: list[str]) -> bool:
     return any(file.endswith("_pb2.py") for file in files)
+
+
+SHARED_FILE_NAMES = {
+    "admission": "what a node accepts: settings of peers and groups; limits of streams",
+    "answers": "an answer: to a problem; about the node's health",
+    "app": "the program: commands; screens",
+    "arithmetic": "the task, and its curriculum",
+    "attention": "attention kernels of one process",
+    "base": "the protocols that the folder implements",
+    "batch": "completions as tensors",
+    "bootstrap": "the bootstrap node, layer by layer",
+    "bounds": "bounds of values from peers",
+    "client": "the client's side of a process",
+    "components": "the parts of a node; of its memory",
+    "confirmations": "confirmations of groups: the loop, and its state",
+    "context": "what the folder's code shares",
+    "decoder": "tokens to text, or one token more",
+    "delay": "delays of weights",
+    "demo": "the demo, and its command",
+    "disk_space": "free disk space: the loop, and its state",
+    "division": "division of work by advantage",
+    "doctor": "the checks, and their command",
+    "domains": "domains of a mixed task",
+    "ensemble": "ensembles, and their command",
+    "evaluate": "evaluation, layer by layer",
+    "events": "the event log, and its screens",
+    "export": "the trained model in the hub's format, layer by layer",
+    "faults": "unexpected exceptions",
+    "group": "one group: the record, and its screen",
+    "groups": "several groups: rows, tensors, screens",
+    "help": "the help page: its text, and its screen",
+    "hub": "downloads from the hub",
+    "identity": "the node's key, and its command",
+    "identity_backup": "the backup of the key: its form, and its file",
+    "limits": "limits of the machine: settings, and checks",
+    "memory": "memory that fits: for training; for an ensemble",
+    "messages": "messages between two parts",
+    "optimizer": "the optimizer: settings, and steps",
+    "page": "one page",
+    "peers": "peers: the loop, the command, the screen",
+    "process": "one child process",
+    "progress": "progress bars",
+    "publish": "publication: of groups; of weights",
+    "ranks": "ranks of the learner",
+    "reference": "generated pages; the reference model",
+    "registry": "entries by name",
+    "report": "a report: of a step, a trial, a run",
+    "resume": "resuming a run: its settings; its checkpoint",
+    "roles": "roles: settings, and their loops",
+    "runner": "runs checks or trials, one after the other",
+    "settings": "settings of a package's own",
+    "shards": "shards: of topics; of tensors",
+    "sockets": "sockets",
+    "source": "where weights come from",
+    "spec": "what is to be started, as plain data",
+    "status": "the status: record, loop, command",
+    "store": "a folder or file with one writer",
+    "summary": "a summary",
+    "sums": "the task, and its curriculum",
+    "supervisor": "restarts one child process",
+    "table": "a table with a row for each entry",
+    "token_budget": "a budget of tokens",
+    "tokenizer": "tokenizers",
+    "tracking": "metrics for trackers",
+    "weights": "weights: of models on the wire; of completions in the loss",
+    "worker": "the worker's side of a process",
+}
+"""File names in use several times: each with its one duty."""
+
+
+def test_a_file_name_is_repeated_only_for_the_same_duty() -> None:
+    counts = Counter(path.stem for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
+    assert {name for name, count in counts.items() if count > 1} == SHARED_FILE_NAMES.keys(), (
+        "give a new file a name of its own, or name the duty that it shares; remove names that are used once"
+    )
 
 
 HEAVY = (

@@ -18,9 +18,10 @@ import torch
 
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
-from ftis_node.generation.client import PROOF_TOLERANCES, GenerationClient
-from ftis_node.generation.engines.base import EngineSettings
+from ftis_node.generation.client import GenerationClient
+from ftis_node.generation.engines.base import EngineSettings, GenerateRequest
 from ftis_node.generation.messages import GenerationBoot
+from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.lab.random_models import SHAPES
 from ftis_node.learner.checkpoint.publish import Publisher, proof_of
 from ftis_node.learner.data.batch import make_batch, make_micro_batches
@@ -169,7 +170,7 @@ async def _worker(options: Options, shape: str, folder: Path, *, lora: bool) -> 
         can_sleep=options.device == "cuda",
     )
     client = GenerationClient(
-        GenerationBoot(model=model, settings=settings, eos_ids=(), engine="vllm"),
+        GenerationBoot(model=model, settings=settings, engine="vllm"),
         sockets_dir=folder / "s",
         log_path=folder / "generation.log",
         proof_tolerance=PROOF_TOLERANCES["bfloat16"],
@@ -218,9 +219,14 @@ async def _first_token(client: GenerationClient, began: float) -> float:
 async def _generate(
     client: GenerationClient, prompt: list[int], *, num: int, tokens: int, sampling: SamplingSettings | None = None
 ) -> GenerationResult:
-    return await client.generate(
-        prompt, num_completions=num, sampling=sampling or SamplingSettings(), max_tokens=tokens
+    request = GenerateRequest(
+        prompt_ids=tuple(prompt),
+        num_completions=num,
+        sampling=sampling or SamplingSettings(),
+        max_tokens=tokens,
+        eos_ids=frozenset(),
     )
+    return await client.generate(request)
 
 
 def _prompts(number: int) -> list[list[int]]:

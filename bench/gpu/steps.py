@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
+from ftis_node.config.optimizer import OptimizerSection
+from ftis_node.config.workers import LearnerSection
 from ftis_node.learner.core import Learner
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.memory.components import Workload, learner_memory
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 GROUPS, GROUP_SIZE = 2, 12
 STEPS = 3  # the first is not counted
-NEVER = 1_000_000
+NEVER = 100_000
 
 
 def memory(options: Options, *, shape: str, lora: bool, recompute: bool, tokens: int, saves: bool) -> dict[str, Any]:
@@ -43,14 +45,14 @@ def memory(options: Options, *, shape: str, lora: bool, recompute: bool, tokens:
             run_id="gpu-check",
             checkpoints_dir=f"{home}/checkpoints",
             weights_dir=weights,
-            learning_rate=1e-6,
+            optimizer=OptimizerSection(learning_rate=1e-6, lora_learning_rate=1e-6),
             lora=LORA if lora else None,
             dtype="bfloat16",
             device=options.device,
             micro_batch_tokens=tokens,
             recompute_activations=recompute,
-            kernels="plain",  # as the memory plan counts
-            checkpoint_every_steps=NEVER,
+            # Plain kernels, as the memory plan counts.
+            settings=LearnerSection(kernels="plain", checkpoint_every_steps=NEVER),
         )
         before = reset_peak(options.device)
         learner = Learner(boot)

@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from ftis_node.config.optimizer import OptimizerSection
+from ftis_node.config.workers import LearnerSection
 from ftis_node.learner.client import KEEPS_FREED_BLOCKS, worker_environment
 from ftis_node.learner.messages import LearnerBoot, LoraSettings, TrainGroup
 
@@ -44,15 +46,15 @@ class Job(msgspec.Struct, frozen=True):
             checkpoints_dir=f"{self.folder}/checkpoints",
             weights_dir=weights_dir,
             method="ftis",
-            learning_rate=LEARNING_RATE,
-            max_grad_norm=MAX_GRAD_NORM,
+            optimizer=OptimizerSection(
+                learning_rate=LEARNING_RATE, lora_learning_rate=LEARNING_RATE, max_grad_norm=MAX_GRAD_NORM
+            ),
             lora=LORA if self.lora else None,
             dtype=self.precision,
             device=self.device,
             recompute_activations=self.recompute,
             head_chunk_tokens=512 if self.device == "cpu" else 2048,
-            kernels=self.kernels,
-            checkpoint_every_steps=1_000_000,
+            settings=LearnerSection(kernels=self.kernels, checkpoint_every_steps=100_000),
             num_threads=self.threads,
         )
         return msgspec.structs.replace(boot, micro_batch_tokens=self.micro_batch) if self.micro_batch else boot

@@ -30,7 +30,7 @@ from ftis_node.lab.experiment.pairs import make_models, tiny_models
 from ftis_node.lab.processes import children
 
 if TYPE_CHECKING:
-    from ftis_node.lab.processes import Child, Children
+    from ftis_node.lab.processes import ChildProcess, ChildProcesses
 
 PUBLISHED = Path(__file__).parents[2] / "docs" / "results"
 FILES = ("table.md", "curves.csv", "curves.png", "sweep.png", "methods.png", "arms.png")
@@ -42,7 +42,7 @@ class Running:
     """A table in the making, by the command that makes it."""
 
     name: str
-    child: Child
+    child: ChildProcess
     began: float
 
 
@@ -109,7 +109,7 @@ def make_all_models(names: list[str], options: argparse.Namespace) -> None:
     make_models(wanted, models, watch=lambda fraction, what: None, jobs=options.jobs)
 
 
-def _start(commands: Children, name: str, options: argparse.Namespace) -> Running:
+def _start(commands: ChildProcesses, name: str, options: argparse.Namespace) -> Running:
     share_models(options.out, options.out / name)
     arguments = TABLES[name].arguments(str(options.out / name), quick=options.quick)
     sys.stdout.write(f"\n{name}: {TABLES[name].question}\n    ftis-node {' '.join(arguments)}\n")

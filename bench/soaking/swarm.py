@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from ftis_node.lab.processes import Child, Children
+    from ftis_node.lab.processes import ChildProcess, ChildProcesses
 
 ANY_PORT = "/ip4/127.0.0.1/tcp/0"
 START_LIMIT_S = 900.0  # of a machine that others load
@@ -75,7 +75,7 @@ class Node:
     """One running node, looked at from outside."""
 
     name: str
-    child: Child
+    child: ChildProcess
     home: Home
 
     def processes(self) -> list[psutil.Process]:
@@ -128,7 +128,7 @@ def swarm(folder: Path, num_nodes: int) -> Iterator[tuple[str, list[Node]]]:
         yield address, nodes
 
 
-def _join(started: Children, home: Path, model: Path, *, manifest: Path, address: str) -> Node:
+def _join(started: ChildProcesses, home: Path, model: Path, *, manifest: Path, address: str) -> Node:
     home.mkdir(parents=True, exist_ok=True)
     (home / "node.toml").write_text(SETTINGS)
     what = ("--model", str(model), "--run", str(manifest), "--engine", "torch")

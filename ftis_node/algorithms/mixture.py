@@ -1,8 +1,8 @@
 """Mixture of language models: their next-token probabilities, weighted by the likelihood that each gives the text.
 
-D is the expert whose domain the text belongs to, and J experts share one tokenizer. Sources: DEMix (arXiv 2108.05036,
-"Mixing experts at inference time") for all three formulas. c-BTM (arXiv 2303.14177) for the first; HDEE (arXiv
-2502.19385) for experts of different size:
+D is the expert whose domain the text belongs to, and J experts share one tokenizer. The formulas are those of DEMix
+(arXiv 2108.05036, "Mixing experts at inference time"). The first one is also in c-BTM (arXiv 2303.14177). HDEE (arXiv
+2502.19385) uses experts of different sizes.
 
     p(x_t | x_<t) = sum_j p(D = j | x_<t) p_j(x_t | x_<t)                   the mixture
     p(D = j | x_<t) = p(D = j) p_j(x_<t) / sum_i p(D = i) p_i(x_<t)         Bayes: the posterior

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import logging
 import os
 import signal
 import sys
@@ -24,6 +25,7 @@ from ftis_node.cli.commands import (
     compare,
     dashboard,
     demo,
+    docs,
     doctor,
     ensemble,
     evaluate,
@@ -34,15 +36,18 @@ from ftis_node.cli.commands import (
     replay,
     report,
     status,
+    swarm,
     tasks,
     tiny,
 )
 from ftis_node.config.no_network_env import forbid_telemetry
 from ftis_node.errors import FtisError
-from ftis_node.telemetry.log import set_up_logging
+from ftis_node.telemetry.log import is_json, set_up_logging
 from ftis_node.telemetry.secrets import redacted, show_traceback
 from ftis_node.telemetry.standard_files import discard_output, drop_what_cannot_be_written, open_closed_files
 from ftis_node.telemetry.terminal_text import one_line
+
+log = logging.getLogger(__name__)
 
 app = typer.Typer(
     name="ftis-node",
@@ -50,11 +55,13 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("join", short_help="Generate, share and learn: run a node.")(join.join)
 app.command("bootstrap", short_help="Run a bootstrap and relay node.")(bootstrap.bootstrap)
 app.command("status")(status.status)
 app.command("dashboard")(dashboard.dashboard)
+app.command("swarm", short_help="Show the peers of a run, and who learns from whom.")(swarm.swarm)
 app.add_typer(peers.app, name="peers")
 app.add_typer(replay.app, name="replay")
 app.command("report")(report.report)
@@ -65,6 +72,7 @@ app.command("export", short_help="Write the trained model as a model folder.")(e
 app.command("tasks", short_help="List the tasks that --task may name.")(tasks.tasks)
 app.command("tiny", short_help="Make a small model for experiments.")(tiny.tiny)
 app.command("doctor", short_help="Check the machine and say what to change.")(doctor.doctor)
+app.command("docs", short_help="Show the documentation that came with this version.")(docs.docs)
 app.command("demo", short_help="Train two different tiny models on this machine.")(demo.demo)
 app.command("compare", short_help="Compare methods over an in-process network.")(compare.compare)
 
@@ -173,5 +181,8 @@ def _fail(error: Exception, line: str, code: int) -> int:
 
 
 def _complain(line: str) -> None:
+    if is_json():
+        log.error("%s", one_line(redacted(line)))
+        return
     with contextlib.suppress(OSError):  # stderr on a full disk: the exit code remains
         typer.echo(f"ftis-node: {one_line(redacted(line))}", err=True)

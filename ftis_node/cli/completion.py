@@ -69,6 +69,16 @@ def task_specs(incomplete: str) -> list[str]:
     return [f"{before}{plus}{name}" for name in known if name.startswith(last)]
 
 
+def page_names(incomplete: str) -> list[str]:
+    """Suggest pages of the documentation."""
+    from ftis_node.documentation import find_pages
+
+    try:
+        return [name for name in find_pages() if name.startswith(incomplete)]
+    except (OSError, ValueError):
+        return []
+
+
 def group_ids(context: typer.Context, incomplete: str) -> list[str]:
     """Suggest the newest groups in the home's buffer."""
     import sqlite3

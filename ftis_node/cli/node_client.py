@@ -17,22 +17,29 @@ TOKEN_HEADER = "X-Ftis-Token"  # as node/http_api/operator_api.py has it, which 
 
 
 def read_document(home: Home, path: str, *, timeout_s: float = TIMEOUT_S) -> Any:
-    """Return `/status` or `/peers` of the node on this home. Raises ConfigError if no node has run there.
+    """Return `/status`, `/peers` or `/swarm` of the node on this home. Raises ConfigError if no node has run there.
 
     For a node that is stopped or still starting, these are its last documents.
     """
     if url := home.running_url():
-        return _call(url, "GET", path, None, {}, timeout_s)[1]
+        return _get(url, path, timeout_s)
     is_starting = home.is_held()
     if is_starting and not home.status.exists():
-        return [] if path == "/peers" else _as_starting("{}")
+        return _as_starting("{}") if path == "/status" else []
     if not home.status.exists():
         raise ConfigError(f"no node has run in {home.root}: give its home with --home")
     saved = _last_words(home)
-    peers = saved.pop("peers", [])
-    if path == "/peers":
-        return peers
-    return _as_starting(json.dumps(saved)) if is_starting else _as_stopped(saved)
+    peers, swarm = saved.pop("peers", []), saved.pop("swarm_view", [])
+    if path != "/status":
+        return swarm if path == "/swarm" else peers
+    return _as_starting(json.dumps(saved)) if is_starting else _as_stopped(saved, home)
+
+
+def _get(url: str, path: str, timeout_s: float) -> Any:
+    status, document = _call(url, "GET", path, None, {}, timeout_s)
+    if status != OK:
+        raise ConfigError(f"the node at {url} has no {path}: a bootstrap node has only `ftis-node swarm`")
+    return document
 
 
 def _last_words(home: Home) -> dict[str, Any]:
@@ -84,8 +91,11 @@ def _as_starting(saved: str) -> dict[str, Any]:
     return document
 
 
-def _as_stopped(saved: dict[str, Any]) -> dict[str, Any]:
+def _as_stopped(saved: dict[str, Any], home: Home) -> dict[str, Any]:
+    from ftis_node.config.resume import raised_budgets, start_command
     from ftis_node.telemetry.status import Status, stopped
 
-    document: dict[str, Any] = json.loads(stopped(Status.from_json(json.dumps(saved).encode())).to_json())
+    status = Status.from_json(json.dumps(saved).encode())
+    command = start_command(home, raised=raised_budgets(saved.get("budget", {})))
+    document: dict[str, Any] = json.loads(stopped(status, resume=command).to_json())
     return document

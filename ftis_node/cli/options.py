@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +11,14 @@ import typer
 
 from ftis_node.config.home import Home, default_home
 from ftis_node.config.home_schema import refuse_newer
+
+
+class LogFormat(StrEnum):
+    """Form of log lines."""
+
+    TEXT = "text"
+    JSON = "json"
+
 
 HOME_VARIABLE = "FTIS_HOME"
 HomeOption = Annotated[
@@ -31,6 +40,9 @@ GpusOption = Annotated[
 TensorParallelOption = Annotated[
     int | None,
     typer.Option("--tensor-parallel", min=1, help="Number of GPUs for the generator (vLLM only).", show_default="1"),
+]
+LogFormatOption = Annotated[
+    LogFormat, typer.Option("--log-format", help="Form of the log lines on stderr: text or json, one object a line.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

@@ -37,7 +37,7 @@ class ProgressState:
     what: str = "starting"
     began_at: float = field(default_factory=time.monotonic)
 
-    def tell(self, fraction: float | None, what: str) -> None:
+    def update(self, fraction: float | None, what: str) -> None:
         """Update the state. A new measure, or a new thing to wait for, restarts the clock."""
         is_other = what != self.what if fraction is None else self.fraction is None or fraction < self.fraction
         if is_other:
@@ -72,7 +72,7 @@ def show_fraction(title: str, *, log_period_s: float = LOG_PERIOD_S) -> Iterator
     lines = threading.Thread(target=_write_lines, args=(work, is_over, log_period_s), name="progress", daemon=True)
     lines.start()
     try:
-        yield work.tell
+        yield work.update
     finally:
         is_over.set()
         lines.join()
@@ -130,7 +130,7 @@ def _bar(work: ProgressState) -> Iterator[OnProgress]:
 
 
 def _draw(bars: Progress, bar: TaskID, work: ProgressState, fraction: float | None, what: str) -> None:
-    work.tell(fraction, what)
+    work.update(fraction, what)
     if not what:
         bars.stop()
         return

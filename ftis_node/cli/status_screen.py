@@ -21,6 +21,7 @@ INDENT = 12
 ID_TAIL = 8
 SKEW_WORTH_SAYING_S = 1.0
 MAX_EVALUATIONS = 3
+ENDED_WELL = (AnswerWord.FINISHED, AnswerWord.STOPPED)
 STEP_FIGURES = {
     "loss": "loss",
     "reward_mean": "reward",
@@ -36,7 +37,11 @@ STEP_FIGURES = {
 def screen(document: Document, *, now: float, width: int = WIDTH) -> list[str]:
     """Return the lines, each at most `width` cells wide. `now` is Unix time in seconds."""
     verdict = summarize_health(document, now=now)
-    lines = ["   ".join(f"{question}: {answer.word}" for question, answer in verdict.items())]
+    if verdict.healthy.word in ENDED_WELL:
+        lines = wrapped(f"{verdict.healthy.word}: {verdict.healthy.why}", width, indent=2)
+        lines += wrapped(f"- {verdict.healthy.advice}", width, indent=2)
+    else:
+        lines = ["   ".join(f"{question}: {answer.word}" for question, answer in verdict.items())]
     for explanation in _explanations(verdict):
         lines += wrapped(explanation, width, indent=2)
     for name, text in _facts(document, now):
@@ -47,10 +52,13 @@ def screen(document: Document, *, now: float, width: int = WIDTH) -> list[str]:
 
 def log_line(document: Document, *, now: float) -> str:
     """Return one line for a log: the answers, reasons for those that are not yes, and the values that change."""
+    verdict = summarize_health(document, now=now)
     answers = [
         f"{question} {answer.word}" + ("" if answer.word is AnswerWord.YES else f" ({answer.why})")
-        for question, answer in summarize_health(document, now=now).items()
+        for question, answer in verdict.items()
     ]
+    if verdict.healthy.word in ENDED_WELL:
+        answers = [f"{verdict.healthy.word} ({verdict.healthy.why})"]
     learner, swarm = document["learner"], document["swarm"]
     figures = [
         f"step {learner['step']}",
@@ -69,7 +77,7 @@ def _explanations(verdict: HealthSummary) -> Iterator[str]:
     said: set[str] = set()
     for question, answer in verdict.items():
         text = answer.why + (f": {answer.advice}" if answer.advice else "")
-        if answer.word is not AnswerWord.YES and answer.why not in said:
+        if answer.word not in (AnswerWord.YES, *ENDED_WELL) and answer.why not in said:
             yield f"{'!' if answer.word is AnswerWord.NO else '-'} {question}: {text}"
             said.add(answer.why)
 
@@ -94,7 +102,7 @@ def _facts(document: Document, now: float) -> Iterator[tuple[str, str]]:
     yield "swarm", f"{swarm['state']}: {swarm['reason']}{reach}{_skew(swarm)}"
     yield (
         "",
-        f"{swarm['peers_connected']} of {swarm['peers_known']} known peers connected, groups: "
+        f"{swarm['peers_connected']} of {swarm['peers_known']} known peers connected, groups since the start: "
         f"{swarm['groups_sent']} sent, {swarm['groups_confirmed']} confirmed, {swarm['groups_received']} received",
     )
     if swarm["groups_refused"]:
@@ -126,7 +134,7 @@ def _generation(generation: Document) -> str:
     way = generation.get("hand_over")
     return (
         f"{generation['state']} ({generation['engine']}), {generation['tokens_per_s']:.0f} tokens/s, "
-        f"{generation['groups_made']} groups, version {generation['policy_version']}{_restarts(generation)}"
+        f"{generation['groups_made']} groups in all, version {generation['policy_version']}{_restarts(generation)}"
         + (f", new weights by {way}" if way else "")
     )
 

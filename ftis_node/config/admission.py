@@ -60,7 +60,7 @@ class RateLimitsSection(Section):
     )
     new_peers_scoring_s_per_minute: float = Field(
         default=40.0, gt=0, le=3600,
-        description="Seconds of scoring for all new peers together. They have a scoring process of their own.",
+        description="Seconds of scoring for all new peers together. A separate process scores their groups.",
     )  # fmt: skip
     max_buffer_fraction_per_peer: float = Field(
         default=0.25, gt=0, le=1,
@@ -73,7 +73,7 @@ class RateLimitsSection(Section):
 
 
 class ValidationSection(Section):
-    """Limits of the checks on incoming groups (docs/reference/rejections.md)."""
+    """Limits of the checks on incoming groups (ftis-node docs reference/rejections)."""
 
     max_clock_skew_s: float = Field(
         default=60.0, gt=0, le=3600,

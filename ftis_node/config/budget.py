@@ -1,4 +1,4 @@
-"""How much a node does in all: the table `[budget]` of `node.toml`."""
+"""The table `[budget]` of `node.toml`: the node's total work."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ Amount = Annotated[int, Field(ge=1, le=1 << 53)]
 
 
 class BudgetSection(Section):
-    """What a node may do in all lives of its home together; what is unset has no end (docs/train/domains.md)."""
+    """The node's total work over all restarts of its home. An unset limit is none (ftis-node docs train/domains)."""
 
     generate_tokens: Amount | None = Field(
         default=None,
-        description="Completion tokens that the node generates; then it makes no more groups, and trains on those of "
-        "others while it can. Groups under way are ended. Evaluations are not counted.",
+        description="Completion tokens that the node generates. At the limit it cancels the groups in flight and "
+        "trains on those of peers only. Evaluations do not count.",
     )
     learn_steps: Amount | None = Field(
-        default=None, description="Optimiser steps after which the node ends; what `--steps` says."
+        default=None, description="Optimizer steps after which the node ends, as `--steps`."
     )
     learn_tokens: Amount | None = Field(
         default=None,
-        description="Completion tokens, own and foreign, that the node trains on before it ends. A step is done whole.",
+        description="Completion tokens, own and foreign, on which the node trains before it ends. It completes the "
+        "step that reaches the limit.",
     )

@@ -1,7 +1,7 @@
-"""How late new weights reach a generator: what a spec means, in whatever unit its owner counts.
+"""Delays of new weights on their way to a generator, as a spec says: a fixed or a random time.
 
-HeteroRL (arXiv 2508.17850) trains where learner and samplers lie far apart: a sampler works with weights that are late
-by a delay drawn anew for each version. A node counts in seconds, an experiment in virtual time in optimiser steps.
+HeteroRL (arXiv 2508.17850) trains with samplers far from the learner. The weights of a sampler are late by a delay,
+drawn again for each version. A node counts it in seconds, a simulated experiment in optimizer steps.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Unit = Literal["steps", "seconds"]
 
 NUMBERS: dict[Unit, str] = {"steps": r"\d+", "seconds": r"\d+(?:\.\d+)?"}
 SPEC = r"none|fixed:(?P<fixed>{number})|lognormal:(?P<least>{number})-(?P<most>{number})"
-SIGMAS_INSIDE = 2  # the bounds of a log-normal delay lie so many standard deviations from its median
+SIGMAS_INSIDE = 2  # standard deviations from the median to each bound of a log-normal delay
 
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """Delays between `least` and `most`: log-normal with the bounds' geometric mean as median, cut at both.
+    """A distribution of delays between `least` and `most`: log-normal, clipped at both.
 
-    In steps they are whole numbers.
+    Its median is the geometric mean of the bounds. Delays in steps are whole numbers.
     """
 
     least: float
@@ -35,7 +35,7 @@ class Delay:
     unit: Unit = "steps"
 
     def draw(self, source: random.Random) -> float:
-        """One delay."""
+        """Return a random delay."""
         if self.least == self.most:
             return self.least
         low, high = math.log(self.least), math.log(self.most)
@@ -44,10 +44,12 @@ class Delay:
 
 
 def parse_delay(spec: str, *, unit: Unit = "steps", most: float = math.inf) -> Delay:
-    """`none`, `fixed:K` or `lognormal:MIN-MAX`, none above `most`. Raises ConfigError."""
+    """Return the delay of `none`, `fixed:K` or `lognormal:MIN-MAX`. Raises ConfigError for other text, or a delay above
+    `most`.
+    """
     match = re.fullmatch(SPEC.format(number=NUMBERS[unit]), spec)
     if match is None:
-        raise ConfigError(f"no delay {spec!r}: use none, fixed:K or lognormal:MIN-MAX, in {unit}")
+        raise ConfigError(f"invalid delay {spec!r}: use none, fixed:K or lognormal:MIN-MAX, in {unit}")
     count = int if unit == "steps" else float
     if match["least"] is not None:
         delay = Delay(count(match["least"]), count(match["most"]), unit)

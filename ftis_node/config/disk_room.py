@@ -1,10 +1,10 @@
-"""A full disk and a power cut, which may come at any moment: nothing that was there before is lost.
+"""Writes that survive a full disk and a power cut.
 
-Files are replaced whole or not at all, for a file that is opened for writing is empty from then on. Whatever was being
-written when the room ran out fails as it may; `telling_full_disk` stands around all of it and says what is the matter.
+A file is replaced whole or not at all: opening it for writing would empty it. `reporting_full_disk` turns any error of
+a full disk into one MachineError.
 
-What a function here has returned from outlives a power cut: a file by the sync of its content and of the folder that
-has its name, a folder by that of the one above it.
+A function here returns when its change is on the disk. It syncs a file's content and the folder of its name. For a new
+folder it syncs the one above.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-LITTLE_BYTES = 1 << 20  # SQLite calls some writes that find no room a plain I/O error
+LITTLE_BYTES = 1 << 20  # for some writes to a full disk SQLite reports only an I/O error
 
 
 def is_disk_full(error: BaseException, root: Path) -> bool:
-    """Whether `error` says that there is no room, by its own code or, for SQLite's I/O errors, by a look at `root`."""
+    """Return whether the disk is full: by the error's code, or for SQLite's I/O errors by the free space at `root`."""
     if isinstance(error, OSError):
         return error.errno in NO_ROOM
     import sqlite3  # every command reads this file, and most touch no database
@@ -39,16 +39,16 @@ def is_disk_full(error: BaseException, root: Path) -> bool:
 
 
 def disk_full(root: Path) -> MachineError:
-    """What is told of it."""
+    """Return the error of a full disk."""
     return MachineError(
-        f"the disk is full: {free_bytes(root) / 1e6:.1f} MB are free at {root}; make room and start again: it goes on "
-        "where it was"
+        f"the disk is full: {free_bytes(root) / 1e6:.1f} MB are free at {root}; free disk space and start "
+        "again; the node resumes"
     )
 
 
 @contextmanager
-def telling_full_disk(root: Path) -> Iterator[None]:
-    """Inside, an error that comes of a full disk becomes a MachineError with one line."""
+def reporting_full_disk(root: Path) -> Iterator[None]:
+    """Turn an error of a full disk into a MachineError of one line."""
     try:
         yield
     except Exception as error:
@@ -58,13 +58,13 @@ def telling_full_disk(root: Path) -> Iterator[None]:
 
 
 def free_bytes(path: Path) -> int:
-    """What is free where `path` is, or will be."""
+    """Return the free bytes of the disk that holds `path`, or will hold it."""
     folder = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
     return shutil.disk_usage(folder).free
 
 
 def sync_to_disk(path: Path) -> None:
-    """A file's content, or the names in a folder, outlive a power cut from here on. Raises OSError."""
+    """Write a file's content, or a folder's names, to the disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -73,7 +73,7 @@ def sync_to_disk(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Makes a folder and those above it, where they are missing. Raises OSError."""
+    """Create a folder and the missing ones above it. Raises OSError."""
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for folder in reversed(made):
@@ -81,9 +81,9 @@ def make_folder(path: Path) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Puts `data` into `path`, which is as it was where that fails.
+    """Write `data` to `path`, which keeps its content if that fails.
 
-    Raises OSError, FileError where a folder is there, or a link in place of the file that is written first.
+    Raises OSError. Raises FileError if `path` is a folder, or if the temporary file's name is a link.
     """
     check_no_folder(path)
     temporary = path.with_name(f"{path.name}.tmp")

@@ -1,4 +1,4 @@
-"""A node's home: the one folder that holds everything it must not lose.
+"""A node's home: the folder that holds everything it must not lose.
 
     identity.key   the private key, 0600
     home.json      which version of ftis-node it was made for (config/home_schema.py)
@@ -6,23 +6,22 @@
     run.toml       the manifest of the run this home belongs to
     settings.json  the settings of the last start, all sources together
     replay.sqlite  groups, own and foreign, and their states
-    peers.sqlite   how peers stand: scores, bans, trust
-    control.token  0600; who has it may ban and trust on the running node
-    observe.token  0600; who has it may read the figures of a node that listens beyond this machine
-    checkpoints/   weights, optimiser and random state
-    weights/       versions handed to the generator
-    events.jsonl   one line for each thing that happened
-    tensorboard/, wandb/   what those trackers write, where `tracking.to` names them
-    status.json    the last status, for when the node is stopped
-    logs/          what the workers print
-    backups/       what an upgrade changed, as it was before
-    damaged/       databases that could not be read whole, as they were found; what could be saved is in the new ones
+    peers.sqlite   peers' scores, bans and trust
+    control.token  0600; allows its holder to ban and trust peers on the running node
+    observe.token  0600; allows its holder to read the metrics of a node that listens beyond this machine
+    checkpoints/   weights, optimizer and random state
+    weights/       versions for the generator
+    events.jsonl   the event log, one line an event
+    tensorboard/, wandb/   files of those trackers, if `tracking.to` names them
+    status.json    the last status, for a stopped node
+    logs/          the workers' output
+    backups/       the state before an upgrade
+    damaged/       corrupt databases as they were found, the newest two of each
     lock           held while a node runs, with its pid
 
-The folder is 0700 and what a node writes into it 0600, whatever the umask of who starts it.
+The folder's mode is 0700 and that of the files 0600, for any umask.
 
-Sockets live in a folder of their own beside the home's other run-time files, short enough for the 107 characters that a
-unix socket's path may have.
+Sockets are in a separate folder: the path of a unix socket has at most 107 characters.
 """
 
 from __future__ import annotations
@@ -46,20 +45,20 @@ if TYPE_CHECKING:
 LOCK_TRIES = 3
 LOCK_PAUSE_S = 0.05
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
-MAX_SOCKETS_PATH = 70  # leaves room for the sockets' own names
+MAX_SOCKETS_PATH = 70  # the sockets' names need the rest
 SOCKETS_PREFIX = "ftis-"
 
 
 def default_home() -> Path:
-    """The platform's data folder for ftis-node."""
-    import platformdirs  # every command reads this file, and most are told their home
+    """Return the platform's data folder for ftis-node."""
+    import platformdirs  # slow to import: most commands get --home
 
     return Path(platformdirs.user_data_dir("ftis-node"))
 
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Paths inside a node's home; nothing is read or written by making one."""
+    """Paths in a node's home. The constructor reads and writes nothing."""
 
     root: Path
 
@@ -70,17 +69,17 @@ class Home:
 
     @property
     def marker(self) -> Path:
-        """Which version of ftis-node the home was made for."""
+        """Version of ftis-node that the home was made for."""
         return self.root / "home.json"
 
     @property
     def backups(self) -> Path:
-        """What upgrades changed, as it was before."""
+        """State before an upgrade."""
         return self.root / "backups"
 
     @property
     def damaged(self) -> Path:
-        """Databases that could not be read whole, as they were found."""
+        """Corrupt databases as they were found."""
         return self.root / "damaged"
 
     @property
@@ -105,17 +104,17 @@ class Home:
 
     @property
     def peers(self) -> Path:
-        """How peers stand: scores, bans, trust."""
+        """Peers' scores, bans and trust."""
         return self.root / "peers.sqlite"
 
     @property
     def control_token(self) -> Path:
-        """What a request that changes the running node must show."""
+        """Token of requests that change the running node."""
         return self.root / "control.token"
 
     @property
     def observe_token(self) -> Path:
-        """What a request for the figures must show where other machines can ask."""
+        """Token of requests for the metrics, if other machines can send them."""
         return self.root / "observe.token"
 
     @property
@@ -125,12 +124,12 @@ class Home:
 
     @property
     def weights(self) -> Path:
-        """Weights handed to the generator, one folder a version."""
+        """Weights for the generator, one folder a version."""
         return self.root / "weights"
 
     @property
     def events(self) -> Path:
-        """The event trail, JSON lines."""
+        """The event log, JSON lines."""
         return self.root / "events.jsonl"
 
     @property
@@ -150,9 +149,9 @@ class Home:
 
     @property
     def sockets(self) -> Path:
-        """Folder of unix sockets: inside the home, or where its path is too long a private one in the temp folder.
+        """Folder of unix sockets: `run` in the home, or a private temporary folder if that path is too long.
 
-        That one has a new name for each life of a node, and `run` in the home is a link to it.
+        The temporary folder has a new name at each start of a node, and `run` links to it.
         """
         inside = self._run
         return inside if len(str(inside)) <= MAX_SOCKETS_PATH else self._linked_sockets() or inside
@@ -162,7 +161,7 @@ class Home:
         return self.root.absolute() / "run"
 
     def _linked_sockets(self) -> Path | None:
-        """What `run` is a link to; None where it is none, or one that no node made."""
+        """Return the target of the link `run`; None if it is no link, or if no node made the target."""
         import tempfile
 
         try:
@@ -174,7 +173,7 @@ class Home:
         return target if is_named_so and stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid() else None
 
     def create(self) -> None:
-        """Makes the folders. Raises ConfigError where that is not possible, MachineError where the disk is full."""
+        """Create the folders. Raises ConfigError if that fails, MachineError if the disk is full."""
         try:
             for folder in (self.root, self.checkpoints, self.weights, self.logs):
                 make_folder(folder)
@@ -185,10 +184,10 @@ class Home:
 
     @contextmanager
     def owned(self) -> Iterator[None]:
-        """Holds the home's lock. Raises HomeInUseError where another node holds it.
+        """Hold the home's lock. Raises HomeInUseError if another node holds it.
 
-        The lock is the kernel's: it goes with the process, however that ends. Meanwhile what this process writes, and
-        what it starts, is for the owner alone.
+        The lock is the kernel's, so it ends with the process. Inside, this process and those that it starts write files
+        that only the owner can read.
         """
         umask = os.umask(OTHERS)
         try:
@@ -218,14 +217,14 @@ class Home:
             os.close(descriptor)
 
     def _close_to_others(self) -> None:
-        """Takes the folder from group and others; below a folder of 0700 no file can be reached.
+        """Remove the access of group and others to the folder; below a folder of 0700 no file can be reached.
 
-        A mounted volume belongs to the system, and its group is the container's: that one is left. Raises ConfigError
-        for a folder that all users share, and where others could read it all the same.
+        A mounted volume belongs to the system and its group to the container, so its mode may stay. Raises ConfigError
+        for a folder that all users share, and if others could still read it.
         """
         mode = stat.S_IMODE(self.root.stat().st_mode)
         if mode & stat.S_ISVTX:
-            raise ConfigError(f"{self.root} is shared by all users: give a folder of your own with --home")
+            raise ConfigError(f"{self.root} is shared by all users: give a private folder with --home")
         try:
             if mode & OTHERS:
                 self.root.chmod(mode & ~OTHERS)
@@ -249,10 +248,10 @@ class Home:
             return
         import tempfile
 
-        self._run.symlink_to(tempfile.mkdtemp(prefix=SOCKETS_PREFIX))  # a name that nobody can take before
+        self._run.symlink_to(tempfile.mkdtemp(prefix=SOCKETS_PREFIX))  # no other user can guess the name
 
     def _take_lock(self, descriptor: int) -> None:
-        """Locks for this process; a reader that looks at the same moment is waited for."""
+        """Lock for this process; retry briefly, because a reader may hold the lock for a moment."""
         for attempt in range(LOCK_TRIES):
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -269,16 +268,16 @@ class Home:
         return ConfigError(f"cannot use {self.root} as home: {error.strerror}; give another with --home")
 
     def publish_address(self, url: str) -> None:
-        """Writes the status port's URL into the lock file, for `status` and its like."""
+        """Write the status port's URL into the lock file; `status` and other commands read it."""
         self.lock.write_text(f"{os.getpid()}\n{url}\n")
 
     def running_url(self) -> str | None:
-        """The status URL of the node that runs on this home, None where none does, or where it is still starting."""
+        """Return the status URL of the node that runs on this home; None if none runs, or if it is still starting."""
         lines = self.lock.read_text().split("\n") if self.is_held() else []
         return lines[1] if len(lines) > 1 and lines[1] else None
 
     def is_held(self) -> bool:
-        """Whether a node has this home now, be it that it is still starting."""
+        """Return whether a node runs on this home or is starting."""
         try:
             descriptor = open_to_write(self.lock, os.O_RDWR)
         except FileNotFoundError:

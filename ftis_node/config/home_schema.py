@@ -1,10 +1,11 @@
-"""Which version of ftis-node a home was made for: `home.json`, one number.
+"""Schema version of a home: `home.json`, one number.
 
     {"schema": 5}
 
-The number rises when a version can no longer read what an older one wrote: a column of the buffer, a field of the
-checkpoints, a setting of the run that all old manifests are without (it changes their run id). The steps from each
-number to the next are in `node/startup/migrations.py`. Homes from before the file are told by what is in them.
+The number rises when a version can no longer read what an older one wrote. Examples are a new column of the buffer and
+a new field of the checkpoints. A new setting of the run is another, because it changes the run id of old manifests. The
+steps from each number to the next are in `node/startup/migrations.py`. A home without the file is recognized by its
+content.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ if TYPE_CHECKING:
     from ftis_node.config.home import Home
 
 HOME_SCHEMA = 5
-TOLD = "the next start tells from the home what belongs there"
+REBUILT = "the next start writes it again from the home's content"
 
 
 def marked_schema(home: Home) -> int | None:
-    """The number in the home's marker; None where it has none. Raises ConfigError where it cannot be read."""
+    """Return the number in the home's marker; None if there is no marker. Raises ConfigError if it cannot be read."""
     try:
         schema = read_object(home.marker).get("schema")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except FileError as error:
-        raise ConfigError(f"{home.marker} is damaged: remove it; {TOLD} ({error})") from None
+        raise ConfigError(f"{home.marker} is damaged: remove it; {REBUILT} ({error})") from None
     if not isinstance(schema, int) or schema < 1:
-        raise ConfigError(f"{home.marker} is damaged: remove it; {TOLD}")
+        raise ConfigError(f"{home.marker} is damaged: remove it; {REBUILT}")
     return schema
 
 
@@ -45,7 +46,7 @@ def is_older(home: Home) -> bool:
 
 
 def refuse_newer(home: Home) -> None:
-    """Raises ConfigError where a newer version of ftis-node has written the home. Changes nothing."""
+    """Raise ConfigError if a newer version of ftis-node wrote the home. Changes nothing."""
     schema = marked_schema(home)
     if schema is not None and schema > HOME_SCHEMA:
         raise ConfigError(
@@ -55,5 +56,5 @@ def refuse_newer(home: Home) -> None:
 
 
 def mark_schema(home: Home, schema: int) -> None:
-    """Writes the marker, whole or not at all. Raises OSError."""
+    """Write the marker, whole or not at all. Raises OSError."""
     replace_file(home.marker, (json.dumps({"schema": schema}) + "\n").encode())

@@ -1,6 +1,6 @@
-"""`[limits]` of node.toml: what the node may use of its machine, so that it can be left alone there.
+"""`[limits]` of node.toml: how much of its machine the node may use.
 
-Limits that belong to one part stand in that part's section: `buffer.max_disk_bytes`, `buffer.max_ready_bytes`,
+Limits of one part are in the section of that part: `buffer.max_disk_bytes`, `buffer.max_ready_bytes`,
 `swarm.max_upload_bytes_per_s`, `swarm.max_download_bytes_per_s`, `generation.threads`, `learner.threads`.
 """
 
@@ -13,63 +13,63 @@ from pydantic import Field
 from ftis_node.config.section import Section
 
 MIB, GIB = 1 << 20, 1 << 30
-KEPT_EVENT_FILES = 3  # turned-over ones, beside the one that is written
+KEPT_EVENT_FILES = 3  # rotated files; the current one comes on top
 KEPT_LOG_FILES = 1
 NUM_LOGS = 2  # a worker each
-BUFFER_OVERHEAD = 1.25  # indexes, prompts, pages that are not full; the journal
+BUFFER_OVERHEAD = 1.25  # indexes, prompts, partly filled pages, the journal
 SLACK_BYTES = GIB  # trackers' files, backups of upgrades, the table of peers
 MIN_THREADS = 2
 
 
 class LimitsSection(Section):
-    """Limits on what the node may use of its machine; `status` reports what waits (docs/operate/resources.md)."""
+    """Limits on the node's use of its machine. `status` reports what they delay (ftis-node docs operate/resources)."""
 
     home_bytes: int = Field(
         default=0,
         ge=0,
         le=1 << 60,
-        description="Disk of the whole home: groups, checkpoints, weights, events, logs. When it is near, used groups "
-        "go first, then old logs and events, then older checkpoints; after that the node makes and pulls no more until "
-        "there is room. 0: what the other limits and the model's checkpoints come to.",
+        description="Disk space of the whole home: groups, checkpoints, weights, events, logs. Near the limit the "
+        "node deletes used groups first, then old logs and events, then older checkpoints. After that it stops "
+        "generating and pulling until there is space. 0: derived from the other limits and the size of the model's "
+        "checkpoints.",
     )
     event_file_bytes: int = Field(
         default=64 * MIB, ge=64 << 10, le=1 << 40,
-        description=f"`events.jsonl` is turned over at this size; {KEPT_EVENT_FILES} older ones are kept.",
+        description=f"Size at which `events.jsonl` is rotated; {KEPT_EVENT_FILES} older files are kept.",
     )  # fmt: skip
     log_file_bytes: int = Field(
         default=16 * MIB, ge=64 << 10, le=1 << 40,
-        description="Each file of `logs/` is turned over at this size; one older one is kept.",
+        description="Size at which each file of `logs/` is rotated; one older file is kept.",
     )  # fmt: skip
     bodies_in_memory_bytes: int = Field(
         default=128 * MIB, ge=1 * MIB, le=1 << 40,
-        description="Memory for groups of peers between the wire and the disk; a pull that may bring more waits.",
+        description="Memory for received groups that are not on disk yet. A pull that may exceed it waits.",
     )  # fmt: skip
     nice: int = Field(
         default=0,
         ge=0,
         le=19,
-        description="How far the node and all its processes stand back behind other programs, as `nice` counts: with "
-        "10 a desktop stays quick while the node takes what is left of the processor.",
+        description="CPU niceness of the node and all its processes. At 10 other programs stay responsive.",
     )
     daemon_threads: int = Field(
         default=0, ge=0, le=1024,
-        description="CPU threads of the daemon's libraries and of its network process; 0: a quarter of the cores, at "
-        "least 2. Those of the workers: `generation.threads`, `learner.threads`.",
+        description="CPU threads of the daemon's libraries and of its network process; 0: a quarter of the cores, "
+        "at least 2. For the workers see `generation.threads` and `learner.threads`.",
     )  # fmt: skip
 
     @property
     def num_daemon_threads(self) -> int:
-        """How many that are here."""
+        """CPU threads of the daemon on this machine."""
         return self.daemon_threads or max(MIN_THREADS, (os.cpu_count() or MIN_THREADS) // 4)
 
 
 def usual_home_bytes(
     limits: LimitsSection, *, buffer_bytes: int, checkpoint_bytes: int, keep_checkpoints: int, weights_bytes: int
 ) -> int:
-    """What a home comes to whose parts are all as large as they may be: the limit where none is set.
+    """Return the size of a home with every part at its limit: the default of `home_bytes`.
 
-    1.25 x `buffer_bytes` + (`keep_checkpoints` + the one that is being written) x `checkpoint_bytes` + `weights_bytes`
-    (versions on their way to the generator) + 4 files of events + 2 of each worker's log + 1 GiB for all else.
+    1.25 x `buffer_bytes` + (`keep_checkpoints` + the one in progress) x `checkpoint_bytes` + `weights_bytes` (versions
+    on their way to the generator) + 4 event files + 2 files of each worker's log + 1 GiB for all else.
     """
     events = (KEPT_EVENT_FILES + 1) * limits.event_file_bytes
     logs = NUM_LOGS * (KEPT_LOG_FILES + 1) * limits.log_file_bytes

@@ -1,8 +1,8 @@
-"""The run manifest: what all nodes of one swarm agree on.
+"""The run manifest: the settings on which all nodes of one swarm agree.
 
-One TOML file. The SHA-256 of its canonical JSON is the run id: it names the gossip topic and stands in every envelope,
-so nodes of different manifests never mix. What may differ from node to node (model, LoRA, hardware, where a data file
-lies) is in `node.py`, not here. Unknown keys are refused by name; contradictions are refused at load.
+It is one TOML file. The SHA-256 of its canonical JSON is the run id. The run id names the gossip topic and is part of
+every envelope, so nodes of different manifests never mix. What may differ from node to node is in `node.py`, not here:
+model, LoRA, hardware, paths of data files. An unknown key is an error, and so is a contradiction.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import json
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import tomli_w
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from ftis_node.config.optimizer import OptimizerSection
 from ftis_node.config.renamed_keys import MANIFEST_KEYS, refuse_old_keys, with_new_keys
-from ftis_node.config.section import MOST, Positive, Section
+from ftis_node.config.section import MOST, Positive, Section, first_problem
 from ftis_node.config.step import StepSection
 from ftis_node.errors import ConfigError
 from ftis_node.files import parse_toml, read_text
@@ -54,24 +54,24 @@ class SamplingSection(Section):
     )
     truncated_sampling: Literal["refuse", "correct"] = Field(
         default="refuse",
-        description="What becomes of a `top_p` below 1 or a `top_k` above 0, which bias every importance ratio. "
-        "`refuse`: the manifest does not load. `correct`: allowed at temperature 1, and log-probs are those of the "
-        "full softmax, so that equal weights have a ratio of 1; what remains is that tokens are drawn from the cut "
-        "distribution, in which unlikely ones never occur.",
+        description="Whether `top_p` below 1 or `top_k` above 0 is allowed; both bias every importance ratio. "
+        "`refuse`: the manifest does not load. `correct`: allowed at temperature 1. Log-probs are then those of the "
+        "full softmax, so equal weights have a ratio of 1. A bias remains: sampling never draws the tokens that "
+        "were cut.",
     )
     max_prompt_tokens: int = Field(default=512, ge=1, le=131072, description="Longer prompts are skipped and counted.")
-    max_completion_tokens: int = Field(default=760, ge=1, le=131072, description="A completion's limit.")
+    max_completion_tokens: int = Field(default=760, ge=1, le=131072, description="Longest completion.")
     max_total_tokens: int = Field(
         default=760,
         ge=2,
         le=262144,
-        description="Limit of prompt and completion together; cuts the completion's limit.",
+        description="Longest prompt and completion together; it may shorten the completion.",
     )
 
     @model_validator(mode="after")
     def _limits_leave_room(self) -> SamplingSection:
         if self.max_total_tokens <= self.max_prompt_tokens:
-            raise ValueError("max_total_tokens must be above max_prompt_tokens, or no completion has room")
+            raise ValueError("max_total_tokens must be above max_prompt_tokens, or no completion fits")
         return self
 
     @model_validator(mode="after")
@@ -90,18 +90,18 @@ class SamplingSection(Section):
 
     @property
     def is_cut(self) -> bool:
-        """Whether tokens are drawn from a cut distribution: then the log-probs must be asked of the full softmax."""
+        """Whether tokens are drawn from a truncated distribution. The log-probs must then be those of the full one."""
         return self.top_p < 1 or self.top_k > 0
 
     def completion_limit(self, num_prompt_tokens: int) -> int:
-        """Tokens a completion of this prompt may have: min(max_completion_tokens, max_total_tokens - prompt)."""
+        """Return the longest completion of such a prompt: min(max_completion_tokens, max_total_tokens - prompt)."""
         return min(self.max_completion_tokens, self.max_total_tokens - num_prompt_tokens)
 
 
 class MethodSection(Section):
     """The loss. Defaults are the F-TIS paper's."""
 
-    name: Method = Field(default="ftis", description="One of the methods of the algorithms room.")
+    name: Method = Field(default="ftis", description="Loss method, a row of ftis-node docs train/methods.")
     advantage_scale: Literal["std", "mean"] | None = Field(
         default=None,
         description="`std`: (r - mean) / std of the group (GRPO). `mean`: r - mean (Dr.GRPO). Unset: the method's.",
@@ -126,8 +126,8 @@ class MethodSection(Section):
         default=None,
         description="Which negatives the filtered methods drop. `kl`: those from `kl_threshold` on (paper). "
         "`quantile`: all but the nearest `keep_share` of each peer's in a step. `ess`: likewise, with the peer's "
-        "effective sample size as the share. The last two read `kl_estimator`, keep own completions, and cost a "
-        "forward pass more. Unset: `kl`.",
+        "effective sample size as the share. The last two read `kl_estimator`, keep own completions, and need one "
+        "more forward pass. Unset: `kl`.",
     )
     keep_share: float | None = Field(
         default=None,
@@ -137,7 +137,7 @@ class MethodSection(Section):
     )
     rank_own: bool | None = Field(
         default=None,
-        description="`quantile` and `ess`: own negatives are ranked, too. For runs in which new weights reach the "
+        description="`quantile` and `ess`: own negatives are ranked too. For runs in which new weights reach the "
         "generators many updates late. Unset: false.",
     )
     eps_low: Positive | None = Field(default=None, description="Lower clip width; unset: the method's.")
@@ -163,15 +163,15 @@ class MethodSection(Section):
 
     peer_weights: Literal["agreement"] | None = Field(
         default=None,
-        description="`agreement`: each peer's advantages count by how far the gradient of its completions agrees with "
-        "that of own ones (docs/develop/workers.md). Unset: all count fully.",
+        description="`agreement`: scales each peer's advantages by how far the gradient of its completions agrees "
+        "with that of own ones (ftis-node docs develop/workers). Unset: no scaling.",
     )
 
     @model_validator(mode="after")
     def _threshold_has_its_estimator(self) -> MethodSection:
         if (self.kl_estimator is None) != (self.kl_threshold is None):
             raise ValueError(
-                "kl_estimator and kl_threshold go together: a threshold means nothing without its estimator"
+                "kl_estimator and kl_threshold go together: set both or neither, because a threshold fits one estimator"
             )
         return self
 
@@ -180,13 +180,13 @@ class MethodSection(Section):
         if self.floor is not None and self.cap is not None and self.floor > self.cap:
             raise ValueError(f"floor must not exceed cap, but {self.floor} > {self.cap}")
         if self.keep_share is not None and self.filter != "quantile":
-            raise ValueError('keep_share means nothing without filter = "quantile": leave it out')
+            raise ValueError('keep_share has no effect without filter = "quantile": remove it')
         if self.rank_own is not None and self.filter not in ("quantile", "ess"):
-            raise ValueError('rank_own means nothing without filter = "quantile" or "ess": leave it out')
+            raise ValueError('rank_own has no effect without filter = "quantile" or "ess": remove it')
         return self
 
     def given(self) -> dict[str, float | str]:
-        """The parameters set here; what is unset keeps the method's own default."""
+        """Return the parameters that the manifest sets. The method's defaults apply to the others."""
         return self.model_dump(exclude={"name", "advantage_scale", "peer_weights"}, exclude_none=True)
 
 
@@ -198,35 +198,35 @@ class EvalSection(Section):
 
 
 class WireSection(Section):
-    """Bounds on what travels."""
+    """Bounds on messages between nodes."""
 
     max_envelope_bytes: int = Field(
-        default=1 << 20, ge=4096, le=4 << 20, description="Largest envelope that is taken or made."
+        default=1 << 20, ge=4096, le=4 << 20, description="Largest envelope that a node sends or accepts."
     )
     codecs: tuple[Codec, ...] = Field(
         default=("exact", "lossless"),
         min_length=1,
         max_length=3,
-        description="How groups may be packed: `exact` (8 bytes a token), `lossless` (about 5.7, the same values), "
-        "`lossy` (about 3.5, log-probs off by up to 1/512 nat). A group in another is refused.",
+        description="Allowed codecs of groups: `exact` (8 bytes a token), `lossless` (about 5.7, the same values), "
+        "`lossy` (about 3.5, log-probs off by up to 1/512 nat). Nodes refuse a group in another codec.",
     )
     announcement_shards: Literal[1, 2, 4, 8, 16, 32, 64] = Field(
         default=8,
-        description="Topics over which announcements are spread, by their sender. A node reads as many as its budget "
-        "allows: large swarms need more.",
+        description="Topics over which announcements are spread, by sender. A node reads as many as its budget "
+        "allows, so large swarms need more.",
     )
 
     @field_validator("codecs")
     @classmethod
     def _in_one_order(cls, value: tuple[Codec, ...]) -> tuple[Codec, ...]:
-        """So that the run id does not depend on the order in which a file names them."""
+        """Sort the codecs, so that the run id does not depend on the order in a file."""
         return tuple(codec for codec in get_args(Codec) if codec in value)
 
 
 class RunManifest(Section):
-    """What all nodes of one swarm agree on."""
+    """Settings on which all nodes of one swarm agree."""
 
-    schema_version: Literal[2] = Field(default=2, description="Version of the manifest's form.")
+    schema_version: Literal[2] = Field(default=2, description="Schema version of the manifest.")
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$", description="Name of the run, for people.")
     task: str = Field(
         min_length=1, max_length=512, description="Task SPEC without paths, such as `gsm8k` or `rg:chain_sum`."
@@ -249,25 +249,30 @@ class RunManifest(Section):
 
     @property
     def run_id(self) -> str:
-        """Hex of 16 bytes of SHA-256 over the canonical JSON: keys sorted, no spaces, every default written."""
+        """Hex of the first 16 bytes of SHA-256 over the canonical JSON."""
         return _run_id(self)
 
     def canonical(self) -> bytes:
-        """The manifest as the JSON that is hashed and published: keys sorted, no spaces, every default written."""
+        """Return the JSON that is hashed and published: keys sorted, no spaces, every default written."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":")).encode()
 
     def loss_parameters(self) -> dict[str, float | str]:
-        """What `policy_loss` is to be given: the parameters set, and the completion limit that `max_len` divides by."""
+        """Return the parameters of `policy_loss`: those that are set, and the completion limit that `max_len` divides
+        by.
+        """
         return self.method.given() | {"max_completion_length": self.sampling.max_completion_tokens}
 
     def to_toml(self) -> str:
-        """The manifest as TOML with every value that is set."""
+        """Return the manifest as TOML, with every value that is not None."""
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
 
 
 @lru_cache(maxsize=8)
 def _run_id(manifest: RunManifest) -> str:
-    """Remembered outside of the manifest, for the door asks of every group, and a changed copy must not inherit it."""
+    """Return the run id from a cache: validation needs it for every group.
+
+    A cache in the manifest itself would be inherited by changed copies.
+    """
     return hashlib.sha256(manifest.canonical()).hexdigest()[:RUN_ID_HEX]
 
 
@@ -283,11 +288,11 @@ def parse_manifest(text: str, *, source: str, upgrade: bool = False) -> RunManif
     try:
         return RunManifest.model_validate(tables)
     except ValidationError as error:
-        raise ConfigError(f"{source}: {first_problem(error)}") from None
+        raise ConfigError(f"{source}: {first_problem(error, schema=RunManifest)}") from None
 
 
 def read_manifest(path: Path) -> RunManifest:
-    """The manifest in a TOML file. Raises ConfigError in one line, FileNotFoundError where there is none."""
+    """Return the manifest in a TOML file. Raises ConfigError in one line, FileNotFoundError if there is no file."""
     return parse_manifest(read_text(path), source=str(path))
 
 
@@ -297,7 +302,7 @@ def read_own_manifest(path: Path) -> RunManifest:
 
 
 def parse_canonical(canonical: bytes, *, source: str) -> RunManifest:
-    """A manifest from its canonical JSON. Raises ConfigError for one of another version of ftis-node."""
+    """Return the manifest in its canonical JSON. Raises ConfigError for one of another version of ftis-node."""
     try:
         return RunManifest.model_validate_json(canonical)
     except ValidationError as error:
@@ -305,7 +310,7 @@ def parse_canonical(canonical: bytes, *, source: str) -> RunManifest:
 
 
 def load_manifest(name_or_path: str) -> RunManifest:
-    """The preset of that name, or the manifest in that file. Raises ConfigError."""
+    """Return the preset of that name, or the manifest in that file. Raises ConfigError."""
     if name_or_path in PRESETS:
         text = resources.files("ftis_node.config").joinpath("presets", f"{name_or_path}.toml").read_text()
         return parse_manifest(text, source=f"preset {name_or_path}")
@@ -318,7 +323,7 @@ def load_manifest(name_or_path: str) -> RunManifest:
 
 
 def preset_for_task(task: str) -> str:
-    """The preset that fits a task SPEC when none is named."""
+    """Return the preset for a task SPEC if the user names no run."""
     if task.startswith("arithmetic"):
         return "arithmetic-ftis"
     if task.startswith("sums"):
@@ -326,15 +331,3 @@ def preset_for_task(task: str) -> str:
     if "rg:" in task:
         return "rg-swarm"
     return "gsm8k-ftis"
-
-
-def first_problem(error: ValidationError) -> str:
-    """The first finding of a validation, as one line for a user."""
-    finding: Any = error.errors()[0]
-    where = ".".join(str(part) for part in finding["loc"])
-    if finding["type"] == "extra_forbidden":
-        return f"unknown key {where!r}"
-    message = finding["msg"].removeprefix("Value error, ")
-    if isinstance(finding["input"], dict):
-        return f"{where}: {message}" if where else message
-    return f"{where}: {message} (got {finding['input']!r:.80})"

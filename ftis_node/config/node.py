@@ -1,13 +1,14 @@
 """Settings of one node: what may differ from peer to peer.
 
-Read from flags, then `FTIS_*` environment variables, then `node.toml` in the home, then the defaults here. Unknown keys
-are refused by name.
+The order of precedence is flags, `FTIS_*` environment variables, `node.toml` in the home, and the defaults here. An
+unknown key is an error.
 """
 
 from __future__ import annotations
 
 import os
 from math import prod
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -25,8 +26,8 @@ from ftis_node.config.budget import BudgetSection
 from ftis_node.config.home import Home
 from ftis_node.config.home_schema import is_older
 from ftis_node.config.limits import LimitsSection
-from ftis_node.config.manifest import Codec, first_problem
-from ftis_node.config.observe import ObserveSection
+from ftis_node.config.manifest import Codec  # noqa: TC001  # pydantic evaluates the annotation
+from ftis_node.config.observe import ObserveSection, TrackingSection
 from ftis_node.config.peer_list import read_peers
 from ftis_node.config.renamed_keys import (
     NODE_KEYS,
@@ -36,7 +37,7 @@ from ftis_node.config.renamed_keys import (
     with_new_keys,
 )
 from ftis_node.config.roles import Role, RolesSection
-from ftis_node.config.section import Section
+from ftis_node.config.section import Section, first_problem
 from ftis_node.config.workers import (
     MAX_SERVED_RANK,
     PARALLEL_SIZES,
@@ -50,6 +51,7 @@ from ftis_node.errors import ConfigError
 from ftis_node.files import read_toml
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 PullRule = Literal["auto", "all", "needed"]
@@ -59,91 +61,85 @@ class BufferSection(Section):
     """The replay buffer."""
 
     max_ready_groups: int = Field(
-        default=256, ge=2, le=100000, description="Foreign groups kept ready; the oldest go first."
+        default=256, ge=2, le=100000, description="Foreign groups kept ready. Above it the oldest are dropped."
     )
     max_ready_bytes: int = Field(
         default=512 << 20,
         ge=1 << 16,
         le=1 << 50,
-        description="Size of these together; the oldest of whoever has most go first.",
+        description="Their total size. Above it the node drops the oldest groups of the sender with the most bytes.",
     )
     max_disk_bytes: int = Field(
         default=4 << 30,
         ge=1 << 18,
         le=1 << 50,
-        description="Size of the kept envelopes; used ones go first when it is reached.",
+        description="Total size of the stored envelopes. At the limit the node deletes used groups first.",
     )
 
 
 class SwarmSection(Section):
     """Traffic with peers."""
 
-    pulls_in_flight: int = Field(default=4, ge=1, le=64, description="Peers asked for bodies at the same time.")
-    pull_batch: int = Field(default=16, ge=1, le=256, description="Bodies asked for in one request.")
-    pull_timeout_s: float = Field(default=30.0, gt=0, le=3600, description="A pull that takes longer is given up.")
+    pulls_in_flight: int = Field(
+        default=4, ge=1, le=64, description="Peers from which the node pulls at the same time."
+    )
+    pull_batch: int = Field(default=16, ge=1, le=256, description="Groups requested in one pull.")
+    pull_timeout_s: float = Field(default=30.0, gt=0, le=3600, description="Timeout of one pull.")
     max_upload_bytes_per_s: int = Field(
         default=64 << 20,
         ge=1 << 16,
         le=1 << 36,
-        description="Bytes of groups served to all peers together; above it they wait a little or are told BUSY, first "
-        "those that took more than their share.",
+        description="Bytes of groups served to all peers together. Above it requests wait briefly or get the "
+        "answer BUSY. Peers that took more than their share get it first.",
     )
     max_requests_per_minute: int = Field(
         default=1200,
         ge=60,
         le=1 << 20,
-        description="Requests of one peer for one service; more are told BUSY. A question counts as ten.",
+        description="Requests of one peer for one service. Above it the answer is BUSY. A query counts as ten "
+        "requests.",
     )
     max_streams: int = Field(default=32, ge=2, le=4096, description="Requests of peers served at the same time.")
     secret_file: str = Field(
         default="",
         max_length=4096,
-        description="File of 32 bytes or more that all members share (`openssl rand -hex 32`, mode 0600): only its "
-        "holders hear this run and speak in it. Empty: anyone may join.",
+        description="File of 32 bytes or more that all members share (`openssl rand -hex 32`, mode 0600). Only its "
+        "holders can read and send messages of this run. Empty: anyone may join.",
     )
     pull_policy: PullRule = Field(
         default="auto",
-        description="`all`: every group that is announced. `needed`: what the learner will use, and what this node is "
-        "on duty for. `auto`: all while there are at most `pull_all_max_peers` other members.",
+        description="`all`: every announced group. `needed`: what the learner will use, and the groups that this "
+        "node is assigned to fetch for others. `auto`: all while there are at most `pull_all_max_peers` other "
+        "members.",
     )
     pull_all_max_peers: int = Field(default=16, ge=0, le=10000, description="See `swarm.pull_policy`.")
     announcements_per_s: float = Field(
-        default=50.0, gt=0, le=100000, description="Announcements that are read; beyond it fewer shards are."
+        default=50.0,
+        gt=0,
+        le=100000,
+        description="Announcements read per second. Above it the node reads fewer shards.",
     )
     max_download_bytes_per_s: int = Field(
-        default=0, ge=0, le=1 << 40, description="Bodies pulled, bytes a second; 0: no limit."
+        default=0, ge=0, le=1 << 40, description="Bytes of groups pulled per second; 0: no limit."
     )
     shutdown_serve_s: float = Field(
         default=15.0,
         ge=0,
         le=600,
-        description="After the last step: how long peers may still fetch what was announced.",
+        description="How long the node serves its announced groups after the last step.",
     )
     codec: Codec = Field(
         default="exact",
-        description="How this node packs its groups, one of the run's `wire.codecs`: `exact`, `lossless` or `lossy`.",
+        description="Codec of this node's groups, one of the run's `wire.codecs`: `exact`, `lossless` or `lossy`.",
     )
-    directory_period_s: float = Field(default=30.0, gt=0, le=150, description="Seconds between own directory records.")
-
-
-class TrackingSection(Section):
-    """Where curves are drawn besides `events.jsonl`, which has every figure in any case."""
-
-    to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = Field(
-        default=(),
-        max_length=3,
-        description="Trackers: `tensorboard` (files in the home), `wandb` (in the home and, where a key is configured, "
-        "uploaded), `trackio`; each needs the package of its name.",
+    directory_period_s: float = Field(
+        default=30.0, gt=0, le=150, description="Seconds between the node's directory records."
     )
-    project: str = Field(
-        default="ftis-node", min_length=1, max_length=64, description="Project for `wandb`, `trackio`."
+    publish_name: bool = Field(default=True, description="Put the node's name into its directory record.")
+    publish_stats: bool = Field(
+        default=True,
+        description="Put measurements into it: step, groups a minute, rejections, pass@1, senders of trained groups.",
     )
-    name: str = Field(default="", max_length=64, description="The run's name there; empty: the node's.")
-
-    @field_validator("to")
-    @classmethod
-    def _each_once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(value))
 
 
 class NodeSettings(BaseSettings):
@@ -152,30 +148,31 @@ class NodeSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="FTIS_", env_nested_delimiter="__", extra="forbid", frozen=True)
 
     model: str = Field(min_length=1, description="Hub id or folder of the model this node trains.")
-    name: str = Field(default="", max_length=64, description="Name shown to people; empty: made from the peer id.")
+    name: str = Field(default="", max_length=64, description="Name shown to people; empty: derived from the peer id.")
     role: Role = Field(
-        default="full", description="What the node does: generate and learn, or one of the two (docs/train/roles.md)."
+        default="full", description="What the node does: generate, learn, or both (ftis-node docs train/roles)."
     )
     engine: Literal["auto", "vllm", "torch"] = Field(default="auto", description="Generation engine.")
     task: str = Field(
         default="",
         max_length=4096,
-        description="What `--task` says, a SPEC with this node's paths. Parts of the mixture that the run is of: the "
-        "node's domain (docs/train/domains.md). Empty: the run's task, or the domain of the last start.",
+        description="The value of `--task`: a task SPEC with this node's paths. Some parts of the run's mixture: "
+        "the node's domain (ftis-node docs train/domains). Empty: the run's task, or the domain of the last start.",
     )
     lora: bool | None = Field(
         default=None,
-        description="Train a LoRA adapter (true) or all weights (false) and nothing else; unset: the best that fits on "
-        "the GPU, and what the home began with (docs/operate/resources.md). Without a GPU: all weights.",
+        description="Train a LoRA adapter (true) or all weights (false) and nothing else. Unset: what the home "
+        "began with, else the best choice that fits on the GPU (ftis-node docs operate/resources). Without a GPU: all "
+        "weights.",
     )
-    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Where models run.")
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Device of the models.")
     gpus: int = Field(
         default=0,
         ge=0,
         le=1024,
-        description="How many GPUs this node may use, the first ones that it sees: the generator has as many as "
-        "`tensor_parallel_size` asks for, the learner all others. 0: one each, or one for both, where nothing else is "
-        "set.",
+        description="Number of GPUs that this node may use, the first ones that it sees. The generator gets "
+        "`tensor_parallel_size` of them, the learner all others. 0: one each, or one for both, unless other "
+        "settings say more.",
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto", description="Number format of the weights; auto: float32 on a CPU, bfloat16 on a GPU."
@@ -185,19 +182,19 @@ class NodeSettings(BaseSettings):
     )
     announce: tuple[str, ...] = Field(
         default=(),
-        description="Multiaddrs told to others instead of those that are found, such as `/dns4/NAME/tcp/4001`: for a "
-        "node behind a forwarded port.",
+        description="Multiaddrs announced to peers instead of those found automatically, such as "
+        "`/dns4/NAME/tcp/4001`: for a node behind a forwarded port.",
     )
     peers: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
-        description="Multiaddrs of peers to dial first, each with /p2p/ID; `@FILE`: those in a file, one on each line. "
-        "In the environment: commas between.",
+        description="Multiaddrs of peers to dial first, each with /p2p/ID. `@FILE`: those in a file, one on each "
+        "line. The environment variable separates them by commas.",
     )
     status_port: int = Field(default=0, ge=0, le=65535, description="Local HTTP port of /status; 0: any free port.")
     seed: int = Field(default=0, ge=0, lt=2**31, description="Seed of prompts, sampling and adapters.")
     data_paths: dict[str, str] = Field(
         default_factory=dict,
-        description="Local data file of a task, by task name: for parts of the run's task that `task` does not name.",
+        description="Local data file of a task, by task name, for parts of the run's task that `task` does not name.",
     )
     generation: GenerationSection = Field(default_factory=GenerationSection)
     learner: LearnerSection = Field(default_factory=LearnerSection)
@@ -226,26 +223,28 @@ class NodeSettings(BaseSettings):
         if self.role == "generator" and not self.roles.follow:
             raise ValueError("role 'generator' takes its weights from a learner: name it, --follow PEER_ID")
         if self.role != "generator" and self.roles.follow:
-            raise ValueError(f"role {self.role!r} follows nobody: leave roles.follow out, or use --role generator")
+            raise ValueError(f"role {self.role!r} follows no learner: remove roles.follow, or use --role generator")
         return self
 
     @model_validator(mode="after")
     def _budgets_belong_to_the_role(self) -> NodeSettings:
         if self.role == "generator" and (self.budget.learn_steps, self.budget.learn_tokens) != (None, None):
             raise ValueError(
-                "a generator takes no steps: leave --steps and --learn-tokens out, and [budget] learn_steps and "
-                "learn_tokens; --generate-tokens bounds it"
+                "a generator takes no steps: remove --steps and --learn-tokens, and [budget] learn_steps and "
+                "learn_tokens; use --generate-tokens"
             )
         if self.role == "learner" and self.budget.generate_tokens is not None:
             raise ValueError(
-                "a learner generates nothing: leave --generate-tokens and [budget] generate_tokens out; --steps and "
-                "--learn-tokens bound it"
+                "a learner does not generate: remove --generate-tokens and [budget] generate_tokens; use --steps "
+                "or --learn-tokens"
             )
         return self
 
     @property
     def num_generator_gpus(self) -> int:
-        """How many the engine is spread over, by `generation.engine_options`. Raises ConfigError for no number."""
+        """Number of GPUs of the engine, by `generation.engine_options`. Raises ConfigError if a size is not a positive
+        integer.
+        """
         if self.engine == "torch":
             return 1
         sizes = [self.generation.engine_options.get(name, 1) for name in PARALLEL_SIZES]
@@ -284,11 +283,15 @@ class NodeSettings(BaseSettings):
         return self
 
 
-def load_node_settings(node_toml: Path, **flags: Any) -> NodeSettings:
+def load_node_settings(
+    node_toml: Path, *, remembered: Mapping[str, Any] = MappingProxyType({}), **flags: Any
+) -> NodeSettings:
     """Return a node's settings from flags (None: not given), environment, `node_toml` if it exists, and defaults.
 
-    Raises ConfigError in one line that names the key. An old key is refused with its new name, except in the file of
-    an older home, which the start of the node upgrades.
+    `remembered` are those of the last start that come before the defaults.
+
+    Raises ConfigError in one line that names the key. An old key is an error that names its new key. In an older home
+    it is none, because the start of the node upgrades the file.
     """
     tables = read_toml(node_toml) if os.path.lexists(node_toml) else {}
     if tables and is_older(Home(node_toml.parent)):
@@ -298,13 +301,14 @@ def load_node_settings(node_toml: Path, **flags: Any) -> NodeSettings:
     refuse_old_variables(os.environ)
 
     class FromEverywhere(NodeSettings):
-        """The same settings with their sources in order of precedence."""
+        """The settings with their sources in order of precedence."""
 
         @classmethod
         def settings_customise_sources(
             cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: Any, **__: Any
         ) -> tuple[PydanticBaseSettingsSource, ...]:
-            return (init_settings, EnvSettingsSource(settings_cls), InitSettingsSource(settings_cls, tables))
+            last = InitSettingsSource(settings_cls, dict(remembered))
+            return (init_settings, EnvSettingsSource(settings_cls), InitSettingsSource(settings_cls, tables), last)
 
     try:
         settings = FromEverywhere(**{key: value for key, value in flags.items() if value is not None})
@@ -312,31 +316,31 @@ def load_node_settings(node_toml: Path, **flags: Any) -> NodeSettings:
         if error.errors()[0]["loc"] == ("model",) and error.errors()[0]["type"] == "missing":
             raise ConfigError(f"no model: name it with --model ID_OR_DIR, or as `model` in {node_toml}") from None
         where = f"{node_toml}: " if node_toml.exists() else ""
-        raise ConfigError(f"{where}{first_problem(error)}") from None
+        raise ConfigError(f"{where}{first_problem(error, schema=NodeSettings)}") from None
     return with_gpus_shared_out(NodeSettings.model_construct(**dict(settings)))
 
 
 def with_gpus_shared_out(settings: NodeSettings) -> NodeSettings:
-    """What `gpus` means for the learner: all that the generator does not take, unless `[learner]` says something else.
+    """Return the settings with `gpus` divided: the learner gets all that the generator does not take.
 
-    Raises ConfigError for numbers that cannot go together.
+    An explicit number in `[learner]` stays. Raises ConfigError if the numbers contradict each other.
     """
     number, learner = settings.gpus, settings.learner
     if not number:
         return settings
     if settings.device == "cpu":
-        raise ConfigError(f'gpus = {number} (--gpus) and device = "cpu" contradict each other: leave one of them out')
+        raise ConfigError(f'gpus = {number} (--gpus) and device = "cpu" contradict each other: remove one of them')
     taken = settings.num_generator_gpus if settings.generates else 0
     if taken > number:
         raise ConfigError(
-            f"the generator asks for {taken} GPUs (--tensor-parallel) and the node may use {number}: give --gpus "
+            f"the generator needs {taken} GPUs (--tensor-parallel) and the node may use {number}: give --gpus "
             f"{taken + settings.learns} or more"
         )
     if not settings.learns or learner.gpus or learner.processes or number == 1:
         return settings
     if taken == number:
         raise ConfigError(
-            f"the generator takes all {number} GPUs (--tensor-parallel), and none is left for the learner: give --gpus "
+            f"the generator uses all {number} GPUs (--tensor-parallel), and the learner has none: give --gpus "
             f"{number + 1}, or --tensor-parallel {number - 1}"
         )
     return settings.model_copy(update={"learner": learner.model_copy(update={"processes": number - taken})})

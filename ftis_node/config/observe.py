@@ -1,9 +1,10 @@
-"""`[observe]` of node.toml: the figures for monitoring, and when a node that hangs is told of and ends."""
+"""`[observe]` and `[tracking]` of node.toml: the port for monitoring, hang reports, and experiment trackers."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
+from typing import Literal
 
 from pydantic import Field, field_validator
 
@@ -14,7 +15,7 @@ MAX_PORT = 65535
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address or name can only be this machine, and is reached from it alone."""
+    """Return whether an address or name is this machine, reachable from it alone."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -22,51 +23,52 @@ def is_loopback(host: str) -> bool:
 
 
 class ObserveSection(Section):
-    """A second HTTP port for Prometheus and for probes: `/metrics`, `/healthz` and `/readyz`, and nothing else.
+    """A second HTTP port for Prometheus and probes: `/metrics`, `/healthz` and `/readyz` only.
 
-    The port of `status_port` has them too, on 127.0.0.1 alone, which a container's probes and another machine's
-    Prometheus cannot reach.
+    `status_port` serves them too, but on 127.0.0.1 alone. A container's probes and another machine's Prometheus cannot
+    reach that.
     """
 
     listen: str = Field(
         default="",
         max_length=128,
-        description="HOST:PORT of that port, such as `127.0.0.1:9464`; port 0: any free one; empty: none. Beyond "
-        "this machine (`0.0.0.0:9464`) `/metrics` asks for a token; probes ask for none. Nothing can be changed there, "
-        "and it tells no rollouts, addresses or keys.",
+        description="HOST:PORT of the monitoring port, such as `127.0.0.1:9464`; port 0: any free one; empty: "
+        "none. Beyond this machine (`0.0.0.0:9464`) `/metrics` requires a token, and probes do not. The port is "
+        "read-only and shows no rollouts, addresses or keys.",
     )
     token_file: str = Field(
         default="",
         max_length=4096,
-        description="File with the token that `/metrics` of that port asks for, as `Authorization: Bearer TOKEN`; one "
-        "word of at least 32 characters, not readable by all. Unset: `observe.token` in the home, made at the first "
-        "start, where `listen` is reached by other machines; on 127.0.0.1 none is asked for.",
+        description="File with the token that `/metrics` of that port requires, as `Authorization: Bearer TOKEN`: "
+        "one word of at least 32 characters, not readable by all. Unset: `observe.token` in the home, made at the "
+        "first start if other machines can reach `listen`. On 127.0.0.1 no token is required.",
     )
     event_loop_stall_warn_s: float = Field(
         default=10.0,
         ge=1,
         le=3600,
-        description="The daemon's event loop stands still for so many seconds: the code that blocks it is logged.",
+        description="If the daemon's event loop is blocked for this long, the node logs the blocking code.",
     )
     event_loop_stall_exit_s: float = Field(
         default=600.0,
         ge=2,
         le=86400,
-        description="It stands still for so long: the node ends with exit code 1, for whatever starts it again.",
+        description="If it is blocked for this long, the node ends with exit code 1, so that its supervisor can "
+        "restart it.",
     )
     task_stuck_s: float = Field(
         default=300.0,
         ge=1,
         le=86400,
-        description="A loop whose work gets nowhere for so many seconds is stuck: it is logged with where it stands, "
-        "`/healthz` answers 503, and systemd's watchdog hears no more of this node.",
+        description="If a loop makes no progress for this long, the node logs its position, `/healthz` answers "
+        "503, and systemd's watchdog gets no more signals.",
     )
 
     @field_validator("listen")
     @classmethod
     def _is_an_address(cls, value: str) -> str:
         if value and ((match := ADDRESS.fullmatch(value)) is None or int(match["port"]) > MAX_PORT):
-            raise ValueError(f"observe.listen {value!r} is no HOST:PORT: write 127.0.0.1:9464, or [::1]:9464")
+            raise ValueError(f"observe.listen {value!r} is not HOST:PORT: write 127.0.0.1:9464, or [::1]:9464")
         return value
 
     @property
@@ -76,6 +78,26 @@ class ObserveSection(Section):
 
     @property
     def address(self) -> tuple[str, int] | None:
-        """Host and port; None where no such port is wanted."""
+        """Host and port; None if the port is off."""
         host, _, port = self.listen.rpartition(":")
         return (host.strip("[]"), int(port)) if self.listen else None
+
+
+class TrackingSection(Section):
+    """Experiment trackers that get the metrics as well as `events.jsonl`."""
+
+    to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = Field(
+        default=(),
+        max_length=3,
+        description="Trackers: `tensorboard` (files in the home), `wandb` (files in the home, uploaded if a key is "
+        "configured), `trackio`. Each needs the package of its name.",
+    )
+    project: str = Field(
+        default="ftis-node", min_length=1, max_length=64, description="Project for `wandb` and `trackio`."
+    )
+    name: str = Field(default="", max_length=64, description="The run's name in the trackers; empty: the node's name.")
+
+    @field_validator("to")
+    @classmethod
+    def _each_once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(value))

@@ -1,4 +1,4 @@
-"""The manifest's table `[optimizer]`: Adam, the course of its rate, and what holds the model near its start."""
+"""The manifest's table `[optimizer]`: Adam, its learning-rate schedule, and the KL penalty to the initial model."""
 
 from __future__ import annotations
 
@@ -10,28 +10,31 @@ from ftis_node.config.section import MOST, Section
 
 ScheduleName = Literal["constant", "linear", "cosine"]
 Decay = Annotated[float, Field(ge=0, lt=1)]
-DEFAULT_FINAL_SHARE = 0.1  # a swarm's run has no end: a rate that falls to 0 would have to be asked for
+DEFAULT_FINAL_SHARE = 0.1  # not 0: a swarm's run has no end
 
 
 class OptimizerSection(Section):
-    """The optimiser. Defaults are the F-TIS paper's."""
+    """The optimizer. Defaults are the F-TIS paper's."""
 
     learning_rate: float = Field(default=1e-6, gt=0, le=1, description="Adam's learning rate for full fine-tuning.")
     lora_learning_rate: float = Field(default=1e-4, gt=0, le=1, description="Adam's learning rate for LoRA adapters.")
     schedule: ScheduleName = Field(
         default="constant",
-        description="Course of the rate after the warm-up: `constant`, or falling by a straight line or half a cosine "
-        "within `decay_steps` to `final_share` of itself, where it stays. Steps are those of each node.",
+        description="Schedule of the learning rate after the warm-up. `constant`; `linear` and `cosine`: it falls "
+        "within `decay_steps` to the fraction `final_share` and stays there. Steps are those of each node.",
     )
     warmup_steps: int = Field(
-        default=0, ge=0, le=1000000, description="Steps over which the rate rises; step s has s / warmup_steps of it."
+        default=0,
+        ge=0,
+        le=1000000,
+        description="Steps over which the rate rises; at step s it is s / warmup_steps of the full rate.",
     )
     decay_steps: int | None = Field(
         default=None,
         ge=1,
         le=10000000,
-        description="Steps over which the rate falls, from the one that first has all of it; `linear` and `cosine` "
-        "need it.",
+        description="Steps over which the rate falls, counted from the first step at the full rate. `linear` and "
+        "`cosine` need it.",
     )
     final_share: float | None = Field(
         default=None,
@@ -46,31 +49,34 @@ class OptimizerSection(Section):
         default=1e-8, ge=1e-16, le=1, description="Adam's epsilon, added to the root of the second moment."
     )
     weight_decay: float = Field(
-        default=0.0, ge=0, le=1, description="Decoupled weight decay (AdamW): what rate x this takes off a step."
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Decoupled weight decay (AdamW): a step shrinks the weights by rate x this.",
     )
     max_grad_norm: float = Field(
         default=1.0,
         ge=0,
         le=MOST,
-        description="Gradients are scaled down to this L2 norm; 0: never, it is only reported.",
+        description="Gradients are scaled down to this L2 norm; 0: no scaling, the norm is only reported.",
     )
     kl_coef: float = Field(
         default=0.0,
         ge=0,
         le=100,
-        description="Weight of the KL to the model that the node started from, added to the loss (GRPO's k3 with its "
-        "gradient, arXiv 2402.03300 eq. 4). Above 0 a step has one more forward pass, and full fine-tuning holds a "
-        "second model; with LoRA it is the same model with the adapter off. 0: none.",
+        description="Weight of the KL to the initial model in the loss (GRPO's k3 with its gradient, arXiv "
+        "2402.03300 eq. 4). Above 0 a step has one more forward pass, and full fine-tuning holds a second model. "
+        "With LoRA the reference is the same model with the adapter off. 0: none.",
     )
-    updates_per_batch: int = Field(default=1, ge=1, le=64, description="Optimiser updates on one batch.")
+    updates_per_batch: int = Field(default=1, ge=1, le=64, description="Optimizer updates on one batch.")
 
     @model_validator(mode="after")
     def _decay_belongs_to_a_schedule(self) -> OptimizerSection:
         if self.schedule == "constant" and (self.decay_steps, self.final_share) != (None, None):
             raise ValueError(
-                "decay_steps and final_share mean nothing to a constant rate: "
-                'set schedule = "linear" or "cosine", or leave them out'
+                "decay_steps and final_share have no effect on a constant rate: "
+                'set schedule = "linear" or "cosine", or remove them'
             )
         if self.schedule != "constant" and self.decay_steps is None:
-            raise ValueError(f'schedule = "{self.schedule}" needs decay_steps: the steps within which the rate falls')
+            raise ValueError(f'schedule = "{self.schedule}" needs decay_steps: over how many steps the rate falls')
         return self

@@ -1,7 +1,7 @@
-"""Peers as they are given: multiaddrs, commas between them, and `@FILE` for a file that has one on each line.
+"""Parser of `--peers`: multiaddrs separated by commas, and `@FILE` for a file with one on each line.
 
-`ftis-node bootstrap --address-file` writes such a file. A container reads it from a volume, a fleet from its
-configuration management, so that no start script has to paste an address into a command line.
+`ftis-node bootstrap --address-file` writes such a file. A container can read it from a volume, a fleet from its
+configuration management. No start script has to paste an address.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ MAX_FILE_BYTES = 1 << 16
 
 
 def read_peers(given: str | Iterable[str]) -> tuple[str, ...]:
-    """The multiaddrs that are meant, in order, each once. Raises ValueError for a file that cannot be used."""
+    """Return the multiaddrs in order, each once. Raises ValueError for a file that cannot be used."""
     parts = given.split(",") if isinstance(given, str) else given
     named = [address for part in parts if part.strip() for address in _named_by(part.strip())]
     return tuple(dict.fromkeys(named))
 
 
 def _named_by(part: str) -> list[str]:
-    """The address itself, or those of the file behind `@`; there `#` begins a comment."""
+    """Return the address, or those of the file behind `@`; `#` begins a comment in the file."""
     if not part.startswith("@"):
         return [part]
     path = Path(part[1:])
@@ -37,8 +37,8 @@ def _named_by(part: str) -> list[str]:
     except FileError as error:
         raise ValueError(f"the file of peers cannot be read: {error}") from None
     if "\x00" in text:
-        raise ValueError(f"the file of peers {path} is no list of at most {MAX_FILE_BYTES >> 10} KiB of text")
+        raise ValueError(f"the file of peers {path} is not a text file of at most {MAX_FILE_BYTES >> 10} KiB")
     lines = [line.split("#", 1)[0].strip() for line in text.splitlines()]
     if not any(lines):
-        raise ValueError(f"the file of peers {path} is empty: it has one multiaddr on each line")
+        raise ValueError(f"the file of peers {path} is empty: write one multiaddr on each line")
     return [line for line in lines if line]

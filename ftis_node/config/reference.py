@@ -1,15 +1,17 @@
-"""The configuration reference, made from the settings themselves: `python -m ftis_node.config.reference`.
+"""Generator of the configuration reference: `python -m ftis_node.config.reference`.
 
-A test compares it with `docs/reference/configuration.md`: every setting has its line, and no line is out of date.
+A test compares it with `docs/reference/configuration.md`, so every setting has its line and no line is out of date.
 """
 
 from __future__ import annotations
 
 import sys
+from inspect import cleandoc
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.config.manifest import PRESETS, RunManifest, load_manifest
 from ftis_node.config.node import NodeSettings
+from ftis_node.documentation import as_links
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +30,7 @@ PRESET_FILES = "../../ftis_node/config/presets"
 
 
 def render_reference() -> str:
-    """The whole page as Markdown."""
+    """Return the whole page as Markdown."""
     parts = [
         HEADER,
         "## Run manifest\n",
@@ -41,7 +43,7 @@ def render_reference() -> str:
     for preset in PRESETS:
         manifest = load_manifest(preset)
         parts.append(f"| [{preset}]({PRESET_FILES}/{preset}.toml) | `{manifest.task}` | `{manifest.run_id}` |")
-    return "\n".join(parts) + "\n"
+    return as_links("\n".join(parts) + "\n")
 
 
 def _tables(settings: type[BaseModel], prefix: str = "") -> Iterator[str]:
@@ -54,7 +56,7 @@ def _tables(settings: type[BaseModel], prefix: str = "") -> Iterator[str]:
             rows.append(f"| `{prefix}{name}` | {_default(field)} | {_bounds(field)} | {field.description} |")
     yield "\n".join(["| key | default | bounds | meaning |", "|---|---|---|---|", *rows, ""])
     for name, nested in sections:
-        yield f"### `[{prefix}{name}]`\n\n{(nested.__doc__ or '').strip()}\n"
+        yield f"### `[{prefix}{name}]`\n\n{cleandoc(nested.__doc__ or '')}\n"
         yield from _tables(nested, f"{prefix}{name}.")
 
 

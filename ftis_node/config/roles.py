@@ -1,4 +1,4 @@
-"""What a node does of the two, generating and learning, and how weights go from a learner to generators elsewhere."""
+"""Roles of a node (generating, learning or both), and the transfer of weights from a learner to remote generators."""
 
 from __future__ import annotations
 
@@ -16,48 +16,52 @@ MAX_DELAY_S = 1800.0  # HeteroRL's largest
 
 
 class RolesSection(Section):
-    """Weights between nodes, for the roles `learner` (gives them) and `generator` (takes them)."""
+    """Transfer of weights between nodes, from the role `learner` to the role `generator`."""
 
     follow: str = Field(
         default="",
         max_length=64,
-        description="Generator: the peer id of the learner whose weights it takes, and nobody else's "
-        "(`ftis-node status` on the learner shows it).",
+        description="Generator: peer id of the one learner whose weights it fetches (`ftis-node status` on the "
+        "learner shows it).",
     )
     weights_delay: str = Field(
         default="none",
         max_length=64,
-        description="Generator: how old a version must be before it is served, in seconds: `none`, `fixed:S`, or "
-        "`lognormal:MIN-MAX` drawn anew for each version; up to 1800.",
+        description="Generator: age in seconds at which it starts to use a version: `none`, `fixed:S`, or "
+        "`lognormal:MIN-MAX`, drawn again for each version; up to 1800.",
     )
     poll_interval_s: float = Field(
-        default=1.0, ge=0.05, le=600, description="Generator: seconds between looks for a new version."
+        default=1.0, ge=0.05, le=600, description="Generator: seconds between polls for a new version."
     )
     poll_timeout_s: float = Field(
-        default=10.0, gt=0, le=600, description="Generator: a look that takes longer finds the learner away."
+        default=10.0,
+        gt=0,
+        le=600,
+        description="Generator: after this long without an answer the learner counts as unreachable.",
     )
     max_pending_versions: int = Field(
         default=4,
         ge=1,
         le=64,
-        description="Generator: versions kept on disk while their delay runs; with more on the way, some are left out.",
+        description="Generator: versions kept on disk during their delay. If more are on the way, some are skipped.",
     )
     evaluate: bool = Field(
         default=False,
-        description="Generator: evaluate a version when it is served, as often as the run's `eval.every_steps` says.",
+        description="Generator: evaluate each version that it serves, at the run's `eval.every_steps`.",
     )
     publish_every_steps: int = Field(
-        default=1, ge=1, le=100000, description="Learner: steps between versions that are offered."
+        default=1, ge=1, le=100000, description="Learner: steps between published versions."
     )
     max_published_versions: int = Field(
         default=4,
         ge=2,
         le=64,
-        description="Learner: versions kept for generators: the two newest, and older ones that are being fetched.",
+        description="Learner: versions kept for generators: the two newest, and older ones that a generator is "
+        "fetching.",
     )
     weights_for: Literal["members", "trusted"] = Field(
         default="members",
-        description="Learner: who may fetch its weights: every member of the run, or only the peers that are trusted "
+        description="Learner: peers that may fetch its weights: all members of the run, or only trusted peers "
         "(`access.trust`, `ftis-node peers trust`).",
     )
 
@@ -72,5 +76,5 @@ class RolesSection(Section):
 
     @property
     def delay(self) -> Delay:
-        """The delay in seconds."""
+        """Distribution of the delay, in seconds."""
         return parse_delay(self.weights_delay, unit="seconds", most=MAX_DELAY_S)

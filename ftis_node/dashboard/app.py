@@ -26,7 +26,7 @@ PERIOD_S = 1.0
 class NodeReader(Protocol):
     """Source of snapshots; implemented by `Watcher`."""
 
-    def look(self, *, with_history: bool = True) -> NodeSnapshot:
+    def poll(self, *, with_history: bool = True) -> NodeSnapshot:
         """Return the current state of the node."""
         ...
 
@@ -64,9 +64,9 @@ class DashboardApp(DashboardContext):
 
     def _watch(self) -> None:
         watcher = self._open_watcher()
-        self.post_message(NodeSeen(watcher.look(with_history=False)))
+        self.post_message(NodeSeen(watcher.poll(with_history=False)))
         while not self._is_over.is_set():
-            self.post_message(NodeSeen(watcher.look()))
+            self.post_message(NodeSeen(watcher.poll()))
             self._is_over.wait(self._period_s)
 
     async def action_quit(self) -> None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ftis_node.telemetry.status import Status
 
 
-class Phase(StrEnum):
+class NodePhase(StrEnum):
     """State of the node's process."""
 
     RUNNING = "running"
@@ -51,7 +51,7 @@ class NodeSnapshot:
     """
 
     taken_at: float
-    phase: Phase
+    phase: NodePhase
     status: Status
     reported_at: float = 0.0
     peers: tuple[dict[str, Any], ...] = ()
@@ -64,4 +64,4 @@ class NodeSnapshot:
     @property
     def is_live(self) -> bool:
         """Whether the values are current."""
-        return self.phase is Phase.RUNNING
+        return self.phase is NodePhase.RUNNING

@@ -13,23 +13,23 @@ Each snapshot starts afresh, so it also finds a node that was restarted. Only th
 
 from __future__ import annotations
 
-import shlex
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from ftis_node.config.resume import start_command
 from ftis_node.dashboard.machine_usage import MachineMeter, running_process
-from ftis_node.dashboard.snapshot import NodeSnapshot, Phase
-from ftis_node.errors import FileError, FtisError
-from ftis_node.files import read_object
+from ftis_node.dashboard.snapshot import NodePhase, NodeSnapshot
+from ftis_node.dashboard.view.events import is_notable
+from ftis_node.errors import FtisError
 from ftis_node.telemetry.history import HistoryFollower
 from ftis_node.telemetry.status import Status
 
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
 
-NUM_EVENTS = 1000
+NUM_EVENTS = 1000  # of all, and as many worth a look
 
 
 class ReadDocument(Protocol):
@@ -39,25 +39,25 @@ class ReadDocument(Protocol):
 
 
 class Watcher:
-    """Poller of one node. `look` takes about as long as the node's port needs to answer."""
+    """Poller of one node. `poll` takes about as long as the node's port needs to answer."""
 
     def __init__(self, home: Home, read: ReadDocument) -> None:
         self._home = home
         self._read = read
-        self._follower = HistoryFollower(home.events, num_last_events=NUM_EVENTS)
+        self._follower = HistoryFollower(home.events, num_last_events=NUM_EVENTS, is_notable=is_notable)
         self._meter = MachineMeter()
         self._last: tuple[Status, tuple[dict[str, Any], ...], float] = (Status(), (), 0.0)
 
-    def look(self, *, with_history: bool = True) -> NodeSnapshot:
+    def poll(self, *, with_history: bool = True) -> NodeSnapshot:
         """Return the current state.
 
         The first snapshot of a long event log takes seconds; `with_history=False` skips it.
         """
         process = running_process(self._home)
-        phase, problem = Phase.STOPPED, ""
+        phase, problem = NodePhase.STOPPED, ""
         if process is not None:
-            phase = Phase.RUNNING if self._home.running_url() else Phase.STARTING
-        if phase is not Phase.STARTING:
+            phase = NodePhase.RUNNING if self._home.running_url() else NodePhase.STARTING
+        if phase is not NodePhase.STARTING:
             phase, problem = self._ask(phase)
         if with_history:
             self._follower.poll()
@@ -70,38 +70,18 @@ class Watcher:
             peers=peers,
             history=self._follower.history,
             machine=self._meter.read(self._home, process),
-            start_command=start_command(self._home),
+            start_command=status.node.resume or start_command(self._home),
             logs=str(self._home.logs),
             problem=problem,
         )
 
-    def _ask(self, phase: Phase) -> tuple[Phase, str]:
+    def _ask(self, phase: NodePhase) -> tuple[NodePhase, str]:
         """Read the documents; if that fails, the last ones remain."""
         try:
             status = msgspec.convert(self._read(self._home, "/status"), Status)
             peers = tuple(self._read(self._home, "/peers"))
         except (FtisError, OSError, ValueError) as error:  # ValueError: a half-written or damaged document
-            return (Phase.SILENT if phase is Phase.RUNNING else phase), str(error)
-        reported_at = time.time() if phase is Phase.RUNNING else self._home.status.stat().st_mtime
+            return (NodePhase.SILENT if phase is NodePhase.RUNNING else phase), str(error)
+        reported_at = time.time() if phase is NodePhase.RUNNING else self._home.status.stat().st_mtime
         self._last = (status, peers, reported_at)
         return phase, ""
-
-
-def has_ever_run(home: Home) -> bool:
-    return home.status.exists() or home.settings.exists()
-
-
-def start_command(home: Home) -> str:
-    """Return the command that starts this home's node again with the options of its last start."""
-    try:
-        told = read_object(home.settings)
-    except (OSError, FileError):
-        told = {}
-    words = ["ftis-node", "join", "--model", str(told.get("model") or "MODEL"), "--home", str(home.root)]
-    for peer in told.get("peers") or ():
-        words += ["--peers", str(peer)]
-    if told.get("role") not in (None, "full"):
-        words += ["--role", str(told["role"])]
-    if follow := (told.get("roles") or {}).get("follow"):
-        words += ["--follow", str(follow)]
-    return shlex.join(words)

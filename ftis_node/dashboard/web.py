@@ -80,9 +80,17 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve has no typ
     """textual-serve with our own page, which loads nothing from other sites, and with the checks above."""
 
     def __init__(
-        self, home: Home, *, host: str, port: int, token: str | None = None, max_pages: int = MAX_PAGES
+        self,
+        home: Home,
+        *,
+        host: str,
+        port: int,
+        token: str | None = None,
+        max_pages: int = MAX_PAGES,
+        is_swarm: bool = False,
     ) -> None:
         command = shlex.join([sys.executable, "-m", "ftis_node", "dashboard", "--home", str(home.root)])
+        command += " --swarm" if is_swarm else ""
         super().__init__(command, host=host, port=port, title="ftis-node", templates_path=PAGES)
         self._token = token
         self._cookie = COOKIE.format(port=port)
@@ -166,9 +174,9 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve has no typ
         return answer
 
 
-def serve_dashboard(home: Home, *, host: str, port: int, token: str | None) -> None:
-    """Serve until ctrl-C. `token` comes from `new_token`."""
-    DashboardServer(home, host=host, port=port, token=token).serve()
+def serve_dashboard(home: Home, *, host: str, port: int, token: str | None, is_swarm: bool = False) -> None:
+    """Serve until ctrl-C. `token` comes from `new_token`. `is_swarm`: serve the view of the whole swarm."""
+    DashboardServer(home, host=host, port=port, token=token, is_swarm=is_swarm).serve()
 
 
 def check_port(host: str, port: int) -> None:

@@ -1,4 +1,4 @@
-"""What `doctor` finds: one record for every result, so that people and programs read the same list."""
+"""Result of a check of `doctor`: one record for people and programs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ RANKS: dict[Level, int] = {"fail": 0, "warn": 1, "ok": 2}
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One result. `id` is stable, `table.py` says what each means; `advice` is empty where nothing need be done.
+    """One result. `id` is a key of `table.py`, which explains it. `advice` is empty if there is nothing to do.
 
-    `num_bytes` is set where the finding is an amount of memory.
+    `num_bytes` is set if the result is an amount of memory.
     """
 
     id: str
@@ -27,16 +27,16 @@ class CheckResult:
 
     @property
     def check(self) -> str:
-        """The check that it is of: the id up to its dot."""
+        """The check of the result: the id up to its dot."""
         return self.id.split(".")[0]
 
     def as_dict(self) -> dict[str, Any]:
-        """As `doctor --json` prints it."""
+        """Return the fields that `doctor --json` prints."""
         return {"check": self.check, **asdict(self)}
 
 
 def worst_first(findings: Iterable[CheckResult]) -> list[CheckResult]:
-    """Checks by their worst finding, failed ones first; what one check found stays together and in its order."""
+    """Sort checks by their worst result, failed ones first. The results of one check stay together and in order."""
     findings = list(findings)
     worst: dict[str, int] = {}
     for finding in findings:

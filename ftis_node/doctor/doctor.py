@@ -1,5 +1,7 @@
-"""`doctor`: which checks there are, and how long each may take. Nothing is changed; no check imports torch but those of
-engine, model and peers."""
+"""`doctor`: the list of checks and their time limits.
+
+A check changes nothing. Only those of engine, model and peers import torch.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from ftis_node.doctor.limits import check_limits
 from ftis_node.doctor.machine import check_disk, check_gpus, check_memory, check_python
 from ftis_node.doctor.model import check_model
 from ftis_node.doctor.network import check_running, examine_network, nat_kind
-from ftis_node.doctor.runner import Check, run_checks
+from ftis_node.doctor.runner import DoctorCheck, run_checks
 from ftis_node.doctor.sockets import (
     check_kernels_clock,
     check_listen_ports,
@@ -32,10 +34,10 @@ if TYPE_CHECKING:
     from ftis_node.config.node import NodeSettings
     from ftis_node.doctor.memory import MemoryQuestion
 
-ANY_PORT = ("/ip4/0.0.0.0/tcp/0",)  # to dial from: the node's own may be in use
+ANY_PORT = ("/ip4/0.0.0.0/tcp/0",)  # of the dialer: the node's own may be in use
 QUICK_S = 10.0
 MODEL_LIMIT_S = 30.0
-DIALS_LIMIT_S = 30.0  # and as much again for each peer
+DIALS_LIMIT_S = 30.0  # plus this for each peer
 GRACE_S = 5.0
 NVIDIA_DEVICE = Path("/dev/nvidia0")
 CHECKS = ("python", "gpu", "ram", "disk", "limits", "engine", "port", "route", "peer", "model")
@@ -44,9 +46,9 @@ NETWORK_FAILED, MACHINE_FAILED = 4, 3
 
 @dataclass(frozen=True, slots=True)
 class DoctorTarget:
-    """What is to be looked at. `question`: the model and the run to plan for, None: no model was named.
+    """What to check. `question`: the model and the run to plan for; None if the user named no model.
 
-    `settings`: those that `join` would read here.
+    `settings`: those that `join` would use.
     """
 
     home: Home
@@ -60,35 +62,35 @@ class DoctorTarget:
 def examine(
     target: DoctorTarget, *, only: Collection[str] = CHECKS, on_progress: Callable[[str], None] = lambda text: None
 ) -> list[CheckResult]:
-    """All findings, the worst first. Raises nothing: what a check raises is a finding, too."""
+    """Return all results, the worst first. An exception in a check becomes a result."""
     return worst_first(
         run_checks([check for check in checks_of(target) if check.name in only], on_progress=on_progress)
     )
 
 
-def checks_of(target: DoctorTarget) -> list[Check]:
-    """One for each of `CHECKS`."""
+def checks_of(target: DoctorTarget) -> list[DoctorCheck]:
+    """Return the checks for this target, one for each of `CHECKS`."""
     url = target.home.running_url()
     dials_s = DIALS_LIMIT_S * max(1, len(target.peers))
     has_gpu = True if NVIDIA_DEVICE.exists() else None
     ports = partial(check_listen_ports, target.listen, target.status_port, runs_here=url is not None)
     engines_s = TORCH_LIMIT_S + VLLM_LIMIT_S + GRACE_S
     return [
-        Check("python", "Python", QUICK_S, check_python),
-        Check("gpu", "the GPU's driver", QUICK_S, check_gpus),
-        Check("ram", "memory", QUICK_S, check_memory),
-        Check("disk", "the disk", QUICK_S, partial(check_disk, target.home.root)),
-        Check("limits", "the node's limits", QUICK_S, partial(check_limits, target.home, target.settings)),
-        Check("engine", "importing torch and vLLM", engines_s, partial(check_engines, has_gpu=has_gpu)),
-        Check("port", "ports", QUICK_S, ports),
-        Check("route", "the network", QUICK_S, partial(_network, target, url)),
-        Check("peer", "the peers", dials_s + GRACE_S, partial(_peers, target, dials_s)),
-        Check("model", "the model", MODEL_LIMIT_S, partial(_model, target.question)),
+        DoctorCheck("python", "Python", QUICK_S, check_python),
+        DoctorCheck("gpu", "the GPU's driver", QUICK_S, check_gpus),
+        DoctorCheck("ram", "memory", QUICK_S, check_memory),
+        DoctorCheck("disk", "the disk", QUICK_S, partial(check_disk, target.home.root)),
+        DoctorCheck("limits", "the node's limits", QUICK_S, partial(check_limits, target.home, target.settings)),
+        DoctorCheck("engine", "importing torch and vLLM", engines_s, partial(check_engines, has_gpu=has_gpu)),
+        DoctorCheck("port", "ports", QUICK_S, ports),
+        DoctorCheck("route", "the network", QUICK_S, partial(_network, target, url)),
+        DoctorCheck("peer", "the peers", dials_s + GRACE_S, partial(_peers, target, dials_s)),
+        DoctorCheck("model", "the model", MODEL_LIMIT_S, partial(_model, target.question)),
     ]
 
 
 def exit_code_of(findings: list[CheckResult]) -> int:
-    """3 where the machine cannot do it, 4 where only the network cannot, 0 otherwise."""
+    """Return 3 if the machine cannot run the node, 4 if only the network prevents it, else 0."""
     failed = {finding.check for finding in findings if finding.level == "fail"}
     if failed - NETWORK_CHECKS:
         return MACHINE_FAILED
@@ -106,8 +108,8 @@ def _network(target: DoctorTarget, url: str | None) -> Iterator[CheckResult]:
 
 def _peers(target: DoctorTarget, limit_s: float) -> Iterator[CheckResult]:
     if not target.peers:
-        advice = "give --peers ADDRESS as you would to join; without one a node works alone until others dial it"
-        yield CheckResult("peer.none", "ok", "no peers were named, so none was dialled", advice)
+        advice = "give --peers ADDRESS as you would to join; without one the node runs alone until a peer dials it"
+        yield CheckResult("peer.none", "ok", "no peers were named, so doctor dialed none", advice)
         return
     yield from check_peers(target.peers)
     yield from examine_network(target.peers, listen=ANY_PORT, limit_s=limit_s)

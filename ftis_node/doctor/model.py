@@ -1,6 +1,6 @@
-"""What `doctor` says of a model: is it here, whole and readable, or may it be had from the hub; and does it fit.
+"""Checks of a model: whether it is complete and readable here, or available on the hub, and whether it fits.
 
-Nothing is downloaded but a configuration of a few kilobytes, which the plan needs.
+Only a configuration of a few kilobytes is downloaded, which the plan needs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TEMPLATE_FILE = "chat_template.jinja"
 
 
 def check_model(question: MemoryQuestion) -> Iterator[CheckResult]:
-    """The model of `question`, and the plan of its memory where it is known."""
+    """Yield the results of the model of `question`, and its memory plan if its shape is known."""
     model = question.settings.model
     try:
         check_name(model)
@@ -63,7 +63,7 @@ def check_model(question: MemoryQuestion) -> Iterator[CheckResult]:
 
 
 def _on_this_machine(model: str) -> ModelSource | None:
-    """The model in its folder or in the hub's cache; None where it must be fetched. Raises ModelError."""
+    """Return the model in its folder or in the hub's cache; None if it must be downloaded. Raises ModelError."""
     if Path(model).expanduser().is_dir():
         return resolve_model(model)
     folder = cached_snapshot(model)
@@ -71,7 +71,7 @@ def _on_this_machine(model: str) -> ModelSource | None:
         return None
     try:
         return resolve_model(str(folder))
-    except ModelError:  # a download that was interrupted
+    except ModelError:  # an interrupted download
         return None
 
 
@@ -80,11 +80,11 @@ def _files(source: ModelSource) -> Iterator[CheckResult]:
     yield CheckResult("model.found", "ok", f"{source.folder} is complete, {num_bytes / 1e9:.2f} GB of weights")
     yield tokenizer_of(source.folder)
     if licence := _licence_in(source.folder / CARD):
-        yield CheckResult("model.licence", "ok", f"its card names the licence {licence}")
+        yield CheckResult("model.licence", "ok", f"its card names the license {licence}")
 
 
 def tokenizer_of(folder: Path) -> CheckResult:
-    """Whether the tokenizer can be read, as far as that is told without loading transformers."""
+    """Return whether the tokenizer can be read. Without loading transformers, this checks only `tokenizer.json`."""
     file = folder / "tokenizer.json"
     if not file.is_file():
         return CheckResult("model.tokenizer", "ok", "its files are there")
@@ -92,12 +92,12 @@ def tokenizer_of(folder: Path) -> CheckResult:
 
     try:
         size = Tokenizer.from_file(str(file)).get_vocab_size()
-    except Exception as error:  # the library raises Exception itself
+    except Exception as error:  # the library raises plain Exception
         return CheckResult(
             "model.tokenizer", "fail", f"{file} cannot be read: {error}", "fetch the model's folder again"
         )
     if not has_template(folder):
-        advice = "nothing need be done for a base model; a chat model answers worse so"
+        advice = "fine for a base model; a chat model gives worse answers without it"
         return CheckResult(
             "model.tokenizer", "warn", f"{size} tokens, no chat template: prompts are plain lines", advice
         )
@@ -105,7 +105,7 @@ def tokenizer_of(folder: Path) -> CheckResult:
 
 
 def has_template(folder: Path) -> bool:
-    """Whether the folder has a chat template, in a file of its own or among the tokenizer's settings."""
+    """Return whether the folder has a chat template, in a separate file or in the tokenizer's settings."""
     if (folder / TEMPLATE_FILE).is_file():
         return True
     try:
@@ -133,8 +133,8 @@ def _planned(question: MemoryQuestion, source: ModelSource) -> Iterator[CheckRes
 
 def _offered(model: str, on_hub: HubModel) -> Iterator[CheckResult]:
     size = f", {on_hub.num_bytes / 1e9:.1f} GB" if on_hub.num_bytes else ""
-    yield CheckResult("hub.reached", "ok", f"the hub has {model}{size}: the first `join` fetches it")
-    token = "an access token is set" if on_hub.has_token else "no access token is set, and none is needed for it"
+    yield CheckResult("hub.reached", "ok", f"the hub has {model}{size}: the first `join` downloads it")
+    token = "an access token is set" if on_hub.has_token else "no access token is set, and the model needs none"
     yield CheckResult("hub.token", "ok", token)
     if on_hub.licence:
-        yield CheckResult("model.licence", "ok", f"its card names the licence {json.dumps(on_hub.licence)[1:-1]}")
+        yield CheckResult("model.licence", "ok", f"its card names the license {json.dumps(on_hub.licence)[1:-1]}")

@@ -1,4 +1,4 @@
-"""What `doctor` says of given peers, of the clock, and of how this machine can be reached. Facts in, findings out."""
+"""Checks of the given peers, of the clock, and of how peers can reach this machine. Facts in, results out."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ BY_RELAY = "behind NAT give the address of a bootstrap node, which relays; a for
 
 
 def examine_network(peers: tuple[str, ...], *, listen: tuple[str, ...], limit_s: float) -> Iterator[CheckResult]:
-    """Dials each peer. Raises ConfigError for an address that is none, UsageError and MachineError as a node would."""
+    """Dial each peer and yield the results. Raises ConfigError for an invalid address, UsageError and MachineError as a
+    node would.
+    """
     from ftis_node.gossip.membership.probe import probe_network
 
     addresses = tuple(map(parse_multiaddr, peers))
@@ -42,14 +44,14 @@ def examine_network(peers: tuple[str, ...], *, listen: tuple[str, ...], limit_s:
         try:
             probe = asyncio.run(asyncio.wait_for(probing, limit_s))
         except TimeoutError:
-            text = f"the peers could not be dialled within {limit_s:g} s, cut off"
+            text = f"dialing the peers took longer than {limit_s:g} s, stopped"
             yield CheckResult("peer.dial", "fail", text, "name one --peers at a time")
             return
     yield from judge(probe)
 
 
 def judge(probe: NetworkProbe) -> Iterator[CheckResult]:
-    """The findings: each address, the clock, the way back."""
+    """Yield the results: each address, the clock, the reachability."""
     reached = [one for one in probe.addresses if not one.error]
     for one in probe.addresses:
         yield _peer(one, others_are_reached=bool(reached))
@@ -60,23 +62,25 @@ def judge(probe: NetworkProbe) -> Iterator[CheckResult]:
 
 
 def nat_kind(own_ipv4: str, own_ipv6: str, reachability: Reachability = Reachability.UNKNOWN) -> CheckResult:
-    """How others reach this machine, as its own addresses tell; `reachability`: as p2pd's list of them does."""
+    """Return how peers can reach this machine, by its addresses or by p2pd's list of them (`reachability`)."""
     if reachability is Reachability.PUBLIC or any(is_public(f"/ip/{own}") for own in (own_ipv4, own_ipv6) if own):
-        return CheckResult("nat.kind", "ok", "this machine has a public address: others can dial it, but for firewalls")
+        return CheckResult(
+            "nat.kind", "ok", "this machine has a public address: peers can dial it, unless a firewall blocks them"
+        )
     if is_carriers_nat(own_ipv4):
         return CheckResult(
             "nat.kind", "warn", f"{own_ipv4} is behind its carrier's NAT: no port can be forwarded", BY_RELAY
         )
     if own_ipv4 or own_ipv6 or reachability is Reachability.LOCAL:
-        text = "this machine has private addresses only: it is behind NAT, or in a network of its own"
+        text = "this machine has private addresses only: it is behind NAT, or in an isolated network"
         return CheckResult("nat.kind", "warn", text, BY_RELAY)
     return CheckResult(
-        "nat.kind", "warn", "this machine has no address that others could dial", "connect it to a network"
+        "nat.kind", "warn", "this machine has no address that peers could dial", "connect it to a network"
     )
 
 
 def check_running(url: str) -> Iterator[CheckResult]:
-    """What the node that runs on this home says: with time, its peers have told it how it can be reached."""
+    """Yield the reachability that the node on this home has learned from its peers."""
     address = urlsplit(url)
     connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=STATUS_WITHIN_S)
     try:
@@ -84,7 +88,7 @@ def check_running(url: str) -> Iterator[CheckResult]:
         swarm = json.loads(connection.getresponse().read())["swarm"]
         text = f"the running node: reachability {swarm['reachability']}; {swarm['state']}: {swarm['reason']}"
     except (OSError, ValueError, KeyError) as error:
-        yield CheckResult("nat.running", "warn", f"the node at {url} does not answer ({error})", "look into its logs/")
+        yield CheckResult("nat.running", "warn", f"the node at {url} does not answer ({error})", "see its logs/")
     else:
         yield CheckResult("nat.running", "ok", text)
     finally:
@@ -109,13 +113,13 @@ def _peer(probe: AddressProbe, *, others_are_reached: bool) -> CheckResult:
 
 
 def _advice(error: str) -> str:
-    """What to do about p2pd's words."""
+    """Return what to do about an error of p2pd."""
     if "connection refused" in error:
-        return "nobody listens there: check the port, and that the peer runs"
+        return "nothing listens there: check the port, and that the peer runs"
     if "peer id mismatch" in error:
-        return "another peer answers at this address: ask for its present address"
+        return "another peer answers at this address: ask the peer's operator for the current one"
     if "no route to host" in error or "network is unreachable" in error:
-        return "this machine has no way there: check its network"
+        return "this machine has no route to it: check the network"
     if "i/o timeout" in error or "deadline exceeded" in error:
         return "no answer: check the address, and firewalls at both ends"
     return "check the address, and that the peer runs"

@@ -1,7 +1,7 @@
-"""Runs checks side by side, each within its own limit, so that one that hangs costs a line and not the answer.
+"""Run checks in parallel, each within its time limit, so that a hanging check delays no other result.
 
-A check is a function that yields findings. It runs in a daemon thread, for most of what it waits on (a name server, a
-disk, a driver) obeys no time-out; one that is cut off is left to itself and ends with the process.
+A check is a function that yields results. It runs in a daemon thread, because a name server, a disk or a driver may
+ignore time-outs. A check that exceeds its limit stays in its thread and ends with the process.
 """
 
 from __future__ import annotations
@@ -18,22 +18,24 @@ from ftis_node.errors import FtisError, NetworkError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-QUIET_S = 2.0  # a check that takes longer is named
+QUIET_S = 2.0  # seconds until progress names the open checks
 PROGRESS_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """`look` may take `limit_s`. `title` is what a person reads while waiting."""
+class DoctorCheck:
+    """One check. `look` may take `limit_s`. `title` is the text shown while it runs."""
 
     name: str
     title: str
     limit_s: float
-    look: Callable[[], Iterable[CheckResult]]
+    run: Callable[[], Iterable[CheckResult]]
 
 
-def run_checks(checks: Sequence[Check], *, on_progress: Callable[[str], None] = lambda text: None) -> list[CheckResult]:
-    """The findings of all checks, in the order of the checks. `on_progress` is told what is waited for."""
+def run_checks(
+    checks: Sequence[DoctorCheck], *, on_progress: Callable[[str], None] = lambda text: None
+) -> list[CheckResult]:
+    """Return the results of all checks, in the order of the checks. `on_progress` gets the open checks' titles."""
     answers: queue.SimpleQueue[tuple[str, list[CheckResult]]] = queue.SimpleQueue()
     began_at = time.monotonic()
     open_checks = {check.name: check for check in checks}
@@ -56,14 +58,14 @@ def run_checks(checks: Sequence[Check], *, on_progress: Callable[[str], None] = 
             found[check.name] = [_cut(check)]
         if open_checks and now >= next_word_at:
             next_word_at = now + PROGRESS_EVERY_S
-            on_progress(f"still looking at: {', '.join(check.title for check in open_checks.values())}")
+            on_progress(f"still checking: {', '.join(check.title for check in open_checks.values())}")
     return [finding for check in checks for finding in found[check.name]]
 
 
-def _run(check: Check, answers: queue.SimpleQueue[tuple[str, list[CheckResult]]]) -> None:
+def _run(check: DoctorCheck, answers: queue.SimpleQueue[tuple[str, list[CheckResult]]]) -> None:
     findings: list[CheckResult] = []
     try:
-        for finding in check.look():
+        for finding in check.run():
             findings.append(finding)  # noqa: PERF402 - what was found before a fault counts
     except FtisError as error:
         findings.append(
@@ -75,7 +77,7 @@ def _run(check: Check, answers: queue.SimpleQueue[tuple[str, list[CheckResult]]]
     answers.put((check.name, findings))
 
 
-def _cut(check: Check) -> CheckResult:
+def _cut(check: DoctorCheck) -> CheckResult:
     return CheckResult(
-        "check.cut", "warn", f"{check.title}: no answer within {check.limit_s:g} s, cut off", "run doctor again"
+        "check.cut", "warn", f"{check.title}: no answer within {check.limit_s:g} s, stopped", "run doctor again"
     )

@@ -1,6 +1,6 @@
-"""What `doctor` finds out with plain sockets: ports of ours, ways out, and peers' machines by IPv4 and IPv6.
+"""Checks with plain sockets: free ports, routes to the outside, and TCP to peers by IPv4 and IPv6.
 
-p2pd dials a peer by the address that it likes best and does not tell which families work; a TCP connection does.
+p2pd dials a peer by its preferred address and does not report which address families work. A TCP connection shows it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ if TYPE_CHECKING:
 
 CONNECT_WITHIN_S = 4.0
 NAMES = {socket.AF_INET: "ipv4", socket.AF_INET6: "ipv6"}
-OUTSIDE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}  # for documentation; nothing is sent there
+OUTSIDE = {
+    socket.AF_INET: "192.0.2.1",
+    socket.AF_INET6: "2001:db8::1",
+}  # reserved for documentation; receives nothing
 CARRIERS_NAT = ipaddress.ip_network("100.64.0.0/10")
-NO_CLOCK = 5  # TIME_ERROR of adjtimex(2): nobody tells the kernel the time
+NO_CLOCK = 5  # TIME_ERROR of adjtimex(2): the clock is not synchronized
 TIMEX_BYTES = 256
 
 
 def check_listen_ports(listen: Iterable[str], status_port: int, *, runs_here: bool) -> Iterator[CheckResult]:
-    """Whether a node could listen. `runs_here`: a node of this home is running, and has them itself."""
+    """Yield whether the node's ports are free. `runs_here`: a node of this home runs and uses them."""
     if runs_here:
         yield CheckResult("port.listen", "ok", "the node that runs on this home listens")
         return
@@ -51,23 +54,25 @@ def check_listen_ports(listen: Iterable[str], status_port: int, *, runs_here: bo
 
 
 def check_routes() -> Iterator[CheckResult]:
-    """Whether there is a way out, by IPv4 and by IPv6."""
+    """Yield whether there is a route to the outside, by IPv4 and by IPv6."""
     own = {family: own_address(family) for family in NAMES}
     if not any(own.values()):
-        text = "no network: this machine has no way to any address outside"
-        yield CheckResult("route.ipv4", "warn", text, "connect it to a network; alone it can only train on its own")
+        text = "no network: this machine has no route to any address outside"
+        yield CheckResult(
+            "route.ipv4", "warn", text, "connect it to a network; without one it trains only on its own groups"
+        )
         return
     for family, name in NAMES.items():
         if own[family]:
-            yield CheckResult(f"route.{name}", "ok", f"a way out by {_written(name)}, from {own[family]}")
+            yield CheckResult(f"route.{name}", "ok", f"a route by {_written(name)}, from {own[family]}")
         else:
-            advice = "nothing need be done unless peers have such addresses only"
+            advice = "nothing to do, unless peers have such addresses only"
             level: Level = "ok" if name == "ipv6" else "warn"
-            yield CheckResult(f"route.{name}", level, f"no way out by {_written(name)}", advice)
+            yield CheckResult(f"route.{name}", level, f"no route by {_written(name)}", advice)
 
 
 def own_address(family: socket.AddressFamily) -> str:
-    """The address from which this machine would send outside; empty where it has no way there. Sends nothing."""
+    """Return the address from which this machine would send to the outside; empty if it has no route."""
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((OUTSIDE[family], 9))
@@ -77,7 +82,7 @@ def own_address(family: socket.AddressFamily) -> str:
 
 
 def is_carriers_nat(address: str) -> bool:
-    """Whether this address is one of those that carriers give to customers behind a NAT of theirs (RFC 6598)."""
+    """Return whether this address is one that carriers give to customers behind their NAT (RFC 6598)."""
     try:
         return ipaddress.ip_address(address) in CARRIERS_NAT
     except ValueError:
@@ -85,7 +90,7 @@ def is_carriers_nat(address: str) -> bool:
 
 
 def check_peers(peers: Iterable[str]) -> Iterator[CheckResult]:
-    """A TCP connection to each peer by each family that its address has; QUIC is left to p2pd."""
+    """Connect by TCP to each peer, by each address family that it has. QUIC is left to p2pd."""
     for text in peers:
         peer = parse_multiaddr(text)
         _, kind, host, transport, port, *_ = peer.text.split("/")
@@ -117,17 +122,17 @@ def _by_family(peer: PeerAddress, host: str, port: int, family: socket.AddressFa
 
 
 def check_kernels_clock() -> Iterator[CheckResult]:
-    """Whether anybody tells the kernel the time. Says nothing where it cannot be asked."""
+    """Yield whether a time service synchronizes the kernel's clock; nothing if the kernel does not report it."""
     try:
         state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(TIMEX_BYTES))
     except (OSError, AttributeError):
         return
     if state == NO_CLOCK:
-        text = "no time synchronization that the kernel knows of; peers refuse a clock that is 3 s off"
+        text = "the kernel reports no time synchronization; peers refuse a clock that is 3 s off"
         advice = "switch it on (systemd-timesyncd, chrony), or name --peers to compare with their clocks"
         yield CheckResult("clock.synchronised", "warn", text, advice)
     elif state >= 0:
-        yield CheckResult("clock.synchronised", "ok", "the kernel's clock is synchronised")
+        yield CheckResult("clock.synchronised", "ok", "the kernel's clock is synchronized")
 
 
 def _written(name: str) -> str:

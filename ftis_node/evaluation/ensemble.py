@@ -1,12 +1,12 @@
-"""Several models evaluated together on one task: each alone, then as mixture, by vote, and by the best one alone.
+"""Evaluation of several models on one task: each alone, as a mixture, by vote, and by choosing one model per problem.
 
     each model, one after another -> its answers to all problems   -> the experts alone, vote, confidence, route, gate
                                   -> log-probs of prompts and text -> route, the cached prior, perplexity
-                                  -> answers to training prompts   -> what gate learns from
+                                  -> answers to training prompts   -> training data of gate
     all models at once            -> answers of the mixture        -> posterior, cached, mean, answer
 
-Vote, confidence, route and gate take the answers that the models gave alone: they cost no second generation. So a
-model alone is evaluated exactly as `ftis-node eval` does it, and one model's mixture as well.
+Vote, confidence, route and gate reuse the answers of the single models, so they need no second generation. A model
+alone, or a mixture of one model, is evaluated exactly as `ftis-node eval` does it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ TRAINING_USE: Final = {"cached": "takes its prior from", "gate": "learns from"}
 def run_ensemble(
     models: Sequence[str], swarm: Sequence[Path], task: str, *, on_progress: OnProgress = unwatched, **options: Any
 ) -> EnsembleResult:
-    """`evaluate_ensemble` of the models that are named and those of the swarm's folders, in this order."""
+    """Return `evaluate_ensemble` of the named models and those of the swarm's folders, in this order."""
     with tempfile.TemporaryDirectory(prefix="ftis-ensemble-") as scratch:
         members: list[str | Member] = [*models, *swarm_members(swarm, Path(scratch), on_progress=on_progress)]
         return asyncio.run(evaluate_ensemble(members, task, on_progress=on_progress, **options))
@@ -83,12 +83,13 @@ async def evaluate_ensemble(
     text: Path | None = None,
     on_progress: OnProgress = unwatched,
 ) -> EnsembleResult:
-    """Each model alone and each of `modes` on the first `limit` test problems of `task`.
+    """Evaluate each model alone and each of `modes` on the first `limit` test problems of `task`.
 
-    `max_tokens` bounds prompt and completion together. The experts alone, and so the modes that choose among their
-    answers, are served by `engine`, a mixture by the torch engine. `cached` takes its prior from the last
-    `dev_prompts` training prompts, `gate` learns from `gate_prompts` of `gate_task`, or of `task` where it is None.
-    `text` is a file whose perplexity is measured, too. With a `seed` samples are the same each time.
+    `max_tokens` bounds prompt and completion together. `engine` serves the experts alone, and so the modes that choose
+    among their answers. The torch engine serves a mixture. `cached` takes its prior from the last `dev_prompts`
+    training prompts. `gate` learns from `gate_prompts` of `gate_task`, or of `task` if it is None. `text` is a file
+    whose perplexity is measured, too. With a `seed` samples are the same each time.
+
     Raises ConfigError, ModelError, TaskError, MachineError, EngineError and NetworkError.
     """
     check_engine_name(engine)
@@ -120,7 +121,7 @@ async def evaluate_ensemble(
     )
     also_scored = [training["gate"]] if "gate" in modes else []
     async with IsolatedScorer(problems, scored_only=also_scored) as scorer:
-        seen = [await study.look_at(expert, open_engine, scorer) for expert in experts]
+        seen = [await study.evaluate_expert(expert, open_engine, scorer) for expert in experts]
         weights_by_mode = _mixture_weights(mixtures, seen, decay=decay)
         mixed = await study.mix(weights_by_mode, scorer) if mixtures else {}
     names = [expert.member.name for expert in experts]
@@ -186,12 +187,12 @@ def _training_task(task: str, mode: str) -> Task:
 
 
 def _last(problems: Task, num_prompts: int) -> list[TaskItem]:
-    """The last prompts of the training split: where a file is given for both splits, those that are evaluated last."""
+    """Return the last prompts of the training split. If one file serves both splits, evaluation uses these last."""
     return [problems[index] for index in range(max(0, len(problems) - num_prompts), len(problems))]
 
 
 def _unasked(items: list[TaskItem], asked: list[TaskItem]) -> list[TaskItem]:
-    """Those whose prompts are not evaluated: a file that is given for both splits holds the same problems."""
+    """Return the problems whose prompts are not evaluated; one file for both splits would contain them twice."""
     unasked = [item for item in items if all(item.prompt != other.prompt for other in asked)]
     if not unasked:
         raise TaskError(
@@ -202,7 +203,7 @@ def _unasked(items: list[TaskItem], asked: list[TaskItem]) -> list[TaskItem]:
 
 
 def _gate_chances(seen: Sequence[ExpertOutputs], asked: Sequence[TaskItem]) -> list[list[float]]:
-    """`[J][N]` how likely each expert is right about each problem."""
+    """Return the probability `[J][N]` that each expert is right about each problem."""
     from ftis_node.generation.gate import train_gate
 
     rewarded = [[is_right(problem) for problem in each.gated] for each in seen]
@@ -223,7 +224,7 @@ def _read_text(path: Path) -> str:
 def _mixture_weights(
     mixtures: Sequence[str], seen: Sequence[ExpertOutputs], *, decay: float
 ) -> dict[str, MixtureWeights]:
-    """How each of the mixtures weighs the experts."""
+    """Return how each of the mixtures weights the experts."""
     if not mixtures:
         return {}
     from ftis_node.generation.experts import cached_mixture_weights, uniform_mixture_weights
@@ -240,7 +241,7 @@ def _mixture_weights(
 def _text_figures(
     names: Sequence[str], seen: Sequence[ExpertOutputs], weights_by_mode: dict[str, MixtureWeights]
 ) -> tuple[TextFigures, ...]:
-    """The text by each expert alone, then by each of the mixtures."""
+    """Return the text's likelihood under each expert alone, then under each of the mixtures."""
     figures = [
         TextFigures(name, tokens=sum(map(len, each.windows)), nats=-sum(map(sum, each.windows)))
         for name, each in zip(names, seen, strict=True)

@@ -1,4 +1,4 @@
-"""Evaluation without a daemon: one engine in this process, one task, one figure."""
+"""Evaluation without a daemon: one engine in this process, one task, one result."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from ftis_node.errors import ConfigError
 from ftis_node.generation.engines import choose_engine
 from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.evaluate import EvalResult, evaluate
-from ftis_node.generation.local import LocalGenerator
 from ftis_node.models import load_tokenizer, resolve_model
 from ftis_node.tasks import load_task
 from ftis_node.tasks.scoring.scorer import IsolatedScorer
@@ -37,7 +36,8 @@ def evaluate_model(
     engine: str,
     on_progress: OnProgress = unwatched,
 ) -> EvalResult:
-    """pass@1, and pass@k for k > 1, on the test problems of a task. `max_tokens` bounds prompt and completion together.
+    """Return pass@1, and pass@k for k > 1, on the test problems of a task. `max_tokens` bounds prompt and completion
+    together.
 
     Raises ConfigError, ModelError, TaskError, EngineError, NetworkError.
     """
@@ -46,14 +46,14 @@ def evaluate_model(
 
 
 def check_engine_name(engine: Any) -> None:
-    """Raises ConfigError for a name that no engine has."""
+    """Raise ConfigError if no engine has this name."""
     if engine not in ENGINE_NAMES:
         raise ConfigError(f"no engine {engine!r}: use one of {', '.join(ENGINE_NAMES)}")
 
 
 @asynccontextmanager
 async def serving(open_engine: OpenEngine, source: ModelSource, settings: EngineSettings) -> AsyncIterator[Engine]:
-    """The model in an engine of this process, closed at the end."""
+    """Yield the model in an engine of this process; close it at the end."""
     opened = await open_engine(source, settings, lambda: None)
     try:
         yield opened
@@ -73,7 +73,7 @@ async def _evaluate(
     on_progress(None, f"loading {source.name} into the engine")
     async with serving(open_engine, source, settings) as opened, IsolatedScorer(problems) as scorer:
         return await evaluate(
-            LocalGenerator(opened, eos_ids=tokenizer.eos_ids),
+            opened,
             problems,
             tokenizer,
             scorer=scorer,

@@ -1,11 +1,12 @@
-"""Who belongs to an ensemble: models that are named, and those of one operator's nodes.
+"""Members of an ensemble: named models, and those of one operator's nodes.
 
-A folder of a swarm is an exported model, the home of a node, or holds such folders. Of a home the newest checkpoint is
-exported to a scratch folder first, an adapter merged into its model; a node that only generates has none of its own.
+A folder of a swarm is an exported model, a node's home, or a folder of such folders. From a home the newest checkpoint
+is exported to a scratch folder first, with an adapter merged into its model. A node that only generates has none.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,21 +17,25 @@ from ftis_node.config.home_schema import refuse_newer
 from ftis_node.config.manifest import load_manifest
 from ftis_node.errors import ConfigError, DamagedError, FileError
 from ftis_node.files import read_object
+from ftis_node.memory.home_training import CHECKPOINT_PREFIX
 from ftis_node.models.source import CONFIG_FILE
 from ftis_node.node.storage.export import export_model_of
 from ftis_node.telemetry.progress import unwatched
+from ftis_node.workers.durable import newest_complete
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ftis_node.telemetry.progress import OnProgress
 
+log = logging.getLogger(__name__)
+
 ADAPTER_FILE = "adapter_config.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One expert: the `name` it goes by, its `model` (a folder, or an id on the hub), and its `domain` where known."""
+    """One expert: its `name`, its `model` (a folder, or an id on the hub), and its `domain` if known."""
 
     name: str
     model: str
@@ -38,9 +43,9 @@ class Member:
 
 
 def as_members(models: Iterable[str | Member]) -> list[Member]:
-    """Members whose names differ: a model goes by its folder's name or its id, a second one of that name gets a number.
+    """Return members with different names: the folder's name or the hub id, with a number if it is taken.
 
-    Raises ConfigError where there is none.
+    Raises ConfigError if there are no models.
     """
     members: list[Member] = []
     for model in models:
@@ -58,9 +63,9 @@ def as_members(models: Iterable[str | Member]) -> list[Member]:
 
 
 def swarm_members(folders: Sequence[Path], scratch: Path, *, on_progress: OnProgress = unwatched) -> list[Member]:
-    """The models in and below `folders`, by name of their folder; homes are exported into `scratch`.
+    """Return the models in and below `folders`, by name of their folder; homes are exported into `scratch`.
 
-    Raises ConfigError for a folder that holds none, and what an export raises.
+    Raises ConfigError for a folder without a model, and the exceptions of an export.
     """
     return [member for folder in folders for member in _members_of(folder.expanduser(), scratch, on_progress)]
 
@@ -89,7 +94,7 @@ def _is_home(folder: Path) -> bool:
 
 
 def _member(folder: Path, scratch: Path, on_progress: OnProgress) -> Member | None:
-    """None for the home of a node that only generates."""
+    """Return the member of a folder; None for the home of a node that only generates."""
     if _is_home(folder):
         return _exported(Home(folder), scratch, on_progress)
     if not (folder / CONFIG_FILE).is_file():
@@ -103,8 +108,11 @@ def _exported(home: Home, scratch: Path, on_progress: OnProgress) -> Member | No
         settings = read_object(home.settings)
         role, name, domain = (str(settings.get(key) or "") for key in ("role", "name", "task"))
     except (OSError, FileError) as error:
-        raise DamagedError(f"{home.settings} cannot be read: {error}; start the node once, it mends it") from None
+        raise DamagedError(f"{home.settings} cannot be read: {error}; the next start of the node repairs it") from None
     if role == "generator":
+        return None
+    if newest_complete(home.checkpoints, CHECKPOINT_PREFIX) is None:
+        log.warning("%s is left out: it has no checkpoint yet", home.root)
         return None
     name = name or home.root.resolve().name
     number = sum(1 for _ in scratch.iterdir())

@@ -1,4 +1,4 @@
-"""Whether the models of a mixture fit beside each other, by estimate, before any of them is loaded."""
+"""Estimate whether the models of a mixture fit in memory together, before any of them is loaded."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from ftis_node.models import ModelSource
 
 GIB = 1 << 30
-USABLE_SHARE = 0.95  # as the memory plan has it
-ROWS = 128  # completions that the engine decodes side by side, divided by the number of models
+USABLE_SHARE = 0.95  # as in the memory plan
+ROWS = 128  # completions that the engine decodes in parallel, divided by the number of models
 BYTES = {"cpu": 4, "cuda": 2}  # float32 and bfloat16
 
 
 def mixture_bytes(sources: Sequence[ModelSource], *, max_tokens: int, bytes_per_number: int) -> int:
-    """Weights of all models, and their caches for a full batch of prompts and completions of `max_tokens`."""
+    """Return the bytes of all models' weights and of their caches, for a full batch of completions of `max_tokens`."""
     rows = max(1, ROWS // len(sources))
     return sum(
         bytes_per_number * (parameter_count(source) + rows * max_tokens * _cache_numbers(source)) for source in sources
@@ -29,7 +29,7 @@ def mixture_bytes(sources: Sequence[ModelSource], *, max_tokens: int, bytes_per_
 
 
 def check_mixture_fits(sources: Sequence[ModelSource], *, max_tokens: int) -> None:
-    """Raises MachineError, which says what to do, where they need more memory than is there."""
+    """Raise MachineError, which says what to do, if they need more memory than is free."""
     device = pick_device("auto")
     needed = mixture_bytes(sources, max_tokens=max_tokens, bytes_per_number=BYTES[device])
     free = free_bytes(device)
@@ -42,14 +42,14 @@ def check_mixture_fits(sources: Sequence[ModelSource], *, max_tokens: int) -> No
 
 
 def free_bytes(device: str) -> int:
-    """What models may take: most of the first GPU, or what is free of the host's memory."""
+    """Return the memory that models may use: most of the first GPU, or the free memory of the host."""
     if device == "cuda":
         return int(USABLE_SHARE * list_accelerators()[0].memory_bytes)
     return int(psutil.virtual_memory().available)
 
 
 def _cache_numbers(source: ModelSource) -> int:
-    """Numbers that one token takes in the cache; 0 where the model's shape is not one that we know."""
+    """Return the numbers in the cache for one token; 0 if the model's shape is unknown."""
     try:
         shape = read_shape(source)
     except ModelError:

@@ -1,8 +1,8 @@
-"""What an ensemble's evaluation comes to: each expert alone and each mode, from the answers to the same problems.
+"""Result of an ensemble's evaluation: each expert alone and each mode, from the answers to the same problems.
 
-Cost is counted twice. `generated_tokens` are those of all completions that were sampled. `forward_tokens` are the
-positions, of prompts and completions, that went through a model, summed over the models: a mixture of J models takes J
-passes for every token. What pass@k takes is in both.
+Cost has two numbers. `generated_tokens` counts the tokens of all sampled completions. `forward_tokens` counts the
+positions of prompts and completions that went through a model, summed over the models. A mixture of J models takes J
+passes for every token. Both include the samples of pass@k.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ MAX_EXPONENT = 700.0  # e^709 is the largest float
 class EvaluationRow:
     """One expert alone, or one mode of the ensemble.
 
-    `majority_at_k` is the share of problems that the majority over k samples of each model gets right, None for k = 1.
-    `model` and `domain` are an expert's; `chosen` is how many answers are whose, for the modes that take one expert's.
+    `majority_at_k` is the fraction of problems that the majority over k samples of each model gets right, None for k =
+    1. `model` and `domain` are an expert's. `chosen` counts each expert's answers, for the modes that choose one
+    expert.
     """
 
     name: str
@@ -45,7 +46,7 @@ class EvaluationRow:
 
 @dataclass(frozen=True, slots=True)
 class TextFigures:
-    """How likely a text is: `nats` of all its `tokens` together, which is comparable between tokenizers."""
+    """Likelihood of a text: `nats` of all its `tokens` together, which is comparable between tokenizers."""
 
     name: str
     tokens: int
@@ -53,20 +54,20 @@ class TextFigures:
 
     @property
     def nats_per_token(self) -> float:
-        """The mean; comparable between models of one tokenizer."""
+        """Mean over the tokens; comparable between models of one tokenizer."""
         return self.nats / self.tokens
 
     @property
     def perplexity(self) -> float:
-        """e to the nats of a token."""
+        """exp(nats per token)."""
         return exp(min(self.nats_per_token, MAX_EXPONENT))
 
 
 @dataclass(frozen=True, slots=True)
 class GateFigures:
-    """What `gate` learned from: `right` is the share of its `prompts` that each expert answered rightly.
+    """Training data of `gate`: `right` is the fraction of its `prompts` that each expert answered correctly.
 
-    The tokens are those of the experts' answers to these prompts, counted as an `EvaluationRow`'s and in none of them.
+    The token counts are those of the experts' answers to these prompts; no `EvaluationRow` includes them.
     """
 
     prompts: int
@@ -77,9 +78,9 @@ class GateFigures:
 
 @dataclass(frozen=True, slots=True)
 class EnsembleResult:
-    """`prior` are the weights that `cached` began with, in the order of `experts`; None without that mode.
+    """Results of the experts and modes. `prior`: the initial weights of `cached`, in the order of `experts`.
 
-    `gate` likewise is None without the mode `gate`.
+    `prior` is None without the mode `cached`, `gate` without the mode `gate`.
     """
 
     task: str
@@ -95,7 +96,7 @@ class EnsembleResult:
 def evaluation_row(
     name: str, answered: Sequence[Answered], task: Task, *, k: int, num_models: int = 1
 ) -> EvaluationRow:
-    """The figures of answers that one model gave, or a mixture of `num_models`."""
+    """Return the row of answers from one model, or from a mixture of `num_models`."""
     right = [_is_majority_right(task, problem.item, problem.samples[:k]) for problem in answered]
     return EvaluationRow(
         name=name,
@@ -107,7 +108,7 @@ def evaluation_row(
 
 
 def vote_row(name: str, by_model: Sequence[Sequence[Answered]], task: Task, *, k: int) -> EvaluationRow:
-    """The majority over the models' own answers; `by_model` has each one's answers to the same problems."""
+    """Return the row of the majority over the models' own answers. `by_model` has the answers to the same problems."""
     ballots = list(zip(*by_model, strict=True))
     elected, right = [], []
     for ballot in ballots:
@@ -134,9 +135,9 @@ def route_row(
     names: Sequence[str],
     k: int,
 ) -> EvaluationRow:
-    """Each problem by the model under which its prompt is likeliest, the first of equals.
+    """Return the row of answers by the model under which the prompt is likeliest, the first of equals.
 
-    `likelihoods` are log p_j(prompt), in the order of `by_model`. All models read every prompt to choose.
+    `likelihoods` are log p_j(prompt), in the order of `by_model`. To choose, all models read every prompt.
     """
     entry = chosen_row(name, by_model, likelihoods, task, names=names, k=k)
     read_to_choose = sum(problem.num_prompt_tokens for answered in by_model for problem in answered)
@@ -146,9 +147,9 @@ def route_row(
 def confidence_row(
     name: str, by_model: Sequence[Sequence[Answered]], task: Task, *, names: Sequence[str], k: int
 ) -> EvaluationRow:
-    """Each problem by the model whose greedy answer has the highest mean log-prob by its own measure.
+    """Return the row of answers by the model whose greedy answer has the highest mean log-prob by its own measure.
 
-    A model without an answer comes last, and one whose log-probs are no numbers. All give a greedy answer.
+    A model without an answer, or with log-probs that are NaN, comes last. All models give a greedy answer.
     """
     confidences = [[_confidence(problem) for problem in answered] for answered in by_model]
     return chosen_row(name, by_model, confidences, task, names=names, k=k, all_answer=True)
@@ -164,10 +165,7 @@ def chosen_row(
     k: int,
     all_answer: bool = False,
 ) -> EvaluationRow:
-    """Each problem by the model with the highest of its `scores` `[J][N]`, the first of equals.
-
-    With `all_answer` the greedy answers of the other models are part of the cost.
-    """
+    """Return the row of answers by the model with the highest of its `scores` `[J][N]`, the first of equals."""
     ballots = list(zip(*by_model, strict=True))
     choices = [max(range(len(row)), key=row.__getitem__) for row in zip(*scores, strict=True)]
     answered = [ballot[choice] for ballot, choice in zip(ballots, choices, strict=True)]
@@ -188,7 +186,7 @@ def chosen_row(
 
 
 def gate_figures(by_model: Sequence[Sequence[Answered]]) -> GateFigures:
-    """The figures of the models' answers to the gate's training prompts."""
+    """Return the figures of the models' answers to the gate's training prompts."""
     every = [problem for answered in by_model for problem in answered]
     return GateFigures(
         prompts=len(by_model[0]),
@@ -199,12 +197,12 @@ def gate_figures(by_model: Sequence[Sequence[Answered]]) -> GateFigures:
 
 
 def is_right(problem: Answered) -> bool:
-    """Whether its greedy answer has the full reward."""
+    """Return whether its greedy answer has the full reward."""
     return problem.greedy is not None and problem.greedy.is_right
 
 
 def _confidence(problem: Answered) -> float:
-    """Nats a token."""
+    """Return nats per token."""
     logprob = -inf if problem.greedy is None else problem.greedy.mean_logprob
     return logprob if isfinite(logprob) else -inf
 
@@ -224,6 +222,6 @@ def _generated(problem: Answered) -> int:
 
 
 def _forward(problem: Answered) -> int:
-    """The prompt is read once for the greedy answer and once for the samples."""
+    """Return the positions of all forward passes: the prompt counts once for the greedy answer, once for samples."""
     num_reads = bool(problem.greedy) + bool(problem.samples)
     return num_reads * problem.num_prompt_tokens + _generated(problem)

@@ -1,4 +1,4 @@
-"""What is asked of every model of an ensemble, one after another, and then of their mixture."""
+"""Queries to every model of an ensemble, one after another, and then to their mixture."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from ftis_node.evaluation.evaluate import serving
 from ftis_node.evaluation.result import EvaluationRow, evaluation_row
 from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.evaluate import answer_problems
-from ftis_node.generation.local import LocalGenerator
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Expert:
-    """A member with its files looked at."""
+    """A member with its resolved model files."""
 
     member: Member
     source: ModelSource
@@ -37,10 +36,10 @@ class Expert:
 
 @dataclass(frozen=True, slots=True)
 class ExpertOutputs:
-    """What one model did alone: answers, and log-likelihoods of the problems' prompts and of the dev prompts.
+    """Outputs of one model alone: answers, and log-likelihoods of the problems' prompts and of the dev prompts.
 
-    `gated` are its greedy answers to the gate's prompts; `windows` has the log-probs of the text's tokens, piece by
-    piece.
+    `gated` are its greedy answers to the gate's prompts. `windows` has the log-probs of the text's tokens, window by
+    window.
     """
 
     answered: list[Answered]
@@ -52,7 +51,7 @@ class ExpertOutputs:
 
 @dataclass(frozen=True, slots=True)
 class _Answerer:
-    """Who answers problems: a model or a mixture, and what reads and scores its answers."""
+    """A model or a mixture that answers problems, with the tokenizer and task that read and score its answers."""
 
     opened: Engine
     tokenizer: PromptTokenizer
@@ -61,7 +60,7 @@ class _Answerer:
 
 
 class PartsProgress:
-    """One bar over all parts of the work."""
+    """One progress bar over all parts of the work."""
 
     def __init__(self, on_progress: OnProgress, *, num_parts: int) -> None:
         self.on_progress = on_progress
@@ -69,19 +68,19 @@ class PartsProgress:
         self._num_done = 0
 
     def part(self, name: str, done: int, total: int) -> None:
-        """So far `done` of `total` problems of this part."""
+        """Report `done` of `total` problems of this part."""
         self.on_progress((self._num_done + done / total) / self._num_parts, f"{name}: {done} of {total} problems")
 
     def end_part(self) -> None:
-        """The next part begins."""
+        """Begin the next part."""
         self._num_done += 1
 
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """What is asked of every model: `routed` and `dev` are problems whose prompts alone are looked at.
+    """Problems for every model. `routed` and `dev` are problems of which only the prompts are used.
 
-    `gated` are training problems that are answered greedily.
+    `gated` are training problems for greedy answers.
     """
 
     experts: list[Expert]
@@ -96,7 +95,7 @@ class Study:
     gated: list[TaskItem]
     text: str
 
-    async def look_at(self, expert: Expert, open_engine: OpenEngine, scorer: IsolatedScorer) -> ExpertOutputs:
+    async def evaluate_expert(self, expert: Expert, open_engine: OpenEngine, scorer: IsolatedScorer) -> ExpertOutputs:
         """One model alone; it is in memory only meanwhile."""
         settings, windows = self._settings(expert.tokenizer), self._windows(expert.tokenizer)
         name = expert.member.name
@@ -114,7 +113,7 @@ class Study:
             )
 
     async def mix(self, weights_by_mode: dict[str, MixtureWeights], scorer: IsolatedScorer) -> dict[str, EvaluationRow]:
-        """All models at once, each of the mixtures in turn. The prompt is as the first model's template has it."""
+        """Run all models at once, each of the mixtures in turn. The first model's template renders the prompt."""
         from ftis_node.generation.engines.mixture_engine import open_mixture
 
         tokenizer = self.experts[0].tokenizer
@@ -134,7 +133,7 @@ class Study:
         return entries
 
     def alone(self, expert: Expert, seen: ExpertOutputs) -> EvaluationRow:
-        """An expert's own line."""
+        """Return an expert's own row."""
         member = expert.member
         entry = evaluation_row(member.name, seen.answered, self.problems, k=self.k)
         return replace(entry, model=member.model, domain=member.domain)
@@ -143,10 +142,11 @@ class Study:
         self, name: str, answerer: _Answerer, problems: Task | Sequence[TaskItem], *, limit: int, k: int
     ) -> list[Answered]:
         answered = await answer_problems(
-            LocalGenerator(answerer.opened, eos_ids=answerer.eos_ids),
+            answerer.opened,
             problems,
             answerer.tokenizer,
             scorer=answerer.scorer,
+            eos_ids=answerer.eos_ids,
             limit=limit,
             k=k,
             completion_limit=lambda num_prompt_tokens: self.max_tokens - num_prompt_tokens,
@@ -159,12 +159,12 @@ class Study:
         return EngineSettings(vocab_size=tokenizer.vocab_size, max_model_len=self.max_tokens, seed=self.seed)
 
     async def _likelihood(self, opened: Engine, expert: Expert, item: TaskItem) -> float:
-        """log p(prompt) under one model; 0 for a prompt that is too long to be asked."""
+        """Return log p(prompt) under one model; 0 for a prompt that is too long."""
         ids = self._prompt_ids(expert, item)
         return sum(await opened.probe(ids)) if 1 < len(ids) < self.max_tokens else 0.0
 
     def _prompt_ids(self, expert: Expert, item: TaskItem) -> list[int]:
-        """The first expert's prompt for all of them; where their tokenizers differ, the prompt's plain text."""
+        """Return the first expert's prompt for all of them; if their tokenizers differ, the prompt's plain text."""
         if has_one_tokenizer(self.experts):
             return self.experts[0].tokenizer.encode_prompt(item.prompt)
         tokenizer = expert.tokenizer
@@ -172,7 +172,8 @@ class Study:
         return words if tokenizer.eos_id is None else [tokenizer.eos_id, *words]
 
     def _windows(self, tokenizer: PromptTokenizer) -> list[list[int]]:
-        """The text in pieces that leave an engine room for a token, each from the last token of the one before.
+        """Split the text into windows one token shorter than the engine's limit. Each begins with the last token of the
+        one before.
 
         So every token but the first is predicted once.
         """
@@ -184,5 +185,5 @@ class Study:
 
 
 def has_one_tokenizer(experts: Sequence[Expert]) -> bool:
-    """Whether all of them read each other's ids."""
+    """Return whether all of them have one tokenizer."""
     return len({expert.tokenizer.fingerprint for expert in experts}) == 1

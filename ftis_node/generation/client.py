@@ -19,8 +19,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ftis_node.errors import FtisError, ModelError, SharingError, WorkerDiedError, WorkerTaskError
 from ftis_node.generation.messages import (
@@ -31,27 +30,25 @@ from ftis_node.generation.messages import (
     EngineBroken,
     Generate,
     Generated,
-    LoadWeights,
-    Probe,
-    Probed,
     Sleep,
     TokensMade,
     Wake,
-    WeightsLoaded,
 )
 from ftis_node.generation.source import WeightSource
 from ftis_node.generation.throughput import Throughput
 from ftis_node.generation.time_limits import TimeLimits
+from ftis_node.generation.weight_loader import PROOF_TOLERANCES, WeightLoader, known
+from ftis_node.workers.client import WorkerClient
 from ftis_node.workers.spec import WorkerSpec
 from ftis_node.workers.supervisor import MakeRoom, Supervisor, WorkerState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from pathlib import Path
 
-    from ftis_node.generation.engines.base import GenerationResult
+    from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
     from ftis_node.generation.messages import GenerationBoot
-    from ftis_node.records.group import SamplingSettings
+    from ftis_node.generation.weight_loader import CallWorker, ProofToCome
     from ftis_node.workers.process import WorkerProcess
     from ftis_node.workers.restart_policy import RestartPolicy
     from ftis_node.workers.spec import Timing
@@ -59,25 +56,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Reply = TypeVar("Reply")
-CallWorker: TypeAlias = "Callable[[Any, type[Reply]], Awaitable[Reply]]"
 OnProblem: TypeAlias = Callable[[str], None]
 WriteWeights: TypeAlias = Callable[[str], Awaitable["PublishedWeights | None"]]
-ProofToCome: TypeAlias = "asyncio.Future[WeightProof | None]"  # None: the learner could not compute it
 
 WORKER_MODULE = "ftis_node.generation.worker"
-PROOF_ATTEMPTS = 2
-# The largest root mean square, in nats, of the differences between two correct forward passes of the probe.
-# The bound of float32 is ten times what vLLM and torch differ by here. Published for bfloat16, vLLM and a trainer: a
-# standard deviation of 0.050, and 0.477 at most among 3,916 tokens. For a trainer and itself: 0.055 and 0.656
-# (https://github.com/huggingface/trl/issues/6789), and a root mean square of 0.039
-# (https://github.com/ServiceNow/Fast-LLM/pull/525). The bound is more than five times that, for other models. With
-# those tails, 1 version in 75,000 exceeds it. It detects gross faults only: checksums detect small ones.
-PROOF_TOLERANCES = {"float32": 1e-4, "bfloat16": 0.25}
 
 
-class GenerationClient:
-    """The client of the generation worker. `start`, `run` and `stop` are those of the supervisor."""
+class GenerationClient(WorkerClient):
+    """The client of the generation worker."""
 
     def __init__(
         self,
@@ -115,28 +101,27 @@ class GenerationClient:
         )
         self._awake = asyncio.Event()
         self._awake.set()
-        self._supervisor = Supervisor(
-            spec,
-            timing=timing,
-            restart_policy=restart_policy,
-            on_started=self._bring_up,
-            on_event=self._take_event,
-            until_wanted=self._awake.wait,
-            make_room=make_room,
+        super().__init__(
+            Supervisor(
+                spec,
+                timing=timing,
+                restart_policy=restart_policy,
+                on_started=self._bring_up,
+                on_event=self._take_event,
+                until_wanted=self._awake.wait,
+                make_room=make_room,
+            )
         )
         self._request_timeout_s = request_timeout_s
         self._time_limits = TimeLimits(request_timeout_s)
-        self._proof_tolerance = proof_tolerance
-        self._on_problem = on_problem
         self._handing_over = asyncio.Lock()
-        self._newest: tuple[PublishedWeights, ProofToCome] | None = None
-        self._source = WeightSource(write_weights, on_fall_back)
+        self._loader = WeightLoader(
+            WeightSource(write_weights, on_fall_back), proof_tolerance=proof_tolerance, on_problem=on_problem
+        )
         self._has_discarded = False
         self._may_discard = boot.settings.can_sleep and boot.settings.lora_rank is None
         self._throughput = Throughput()
         self.engine: str = boot.engine
-        self.policy_version = 0
-        self.load_s: float | None = None  # of the newest weights, in the worker
         self.groups_made = 0
         self.tokens_made = 0
 
@@ -148,7 +133,17 @@ class GenerationClient:
     @property
     def state(self) -> WorkerState:
         """The worker's state."""
-        return self._supervisor.state
+        return self.worker_state
+
+    @property
+    def policy_version(self) -> int:
+        """The version that the worker serves; 0 for the model as it came."""
+        return self._loader.served_version
+
+    @property
+    def load_s(self) -> float | None:
+        """The seconds that loading the newest weights took in the worker."""
+        return self._loader.load_s
 
     @property
     def is_alive(self) -> bool:
@@ -163,22 +158,7 @@ class GenerationClient:
     @property
     def hand_over(self) -> str:
         """How the newest weights came, in words: `file` or a faster way; "" before any."""
-        return self._source.how
-
-    @property
-    def restarts(self) -> int:
-        """The number of restarts after a death."""
-        return self._supervisor.restarts
-
-    @property
-    def pid(self) -> int | None:
-        """The worker's process id."""
-        return self._supervisor.pid
-
-    @property
-    def last_error(self) -> FtisError | None:
-        """Why the last worker process ended."""
-        return self._supervisor.last_error
+        return self._loader.source.how
 
     @property
     def tokens_per_s(self) -> float:
@@ -189,44 +169,15 @@ class GenerationClient:
         """Return when the worker serves. Raises ModelError, EngineError, MachineError, WorkerDiedError."""
         await self._supervisor.start()
 
-    async def run(self) -> None:
-        """Keep the worker alive until cancelled, then stop it; raises when it is given up."""
-        await self._supervisor.run()
-
-    async def wait_ready(self) -> None:
-        """Return when the worker serves, also after a death. Raises when it was given up."""
-        await self._supervisor.wait_ready()
-
-    async def stop(self) -> None:
-        """End the worker; calls in flight raise WorkerDiedError."""
-        await self._supervisor.stop()
-
-    async def generate(
-        self,
-        prompt_ids: Sequence[int],
-        *,
-        num_completions: int,
-        sampling: SamplingSettings,
-        max_tokens: int,
-        seed: int | None = None,
-    ) -> GenerationResult:
+    async def generate(self, request: GenerateRequest) -> GenerationResult:
         """Generate one group, unscored. Raises WorkerDiedError, WorkerTaskError (the time limit, too) and
         NonFiniteError.
 
         Time that the worker spends asleep, or falling asleep, does not count toward the limit.
         """
-        request = Generate(
-            prompt_ids=tuple(prompt_ids),
-            num_completions=num_completions,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            max_tokens=max_tokens,
-            seed=seed,
-        )
         try:
             async with self._time_limits.of_a_call():
-                generated = await self._supervisor.call(request, Generated)
+                generated = await self._supervisor.call(Generate(request), Generated)
         except TimeoutError:
             limit_s = self._request_timeout_s
             raise WorkerTaskError(f"the generation worker did not answer Generate in {limit_s} s") from None
@@ -243,17 +194,17 @@ class GenerationClient:
         """
         async with self._handing_over:
             self._end_sleep()  # loading wakes the worker
-            to_come = proof if isinstance(proof, asyncio.Future) else _known(proof)
-            previous, self._newest = self._newest, (weights, to_come)
+            to_come = proof if isinstance(proof, asyncio.Future) else known(proof)
+            previous, self._loader.newest = self._loader.newest, (weights, to_come)
             try:
                 problem = await self._serve_newest(self._supervisor.call)
             except (ModelError, SharingError):
-                self._newest = previous
+                self._loader.newest = previous
                 await self._serve_again()
                 raise
             except WorkerTaskError as error:  # it may serve neither the old nor the new weights now
                 problem = f"failed over weights {weights.version}: {error}"
-                self._report(problem)
+                self._loader.report(problem)
             if problem is not None:
                 await self._begin_again(problem)
 
@@ -266,22 +217,22 @@ class GenerationClient:
         """
         async with self._handing_over:
             self._end_sleep()
-            previous, self._newest = self._newest, (weights, _known(proof))
+            previous, self._loader.newest = self._loader.newest, (weights, known(proof))
             try:
                 problem = await self._serve_newest(self._supervisor.call)
             except (ModelError, SharingError):
-                self._newest = previous
+                self._loader.newest = previous
                 await self._serve_again()
                 raise
             except WorkerDiedError:
-                self._newest = previous
+                self._loader.newest = previous
                 await self._supervisor.wait_ready()
                 raise
             except WorkerTaskError as error:
                 problem = f"fails over them: {error}"
             if problem is None:
                 return
-            self._newest = previous
+            self._loader.newest = previous
             await self._begin_again(problem)
             raise ModelError(f"weights {weights.version} are not taken, because the worker {problem}")
 
@@ -295,8 +246,8 @@ class GenerationClient:
         async with self._handing_over:
             if self.is_asleep:
                 return
-            self._time_limits.halt()
-            discard = discard and self._may_discard and self._newest is not None
+            self._time_limits.pause()
+            discard = discard and self._may_discard and self._loader.newest is not None
             try:
                 await self._supervisor.call(Sleep(discard=discard), Asleep)
                 self._has_discarded = discard
@@ -305,7 +256,7 @@ class GenerationClient:
                     raise
                 logger.warning("the generation worker is not put to sleep: %s", error)
             except BaseException:
-                self._time_limits.go_on()
+                self._time_limits.resume()
                 raise
             self._awake.clear()
 
@@ -318,23 +269,23 @@ class GenerationClient:
 
     def _end_sleep(self) -> None:
         self._awake.set()
-        self._time_limits.go_on()
+        self._time_limits.resume()
 
     async def _bring_up(self, life: WorkerProcess) -> None:
         """Prepare a new worker process before calls reach it."""
         self.engine = (await life.call(Describe(), Description)).engine
-        self.policy_version = 0
+        self._loader.served_version = 0
         self._has_discarded = False
-        newest = self._newest
+        newest = self._loader.newest
         if newest is None:
             return
         try:
             problem = await self._serve_newest(life.call, is_new_life=True)
         except (ModelError, SharingError) as error:
             # A learner that died before its checkpoint has taken these weights back; it will publish others.
-            self._report(f"serves the model as it came, until there are new weights: {error}")
-            if self._newest is newest:  # others may wait at the gate already
-                self._newest = None
+            self._loader.report(f"serves the model as it came, until there are new weights: {error}")
+            if self._loader.newest is newest:  # others may wait at the gate already
+                self._loader.newest = None
             return
         if problem is not None:
             raise WorkerTaskError(f"generation: {problem}")  # a worker's fault, so that it is tried again
@@ -363,88 +314,15 @@ class GenerationClient:
         await self._supervisor.wait_ready()
 
     async def _serve_newest(self, call: CallWorker[Any], *, is_new_life: bool = False) -> str | None:
-        """Serve the newest weights as `_serve` does, from shared memory or from a file.
-
-        A new process may find that the learner's memory has changed, or that its predecessor died over it. Raises
-        SharingError if the weights are nowhere.
-        """
-        newest = self._newest
-        assert newest is not None, "called with weights to serve"
-        weights, to_come = newest
-        reason = self._source.begin(weights)
-        if reason is None:
-            reason = ""
-            try:
-                problem = await self._serve(call, weights, to_come)
-            except SharingError as error:
-                reason = str(error)
-            except ModelError:
-                self._source.abandon()
-                raise
-            else:
-                self._source.end(weights)
-                if problem is None or weights.shared is None or not is_new_life:
-                    return problem
-        written = await self._source.write(reason)
-        if written is None:
-            raise SharingError(f"the learner has taken weights {weights.version} back")
-        if written.version != weights.version:
-            to_come = _known(None)  # its checksums prove it; the log-probs come with its own update
-        if self._newest is newest:  # others may wait at the gate already
-            self._newest = written, to_come
-        problem = await self._serve(call, written, to_come)
-        self._source.end(written)
+        problem = await self._loader.serve_newest(call, is_new_life=is_new_life)
+        if problem is None:
+            self._has_discarded = False
         return problem
-
-    async def _serve(self, call: CallWorker[Any], weights: PublishedWeights, to_come: ProofToCome) -> str | None:
-        """Load and prove, at most twice. Returns None, or the fault of what the worker serves."""
-        problem: str | None = None
-        for _ in range(PROOF_ATTEMPTS):
-            load = LoadWeights(
-                path=weights.path,
-                version=weights.version,
-                checksums=weights.checksums,
-                shared=weights.shared,
-                is_locked=weights.way == "pinned",
-            )
-            loaded = await call(load, WeightsLoaded)
-            self.load_s, problem = loaded.load_s, loaded.difference
-            if loaded.version != weights.version:
-                problem = f"says it serves version {loaded.version}"
-            proof = await asyncio.shield(to_come)
-            if problem is None and proof is not None:
-                problem = await self._find_difference(partial(call, Probe(token_ids=proof.probe_ids), Probed), proof)
-            if problem is None:
-                self.policy_version = weights.version
-                self._has_discarded = False
-                return None
-            problem = f"{problem} after it was given version {weights.version}"
-            self._report(problem)
-        return problem
-
-    async def _find_difference(self, probe: Callable[[], Awaitable[Probed]], proof: WeightProof) -> str | None:
-        difference = proof.rms_difference((await probe()).logprobs)
-        if difference <= self._proof_tolerance:
-            return None
-        return (
-            f"differs from the learner by {difference:.2g} nats (RMS) on the probe, more than {self._proof_tolerance:g}"
-        )
-
-    def _report(self, problem: str) -> None:
-        logger.warning("the generation worker %s", problem)
-        if self._on_problem is not None:
-            self._on_problem(problem)
 
     def _take_event(self, event: TokensMade | EngineBroken) -> None:
         if isinstance(event, TokensMade):
             self._throughput.reach(event.total, at_s=time.monotonic())
             return
         problem = f"is started again, because its engine {event.reason}"
-        self._report(problem)
+        self._loader.report(problem)
         self._supervisor.restart(problem)
-
-
-def _known(proof: WeightProof | None) -> ProofToCome:
-    to_come: ProofToCome = asyncio.get_running_loop().create_future()
-    to_come.set_result(proof)
-    return to_come

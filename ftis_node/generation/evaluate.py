@@ -4,7 +4,7 @@ pass@k is the unbiased estimator of Chen et al. 2021 (arXiv 2107.03374, section 
 right it is 1 - C(n - c, k) / C(n, k). That is the probability that k of them, drawn without replacement, include a
 right one.
 
-It works with any object that has the client's `generate`: the client in a daemon, `local.LocalGenerator` in a command.
+It works with any object that has the client's `generate`: the client in a daemon, the engine in a command.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from math import comb, inf
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ftis_node.errors import WorkerError
+from ftis_node.generation.engines.base import GenerateRequest
 from ftis_node.records.group import CompletionStatus, FinishReason, SamplingSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from ftis_node.generation.engines.base import GenerationResult
     from ftis_node.models import PromptTokenizer
@@ -35,17 +36,9 @@ OnProgress: TypeAlias = Callable[[int, int], None]
 
 
 class Generator(Protocol):
-    """The interface of a model that can be evaluated."""
+    """The interface of a model that can be evaluated: an engine, or the client of one."""
 
-    async def generate(
-        self,
-        prompt_ids: Sequence[int],
-        *,
-        num_completions: int,
-        sampling: SamplingSettings,
-        max_tokens: int,
-        seed: int | None = None,
-    ) -> GenerationResult: ...
+    async def generate(self, request: GenerateRequest) -> GenerationResult: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +94,7 @@ class _Asker:
     tokenizer: PromptTokenizer
     scorer: Scorer
     completion_limit: Callable[[int], int]
+    eos_ids: frozenset[int]
     k: int
     num_samples: int
     sampling: SamplingSettings
@@ -122,11 +116,16 @@ class _Asker:
         self, item: TaskItem, prompt_ids: list[int], *, num_completions: int, sampling: SamplingSettings
     ) -> tuple[ScoredAnswer, ...]:
         """Return completions with their scores."""
-        max_tokens = self.completion_limit(len(prompt_ids))
         for attempt in range(1, self.attempts + 1):
             try:
                 result = await self.generator.generate(
-                    prompt_ids, num_completions=num_completions, sampling=sampling, max_tokens=max_tokens
+                    GenerateRequest(
+                        prompt_ids=tuple(prompt_ids),
+                        num_completions=num_completions,
+                        sampling=sampling,
+                        max_tokens=self.completion_limit(len(prompt_ids)),
+                        eos_ids=self.eos_ids,
+                    )
                 )
                 break
             except WorkerError:
@@ -171,6 +170,7 @@ async def answer_problems(
     scorer: Scorer,
     limit: int,
     completion_limit: Callable[[int], int],
+    eos_ids: Iterable[int] | None = None,
     k: int = 1,
     num_samples: int | None = None,
     sampling: SamplingSettings = SAMPLED,
@@ -181,7 +181,8 @@ async def answer_problems(
 ) -> list[Answered]:
     """Return the answers to the first `limit` problems of `task`, in order.
 
-    `completion_limit` returns a completion's token limit for a prompt's length. For k > 1, `num_samples` (default 2 k)
+    `completion_limit` returns a completion's token limit for a prompt's length. One of `eos_ids` ends a completion;
+    None: the tokenizer's. For k > 1, `num_samples` (default 2 k)
     at `sampling` are drawn a problem, in addition to the greedy one. `on_progress(done, of)` is called after every
     problem. If the worker died or its engine broke, a problem is repeated: `attempts` times in all, `retry_pause_s`
     seconds apart. Raises ValueError for a limit or k below 1 and num_samples below k, and what `generate` raises.
@@ -189,7 +190,10 @@ async def answer_problems(
     num_samples = 2 * k if num_samples is None else num_samples
     if limit < 1 or k < 1 or num_samples < k:
         raise ValueError("limit and k must be at least 1 and num_samples at least k")
-    asker = _Asker(generator, tokenizer, scorer, completion_limit, k, num_samples, sampling, attempts, retry_pause_s)
+    ends = frozenset(tokenizer.eos_ids if eos_ids is None else eos_ids)
+    asker = _Asker(
+        generator, tokenizer, scorer, completion_limit, ends, k, num_samples, sampling, attempts, retry_pause_s
+    )
     items = [task[index] for index in range(min(limit, len(task)))]
     return await _ask_all(asker, items, problems_in_flight, on_progress)
 

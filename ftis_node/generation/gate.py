@@ -45,7 +45,7 @@ LEAST_PROMPTS = 2  # a feature that fewer prompts have is left out
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class ExpertGate:
     """The trained gate. `columns` are the known features; `weights` is `[F + 1, J]` for J experts.
 
     The last row is the constant's.
@@ -61,7 +61,7 @@ class Gate:
         return found
 
 
-def train_gate(prompts: Sequence[Sequence[ChatMessage]], is_right: Sequence[Sequence[bool]]) -> Gate:
+def train_gate(prompts: Sequence[Sequence[ChatMessage]], is_right: Sequence[Sequence[bool]]) -> ExpertGate:
     """Train a gate on `[J][N]`, whether each expert answered each of N prompts rightly."""
     found = [_features(prompt) for prompt in prompts]
     counts = Counter(feature for features in found for feature in features)
@@ -79,7 +79,7 @@ def train_gate(prompts: Sequence[Sequence[ChatMessage]], is_right: Sequence[Sequ
         return total
 
     optimizer.step(loss)  # type: ignore[no-untyped-call]
-    return Gate(columns, weights.detach())
+    return ExpertGate(columns, weights.detach())
 
 
 def _features(prompt: Sequence[ChatMessage]) -> dict[Feature, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ftis_node.generation.engines.base import EngineSettings, GenerationResult
+from ftis_node.generation.engines.base import EngineSettings, GenerateRequest, GenerationResult
 from ftis_node.records.group import FinishReason  # noqa: TC001  msgspec reads the annotations
 from ftis_node.records.token_batch import TokenBatch
 from ftis_node.workers.weights.shared_weights import SharedWeights  # noqa: TC001  msgspec reads the annotations
@@ -12,24 +12,17 @@ from ftis_node.workers.wire import Message
 
 
 class GenerationBoot(Message, frozen=True):
-    """The worker's configuration. `model` is a folder or hub id, `eos_ids` are the ids that end a completion."""
+    """The worker's configuration. `model` is a folder or hub id."""
 
     model: str
     settings: EngineSettings
-    eos_ids: tuple[int, ...]
     engine: Literal["auto", "vllm", "torch"] = "auto"
 
 
 class Generate(Message, frozen=True):
-    """A request for one group; `engines.base.GenerateRequest` documents the fields."""
+    """A request for one group."""
 
-    prompt_ids: tuple[int, ...]
-    num_completions: int
-    temperature: float
-    top_p: float
-    top_k: int
-    max_tokens: int
-    seed: int | None
+    request: GenerateRequest
 
 
 class Generated(Message, frozen=True):

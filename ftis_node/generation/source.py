@@ -36,7 +36,7 @@ class WeightSource:
         self._on_fall_back = on_fall_back
         self._is_under_way = False
         self._num_deaths = 0
-        self._told = ""
+        self._last_reason = ""
 
     def begin(self, weights: PublishedWeights) -> str | None:
         """Note a load that begins. Returns the reason for `write` if the weights must come from a file, else None."""
@@ -56,7 +56,7 @@ class WeightSource:
         """Note that the weights were loaded, whatever their proof shows."""
         self._is_under_way = False
         self.how = weights.how()
-        self._tell(weights.fell_back)
+        self._report(weights.fell_back)
 
     async def write(self, reason: str) -> PublishedWeights | None:
         """Return the learner's present weights in a file; None if it has only the model's own.
@@ -64,7 +64,7 @@ class WeightSource:
         With a `reason` all later versions come in files, too. Raises SharingError if there will be none.
         """
         self._is_under_way = False
-        self._tell(reason)
+        self._report(reason)
         if self._write_weights is None:
             raise SharingError(f"weights in the learner's memory are not served: {reason or NO_FILES}")
         try:
@@ -72,11 +72,11 @@ class WeightSource:
         except FtisError as error:
             raise SharingError(f"the learner writes no weights: {error}") from error
 
-    def _tell(self, reason: str) -> None:
+    def _report(self, reason: str) -> None:
         """Report each reason in one line, once."""
-        if not reason or reason == self._told:
+        if not reason or reason == self._last_reason:
             return
-        self._told = reason
+        self._last_reason = reason
         logger.warning("weights do not cross as planned: %s", reason)
         if self._on_fall_back is not None:
             self._on_fall_back(reason)

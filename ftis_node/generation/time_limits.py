@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class TimeLimits:
-    """One limit for each call, in seconds; None: none. `halt` and `go_on` apply to all calls, also later ones."""
+    """One limit for each call, in seconds; None: none. `pause` and `resume` apply to all calls, also later ones."""
 
     def __init__(self, limit_s: float | None) -> None:
         self._limit_s = limit_s
@@ -35,7 +35,7 @@ class TimeLimits:
             finally:
                 self._left_s.pop(timeout, None)
 
-    def halt(self) -> None:
+    def pause(self) -> None:
         """Pause all clocks; no-op if they are paused."""
         if self._is_halted:
             return
@@ -47,7 +47,7 @@ class TimeLimits:
                 self._left_s[timeout] = end - now
                 timeout.reschedule(None)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Resume the clocks; no-op if they run."""
         if not self._is_halted:
             return

@@ -8,7 +8,6 @@ else, and this file ties each process to its parent there.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import os
 import time
@@ -18,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from ftis_node.errors import ModelError, WorkerTaskError
 from ftis_node.generation.engines import choose_engine
-from ftis_node.generation.engines.base import GenerateRequest
 from ftis_node.generation.messages import (
     Asleep,
     Awake,
@@ -37,7 +35,6 @@ from ftis_node.generation.messages import (
     WeightsLoaded,
 )
 from ftis_node.models import resolve_model
-from ftis_node.records.group import SamplingSettings
 from ftis_node.telemetry.faults import watched_task
 from ftis_node.workers.owner import die_with_owner
 from ftis_node.workers.weights.store import file_checksums, find_difference
@@ -56,25 +53,12 @@ REPORT_EVERY_S = 1.0
 class Service:
     """The request handlers of the worker, served by one engine."""
 
-    def __init__(self, engine: Engine, boot: GenerationBoot) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._eos_ids = frozenset(boot.eos_ids)
-        self._numbers = itertools.count()
 
     async def generate(self, request: Generate, emit: Emitter) -> Generated:
         """Generate one group."""
-        result = await self._engine.generate(
-            GenerateRequest(
-                request_id=str(next(self._numbers)),
-                prompt_ids=request.prompt_ids,
-                num_completions=request.num_completions,
-                sampling=SamplingSettings(request.temperature, request.top_p, request.top_k),
-                max_tokens=request.max_tokens,
-                eos_ids=self._eos_ids,
-                seed=request.seed,
-            )
-        )
-        return Generated.from_result(result)
+        return Generated.from_result(await self._engine.generate(request.request))
 
     async def load_weights(self, request: LoadWeights, emit: Emitter) -> WeightsLoaded:
         """Load new weights and return the version that the engine reports.
@@ -159,7 +143,7 @@ async def build(boot: GenerationBoot, emit: Emitter) -> AsyncIterator[Handlers]:
         watched_task(report_break(engine, emit), name="report-break"),
     ]
     try:
-        yield Service(engine, boot).handlers()
+        yield Service(engine).handlers()
     finally:
         for reporter in reporters:
             reporter.cancel()

@@ -10,6 +10,7 @@ import asyncio
 import random
 from typing import TYPE_CHECKING
 
+from ftis_node.gossip.directory.survey import SurveyReader
 from ftis_node.gossip.interface import GossipCounters, GossipLimits
 from ftis_node.gossip.membership.dialler import Dialler
 from ftis_node.gossip.p2pd.session import P2pdConfig, Session
@@ -21,9 +22,13 @@ from ftis_node.swarm.peer_guard import PeerGuard
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ftis_node.gossip.directory.survey import RunSurvey
     from ftis_node.gossip.interface import PeerConnection
     from ftis_node.gossip.settings import NetworkSettings
     from ftis_node.records.identity import Identity
+
+
+MAX_RUNS_SURVEYED = 8
 
 
 class BootstrapNode:
@@ -66,6 +71,14 @@ class BootstrapNode:
 
     async def connected_peers(self) -> list[PeerConnection]:
         return [] if self._supervisor.session is None else await self._supervisor.session.client.connected_peers()
+
+    async def survey(self) -> list[RunSurvey]:
+        """Return the runs with members stored at this node, and their records. Raises TimeoutError."""
+        session = self._supervisor.session
+        if session is None:
+            return []
+        reader = SurveyReader(session.directory, guard=self.guard)
+        return [await reader.read(run_id) for run_id in sorted(session.directory.stored_runs())[:MAX_RUNS_SURVEYED]]
 
     async def _work(self, session: Session, on_ready: Callable[[], None]) -> None:
         self.addresses = [f"{address}/p2p/{self.peer_id}" for address in session.listening_on]

@@ -264,11 +264,11 @@ class Gossip(Protocol):
         """
         ...
 
-    async def ask(self, peer_id: str, question: bytes, *, timeout_s: float | None = None) -> Fetched:
+    async def request_backfill(self, peer_id: str, question: bytes, *, timeout_s: float | None = None) -> Fetched:
         """Send a query (at most `max_announcement_bytes`), such as which groups a peer holds; return its answers."""
         ...
 
-    async def ask_weights(
+    async def request_weights(
         self, peer_id: str, question: bytes, *, max_items: int, timeout_s: float | None = None
     ) -> Fetched:
         """Send a query about weights; return at most `max_items` items."""

@@ -216,7 +216,7 @@ class Libp2pGossip(PeerCalls):
                 name="gossip-topics",
             )
             await self._subscriptions.settled()
-            await self._membership.look(session)
+            await self._membership.poll(session)
             on_ready()
             group.create_task(self._membership.keep(session), name="gossip-membership")
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.errors import FtisError
 from ftis_node.lab.experiment.pairs import make_pair
-from ftis_node.lab.learning_curves import Curves, plot_curves, read_curves
+from ftis_node.lab.learning_curves import LearningCurves, plot_curves, read_curves
 from ftis_node.lab.loopback_counter import loopback_bytes
 from ftis_node.lab.processes import children
 from ftis_node.lab.wire_probe import WireFigures, measure_wire
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from ftis_node.lab.processes import Child
+    from ftis_node.lab.processes import ChildProcess
 
 SIZES = ("s", "m")
 MIN_GAIN = 0.25
@@ -106,7 +106,7 @@ class DemoResult:
         return complaints
 
 
-def run_demo(plan: DemoPlan, *, watch: Callable[[str, Mapping[str, Curves]], None]) -> DemoResult:
+def run_demo(plan: DemoPlan, *, watch: Callable[[str, Mapping[str, LearningCurves]], None]) -> DemoResult:
     """Run the demo and return its table; `watch` is called with the progress about twice a second.
 
     Raises FtisError if one of the commands fails.
@@ -160,7 +160,10 @@ def _join_arguments(plan: DemoPlan, size: str, *, model: Path, home: Path, peer:
 
 
 def _watch_training(
-    nodes: list[Child], homes: Mapping[str, Path], plan: DemoPlan, watch: Callable[[str, Mapping[str, Curves]], None]
+    nodes: list[ChildProcess],
+    homes: Mapping[str, Path],
+    plan: DemoPlan,
+    watch: Callable[[str, Mapping[str, LearningCurves]], None],
 ) -> None:
     """Wait until both nodes have ended. Raises FtisError as soon as one fails."""
     while True:
@@ -194,7 +197,7 @@ def _result_of(size: str, home: Path) -> NodeResult:
     )
 
 
-def _write_outputs(plan: DemoPlan, result: DemoResult, curves: Mapping[str, Curves]) -> None:
+def _write_outputs(plan: DemoPlan, result: DemoResult, curves: Mapping[str, LearningCurves]) -> None:
     document = asdict(result) | {"failures": result.failures(), "steps": plan.steps, "seed": plan.seed}
     (plan.out / "results.json").write_text(json.dumps(document, indent=1) + "\n")
     plot_curves(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Curves:
+class LearningCurves:
     """One node's run: (step, value) pairs, and the groups that its learner used."""
 
     pass_at_1: list[tuple[int, float]]
@@ -32,10 +32,10 @@ class Curves:
         return self.foreign_groups / max(1, self.own_groups + self.foreign_groups)
 
 
-def read_curves(events: Path) -> Curves:
+def read_curves(events: Path) -> LearningCurves:
     """Return the curves in an event log so far."""
     steps = read_events(events, name="step")
-    return Curves(
+    return LearningCurves(
         pass_at_1=[(event["step"], event["pass_at_1"]) for event in read_events(events, name="eval")],
         reward=[(event["step"], event["reward_mean"]) for event in steps if event["reward_mean"] is not None],
         own_groups=sum(event["own_groups"] for event in steps),
@@ -43,7 +43,7 @@ def read_curves(events: Path) -> Curves:
     )
 
 
-def plot_curves(curves: Mapping[str, Curves], path: Path, *, title: str) -> None:
+def plot_curves(curves: Mapping[str, LearningCurves], path: Path, *, title: str) -> None:
     """Plot two panels: greedy pass@1 on held-out problems, and the mean reward of each step's groups."""
     import matplotlib as mpl
 

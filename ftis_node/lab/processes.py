@@ -20,7 +20,7 @@ POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Child:
+class ChildProcess:
     """A running command. `log` holds its stderr, `out` its stdout."""
 
     name: str
@@ -51,21 +51,21 @@ class Child:
         raise FtisError(f"{self.name} said nothing for {timeout_s:.0f} s: {self.last_words()}")
 
 
-class Children:
+class ChildProcesses:
     """The commands of one demo."""
 
     def __init__(self, logs: Path) -> None:
         self._logs = logs
-        self._children: list[Child] = []
+        self._children: list[ChildProcess] = []
 
-    def start(self, name: str, *arguments: str) -> Child:
+    def start(self, name: str, *arguments: str) -> ChildProcess:
         """Start `ftis-node ARGUMENTS` in the background."""
         out, log = self._logs / f"{name}.out", self._logs / f"{name}.log"
         with out.open("wb") as stdout, log.open("wb") as stderr:
             process = subprocess.Popen(
                 [sys.executable, "-m", "ftis_node", *arguments], stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr
             )
-        child = Child(name, process, out, log)
+        child = ChildProcess(name, process, out, log)
         self._children.append(child)
         return child
 
@@ -84,10 +84,10 @@ class Children:
 
 
 @contextmanager
-def children(logs: Path) -> Iterator[Children]:
+def children(logs: Path) -> Iterator[ChildProcesses]:
     """Context manager that stops all commands at its end."""
     logs.mkdir(parents=True, exist_ok=True)
-    started = Children(logs)
+    started = ChildProcesses(logs)
     try:
         yield started
     finally:

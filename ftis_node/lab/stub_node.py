@@ -23,7 +23,7 @@ from ftis_node.node.peers.registry import PeerRegistry
 from ftis_node.node.startup.null_workers import NullGeneration, NullLearner
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.state import NodeCounters, NodeState
-from ftis_node.node.supervision.disk_thread import Disk
+from ftis_node.node.supervision.disk_thread import DiskThread
 from ftis_node.node.training.evaluation import EvaluationHistory
 from ftis_node.node.training.slots import SlotPool
 from ftis_node.records.codec import hash_prompt
@@ -31,7 +31,7 @@ from ftis_node.records.group import CompletionStatus, PromptRef
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.tasks.base import TaskItem
-from ftis_node.telemetry.events import EventTrail
+from ftis_node.telemetry.events import EventLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -92,7 +92,7 @@ class StubTokenizer:
         return ""
 
 
-class ObservedEventLog(EventTrail):
+class ObservedEventLog(EventLog):
     """Event log that also calls a watcher."""
 
     def __init__(self, path: Path, on_event: OnEvent) -> None:
@@ -123,7 +123,7 @@ class StubNode:
         self.gossip = gossip
         task = cast("Any", StubTask())
         self._stack = AsyncExitStack()
-        disk, events = Disk(), ObservedEventLog(home.events, on_event)
+        disk, events = DiskThread(), ObservedEventLog(home.events, on_event)
         buffer, reader = ReplayBuffer(home.replay), ReplayReader(home.replay)
         peers = PeerManager(home.peers, own_id=identity.peer_id, settings=settings.admission, events=events)
         for part in (events, disk, buffer, reader, peers):
@@ -142,7 +142,7 @@ class StubNode:
             domain=task,
             eval_tasks=(),
             scorer=cast("Any", StubScorer()),
-            strangers_scorer=cast("Any", StubScorer()),
+            new_peers_scorer=cast("Any", StubScorer()),
             generation=generation,
             evaluated=generation.newest,
             learner=NullLearner(0),

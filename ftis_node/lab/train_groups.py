@@ -50,7 +50,7 @@ def pack_train_group(group: UnpackedGroup) -> TrainGroup:
 
 
 def with_logprobs(group: UnpackedGroup, logprobs: NDArray[Any]) -> UnpackedGroup:
-    """Return the group with these log-probs `[n]` in the place of its own."""
+    """Return the group with its log-probs replaced by these `[n]`."""
     return replace(group, tokens=replace(group.tokens, logprobs=logprobs.astype(np.float32)))
 
 

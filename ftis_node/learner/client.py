@@ -36,6 +36,7 @@ from ftis_node.learner.messages import (
     WeightsWritten,
     WriteWeights,
 )
+from ftis_node.workers.client import WorkerClient
 from ftis_node.workers.spec import WorkerSpec
 from ftis_node.workers.supervisor import Supervisor
 from ftis_node.workers.weights.store import PublishedWeights, WeightProof
@@ -44,11 +45,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from ftis_node.learner.messages import LearnerBoot, StepReport, TrainGroup
+    from ftis_node.learner.messages import LearnerBoot, TrainGroup
     from ftis_node.workers.process import WorkerProcess
     from ftis_node.workers.restart_policy import RestartPolicy
     from ftis_node.workers.spec import Timing
-    from ftis_node.workers.supervisor import WorkerState
 
 OnPublished: TypeAlias = "Callable[[PublishedWeights | WeightProof], None]"
 
@@ -65,7 +65,7 @@ KEEPS_FREED_BLOCKS = {
 }
 
 
-class LearnerClient:
+class LearnerClient(WorkerClient):
     """The client of one learner's worker, which it keeps alive. All methods belong to one event loop."""
 
     def __init__(
@@ -88,47 +88,22 @@ class LearnerClient:
             event_types=(CheckpointSkipped, PublishedWeights, WeightProof),
             environment=worker_environment(boot) | dict(environment or {}),
         )
-        self._supervisor = Supervisor(
-            spec,
-            timing=timing,
-            restart_policy=restart_policy,
-            on_started=self._ask_state,
-            on_event=on_checkpoint_skipped,
+        super().__init__(
+            Supervisor(
+                spec,
+                timing=timing,
+                restart_policy=restart_policy,
+                on_started=self._ask_state,
+                on_event=on_checkpoint_skipped,
+            )
         )
         self._state: LearnerState | None = None
         self._known_restarts = 0  # when the caller last asked for the learner's state
-        self._num_skipped = 0
-        self._num_refused = 0
-
-    @property
-    def worker_state(self) -> WorkerState:
-        """Whether the worker is starting, ready, backing off, ..."""
-        return self._supervisor.state
-
-    @property
-    def restarts(self) -> int:
-        """The number of restarts after a death."""
-        return self._supervisor.restarts
-
-    @property
-    def pid(self) -> int | None:
-        """The worker's process id."""
-        return self._supervisor.pid
 
     @property
     def state(self) -> LearnerState | None:
         """The learner's state at the start of its present process; None before the first."""
         return self._state
-
-    @property
-    def num_skipped(self) -> int:
-        """Steps since the daemon's start that had nothing to learn from."""
-        return self._num_skipped
-
-    @property
-    def num_refused(self) -> int:
-        """Steps since the daemon's start with a value that was not finite."""
-        return self._num_refused
 
     async def start(self) -> LearnerState:
         """Return the learner's state when it takes requests, at the first start or after a restart.
@@ -140,18 +115,6 @@ class LearnerClient:
         assert self._state is not None  # `_ask_state` ran before the supervisor called the worker ready
         self._known_restarts = self.restarts
         return self._state
-
-    async def run(self) -> None:
-        """Keep the worker alive until cancelled, then stop it: for a TaskGroup, instead of `start` and `stop`."""
-        await self._supervisor.run()
-
-    async def stop(self) -> None:
-        """End the worker; a step in progress is not done. It saves what is not on disk yet."""
-        await self._supervisor.stop()
-
-    def restart(self, how: str) -> None:
-        """Kill the worker, which starts again from its checkpoint; `how` ends the sentence "the worker ..."."""
-        self._supervisor.restart(how)
 
     async def train(
         self, groups: Sequence[TrainGroup], *, step: int, on_published: OnPublished | None = None
@@ -168,7 +131,6 @@ class LearnerClient:
             if self.restarts == self._known_restarts:
                 raise
             raise WorkerDiedError(f"the learner died between two steps and was started again: {error}") from error
-        self._count(reply.report)
         return reply
 
     async def check(self, group: TrainGroup) -> None:
@@ -215,11 +177,6 @@ class LearnerClient:
     async def _ask_state(self, life: WorkerProcess) -> None:
         self._state = await life.call(StateRequest(), LearnerState)
 
-    def _count(self, report: StepReport) -> None:
-        if not report.repeated:
-            self._num_skipped += report.skipped is not None
-            self._num_refused += report.refused is not None
-
 
 def worker_environment(boot: LearnerBoot) -> dict[str, str]:
     """Return variables that must be set before the worker starts, because torch and glibc read them when they are
@@ -236,5 +193,5 @@ def worker_environment(boot: LearnerBoot) -> dict[str, str]:
     threads = {} if boot.num_threads is None else {"OMP_NUM_THREADS": str(boot.num_threads)}
     blocks = KEEPS_FREED_BLOCKS if boot.device == "cpu" else {}
     # Else as many processes as there are cores, up to 32, each with torch in it, for a layer's few kernels.
-    compiler = {} if boot.kernels == "plain" or COMPILE_THREADS in os.environ else {COMPILE_THREADS: "1"}
-    return compiler | threads | blocks | segments | (COMMUNICATION if boot.num_processes > 1 else {})
+    compiler = {} if boot.settings.kernels == "plain" or COMPILE_THREADS in os.environ else {COMPILE_THREADS: "1"}
+    return compiler | threads | blocks | segments | (COMMUNICATION if boot.settings.num_processes > 1 else {})

@@ -1,7 +1,7 @@
 """The learner: a policy, its optimizer and its home on disk, advanced one step at a time.
 
     groups -> batch -> micro-batches -> step          -> published weights -> checkpoint
-              batch.py  packing.py      train_step.py  publish.py           checkpoint.py
+              batch.py  packing.py      train_step.py  publication.py       checkpoint_manager.py
 
 If several processes hold the model together, each has a Learner. The daemon talks to that of rank 0, and the others do
 their part of each command (`take_part`, `ranks.py`).
@@ -18,30 +18,22 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import torch
 
-from ftis_node.errors import ConfigError, FtisError, MachineError
-from ftis_node.learner.checkpoint import checkpoint as checkpoints
+from ftis_node.errors import ConfigError, FtisError
+from ftis_node.learner.checkpoint.checkpoint import owner_of
+from ftis_node.learner.checkpoint.checkpoint_manager import CheckpointManager
 from ftis_node.learner.checkpoint.export import adapter_state, export_policy
-from ftis_node.learner.checkpoint.publish import Publisher, discard_published, gathering_of, proof_of
-from ftis_node.learner.checkpoint.resume import find_checkpoint
-from ftis_node.learner.checkpoint.saving import CheckpointSaver
+from ftis_node.learner.checkpoint.publication import WeightPublication
+from ftis_node.learner.checkpoint.publish import gathering_of
 from ftis_node.learner.data.batch import batch_of, make_batch, make_micro_batches
 from ftis_node.learner.data.groups import unpack_train_groups
 from ftis_node.learner.data.packing import make_packed_micro_batches
-from ftis_node.learner.distributed.rank_commands import (
-    CheckCommand,
-    EndCommand,
-    GatherCommand,
-    ProveCommand,
-    RankCommand,
-)
+from ftis_node.learner.distributed.rank_commands import CheckCommand, EndCommand, GatherCommand, ProveCommand
 from ftis_node.learner.distributed.ranks import ALONE, Ranks, cut_evenly
 from ftis_node.learner.messages import AuditRequest, LearnerState, StepReport, TrainGroup, TrainReply, TrainRequest
 from ftis_node.learner.model.kernels import check_kernels, choose_kernels
@@ -56,21 +48,20 @@ from ftis_node.learner.step.objective import make_objective
 from ftis_node.learner.step.oom_retry import OomRetry, grow_segments_after_weights
 from ftis_node.learner.step.optimizer import check_optimizer_states, make_masters, make_optimizer
 from ftis_node.learner.step.train_step import compute_logprobs, take_step
-from ftis_node.workers.weights.store import WeightStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from torch import Tensor
 
     from ftis_node.learner.data.batch import MicroBatch, TrainBatch
     from ftis_node.learner.data.groups import UnpackedGroup
+    from ftis_node.learner.distributed.rank_commands import RankCommand
     from ftis_node.learner.distributed.ranks import StepCallback
     from ftis_node.learner.messages import CheckpointSkipped, LearnerBoot
     from ftis_node.learner.step.train_step import StepOutcome
     from ftis_node.workers.weights.store import PublishedWeights, WeightProof
-
-MAKE_ROOM = "make room on that disk and start again, it goes on at the newest checkpoint"
 
 
 class Learner:
@@ -95,7 +86,7 @@ class Learner:
             boot.method,
             boot.method_params,
             boot.advantage_scale,
-            kl_to_start=boot.kl_to_start,
+            kl_to_start=boot.optimizer.kl_coef,
             max_logprob_gap_nats=boot.max_logprob_gap_nats,
         )
         check_optimizer_states(boot)
@@ -105,27 +96,22 @@ class Learner:
         self.policy = choose_kernels(open_policy(boot, ranks), boot)
         grow_segments_after_weights(boot)
         self._agreement = AgreementMeter(self.policy.causal_lm) if boot.measure_agreement else None
-        self._reference = load_reference(self.policy, boot, ranks) if boot.kl_to_start else None
+        self._reference = load_reference(self.policy, boot, ranks) if boot.optimizer.kl_coef else None
         self._masters = make_masters(self.policy.trainable(), boot)
         self._trainable = self._masters.tensors
         self._optimizer = make_optimizer(self._masters, boot)
         recompute = partial(recompute_activations, self.policy.causal_lm) if boot.may_recompute else lambda: False
         self._oom_retry = OomRetry(boot.micro_batch_tokens, recompute=recompute)
-        self._checkpoints_dir = Path(boot.checkpoints_dir)
-        store = WeightStore(Path(boot.weights_dir))
-        self._publisher = Publisher(store, way=boot.hand_over, form=boot.publish_as)
-        self._owner = checkpoints.owner_of(self.policy, boot)
-        self._step = self._policy_version = 0
-        self.saver = CheckpointSaver(every_steps=boot.checkpoint_every_steps)
-        self._last_report: StepReport | None = None
-        self._last_groups: tuple[str, ...] = ()
+        self._checkpoints = CheckpointManager(
+            boot, owner=owner_of(self.policy, boot), masters=self._masters, optimizer=self._optimizer, ranks=ranks
+        )
+        self.saver = self._checkpoints.saver
         self._check_group = CheckGroup()
-        self._resume(on_skipped)
-        self._weights: PublishedWeights | None = None
-        self._proof: WeightProof
+        self._checkpoints.resume(on_skipped)
+        self._progress = self._checkpoints.progress
+        self._publication = WeightPublication(boot, self.policy, ranks)
         if ranks.rank == 0:  # the others follow its orders from here on
-            self._publish(anew=True)
-            self._prove()
+            self._publication.begin(self._progress.policy_version)
 
     def take_part(self, command: RankCommand) -> None:
         """Do this rank's part of what rank 0 has all ranks do."""
@@ -137,11 +123,11 @@ class Learner:
             case AuditRequest(group=group):
                 self._audit(group, between=lambda: None)
             case ProveCommand():
-                proof_of(self.policy, version=self._policy_version)
+                self._publication.take_part_in_proof(self._progress.policy_version)
             case GatherCommand(what="publication"):
-                gathering_of(self.policy, form=self._boot.publish_as).rest()
+                self._publication.take_part()
             case GatherCommand(what="checkpoint"):
-                checkpoints.gather(self._trainable, self._optimizer, keep=False)
+                self._checkpoints.take_part()
             case GatherCommand(what="merged model"):
                 gathering_of(self.policy).rest()
             case GatherCommand(what="adapter"):
@@ -149,22 +135,22 @@ class Learner:
 
     def close(self) -> None:
         """End the other ranks, and the thread that writes checkpoints."""
-        self.saver.close()
-        self._publisher.close()
+        self._checkpoints.close()
+        self._publication.close()
         with self._ranks.lead(EndCommand()):
             self._ranks.close()
 
     def state(self) -> LearnerState:
         """Return the learner's state."""
         return LearnerState(
-            step=self._step,
-            policy_version=self._policy_version,
+            step=self._progress.step,
+            policy_version=self._progress.policy_version,
             parameters=self.policy.num_parameters,
             trainable_parameters=self.policy.num_trainable_parameters,
-            proof=self._proof,
-            weights=self._weights,
-            last_report=self._last_report,
-            last_groups=self._last_groups,
+            proof=self._publication.proof,
+            weights=self._publication.weights,
+            last_report=self._progress.last_report,
+            last_groups=self._progress.last_groups,
             layout=self.policy.layout,
             kernels=self.policy.kernels,
         )
@@ -184,21 +170,29 @@ class Learner:
         FtisError for any other step number. Raises MachineError if memory or disk do not suffice; the same step may
         then be requested again.
         """
-        if step == self._step and self._last_report is not None:
+        progress = self._progress
+        if step == progress.step and progress.last_report is not None:
             self._settle(on_published)
-            report = msgspec.structs.replace(self._last_report, repeated=True)
-            return TrainReply(report=report, weights=self._weights, proof=self._proof, saved_step=self.saver.saved_step)
-        if step != self._step + 1:
-            raise FtisError(f"the learner stands at step {self._step}: it cannot do step {step}")
+            return self._reply(msgspec.structs.replace(progress.last_report, repeated=True))
+        if step != progress.step + 1:
+            raise FtisError(f"the learner stands at step {progress.step}: it cannot do step {step}")
         readable, unpacked, unreadable = unpack_train_groups(groups)
         report = self._do_step(readable, unpacked, step, between)
         report = msgspec.structs.replace(report, unreadable=unreadable)
-        self._step, self._policy_version, self._last_report = step, report.policy_version, report
-        self._last_groups = tuple(group.group_id for group in groups)
+        progress.step, progress.policy_version, progress.last_report = step, report.policy_version, report
+        progress.last_groups = tuple(group.group_id for group in groups)
         if report.num_updates == 0:
             return TrainReply(report=report, saved_step=self.saver.saved_step)
         self._settle(on_published)
-        return TrainReply(report=report, weights=self._weights, proof=self._proof, saved_step=self.saver.saved_step)
+        return self._reply(report)
+
+    def _reply(self, report: StepReport) -> TrainReply:
+        return TrainReply(
+            report=report,
+            weights=self._publication.weights,
+            proof=self._publication.proof,
+            saved_step=self.saver.saved_step,
+        )
 
     def give_memory_back(self, *, asked: bool = False) -> None:
         """Free blocks that torch keeps, if a generator needs them between steps or has `asked` for them."""
@@ -206,17 +200,8 @@ class Learner:
             torch.cuda.empty_cache()
 
     def write_weights(self, *, refused: str = "") -> PublishedWeights | None:
-        """Write the present weights to a file; None for the model as it came. `refused`: and all later ones, because no
-        engine can map them. Raises MachineError where the disk refuses."""
-        if refused:
-            self._publisher.give_up_sharing(refused)
-        if self._policy_version == 0:
-            return None
-        with self._ranks.lead(GatherCommand("publication")), self._no_room_for_weights():
-            written = self._publisher.write(self.policy, version=self._policy_version)
-        if refused:
-            self._weights = written
-        return written
+        """Write the present weights to a file as `WeightPublication.write` does."""
+        return self._publication.write(self._progress.policy_version, refused=refused)
 
     def offer_check(self, group: TrainGroup) -> None:
         """Have the mismatch measured on `group` by the next `check`, or by the step in progress. From any thread."""
@@ -229,7 +214,7 @@ class Learner:
 
     def audit(self, group: TrainGroup, *, version: int, between: StepCallback = lambda: None) -> Mismatch | None:
         """Return how far a peer's log-probs are from the learner's; None if its weights are not `version`."""
-        if version != self._policy_version:
+        if version != self._progress.policy_version:
             return None
         with self._ranks.lead(AuditRequest(group=group)):
             return self._audit(group, self._ranks.between(between))
@@ -240,59 +225,18 @@ class Learner:
             export_policy(self.policy, out, merge=merge)
 
     def save_if_behind(self) -> None:
-        """Write a checkpoint unless the newest one is of this very step. Raises MachineError where the disk refuses."""
-        with self._disk_errors():
-            self.saver.wait()
-            if self.saver.saved_step != self._step:
-                self._begin_checkpoint()
-                self.saver.wait()
+        """Write a checkpoint as `CheckpointManager.save_if_behind` does."""
+        self._checkpoints.save_if_behind()
 
     def save_if_due(self) -> None:
-        """Begin a checkpoint where one is due, and write it to its end where steps do not go on meanwhile.
-
-        Raises MachineError where the disk refuses this one, or refused the one before.
-        """
-        with self._disk_errors():
-            self.saver.raise_failure()
-            if self.saver.is_due(self._step):
-                self._begin_checkpoint()
-                if not self.saver.in_background:
-                    self.saver.wait()
-
-    def _begin_checkpoint(self) -> None:
-        with self._ranks.lead(GatherCommand("checkpoint")):
-            weights, moments = checkpoints.gather(self._trainable, self._optimizer)
-        state = checkpoints.state_of(
-            owner=self._owner,
-            step=self._step,
-            policy_version=self._policy_version,
-            last_report=self._last_report,
-            last_groups=self._last_groups,
-        )
-        keep = self._boot.keep_checkpoints
-        write = partial(checkpoints.write_checkpoint, self._checkpoints_dir, state, weights, moments, keep=keep)
-        self.saver.begin(self._step, write)
-
-    @contextmanager
-    def _disk_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            step = self.saver.failed_step
-            raise MachineError(f"the checkpoint of step {step} cannot be written: {error}; {MAKE_ROOM}") from error
-
-    @contextmanager
-    def _no_room_for_weights(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise MachineError(f"weights {self._policy_version} cannot be written: {error}; {MAKE_ROOM}") from error
+        """Begin a checkpoint as `CheckpointManager.save_if_due` does."""
+        self._checkpoints.save_if_due()
 
     def _do_step(
         self, groups: Sequence[TrainGroup], unpacked: Sequence[UnpackedGroup], step: int, between: StepCallback
     ) -> StepReport:
         if not groups:
-            return StepReport(step=step, policy_version=self._policy_version, skipped="no groups")
+            return StepReport(step=step, policy_version=self._progress.policy_version, skipped="no groups")
         started = time.monotonic()
         batch = batch_of(unpacked)
         whole, longest = sum(batch.lengths), max(batch.lengths)
@@ -313,9 +257,9 @@ class Learner:
             self._objective,
             understated=self._understated(outcome, batch, groups),
             step=step,
-            version_before=self._policy_version,
+            version_before=self._progress.policy_version,
             learning_rate=self._boot.learning_rate_at(step),
-            checked=self._check_group.found(version=self._policy_version),
+            checked=self._check_group.found(version=self._progress.policy_version),
             entropy=self.policy.entropies.take() if self.policy.entropies else None,
             agreement=self._agreement.take() if self._agreement else ({}, None),
             duration_s=time.monotonic() - started,
@@ -342,8 +286,8 @@ class Learner:
             micro_batches,
             self._objective,
             self._optimizer,
-            max_grad_norm=self._boot.max_grad_norm or math.inf,
-            updates=self._boot.updates_per_batch,
+            max_grad_norm=self._boot.optimizer.max_grad_norm or math.inf,
+            updates=self._boot.optimizer.updates_per_batch,
             reference=self._reference_logprobs(batch, micro_batches, between),
             between=between,
             before_update=partial(self._before_update, between),
@@ -358,7 +302,7 @@ class Learner:
         self._check(between)
 
     def _check(self, between: StepCallback) -> None:
-        group = self._check_group.take(version=self._policy_version)  # other ranks have none
+        group = self._check_group.take(version=self._progress.policy_version)  # other ranks have none
         message = self._ranks.broadcast(b"" if group is None else msgspec.msgpack.encode(group))
         if not message:
             return
@@ -366,7 +310,7 @@ class Learner:
         logprobs = compute_logprobs(
             self.policy.logprobs, batch, self._micro_batches(batch), between=between, ranks=self._ranks
         )
-        self._check_group.note(batch, logprobs, version=self._policy_version)
+        self._check_group.note(batch, logprobs, version=self._progress.policy_version)
 
     def _audit(self, group: TrainGroup, between: StepCallback) -> Mismatch | None:
         batch = make_batch([group])
@@ -391,41 +335,14 @@ class Learner:
 
     def _settle(self, on_published: Callable[[PublishedWeights | WeightProof], None]) -> None:
         """Publish the present policy and, if due, write its checkpoint. Does only what is not done yet."""
-        if self._proof.version != self._policy_version:
+        publication, version = self._publication, self._progress.policy_version
+        if publication.proof.version != version:
             step_done_at_s = time.monotonic()
-            with self._no_room_for_weights():
-                self._publish()
+            with publication.disk_errors(version):
+                publication.publish(version)
             self.give_memory_back()  # the generator may wake when it gets the message
-            assert self._weights is not None
-            on_published(msgspec.structs.replace(self._weights, step_done_at_s=step_done_at_s))
-            self._prove()
-            on_published(self._proof)
+            assert publication.weights is not None
+            on_published(msgspec.structs.replace(publication.weights, step_done_at_s=step_done_at_s))
+            publication.prove(version)
+            on_published(publication.proof)
         self.save_if_due()
-
-    def _publish(self, *, anew: bool = False) -> None:
-        version = self._policy_version
-        if anew:
-            discard_published(Path(self._boot.weights_dir))
-        if anew and version == 0:  # the generator has the starting model
-            return
-        with self._ranks.lead(GatherCommand("publication")):
-            self._weights = self._publisher.publish(self.policy, version=version)
-
-    def _prove(self) -> None:
-        with self._ranks.lead(ProveCommand()):
-            self._proof = proof_of(self.policy, version=self._policy_version)
-
-    def _resume(self, on_skipped: Callable[[CheckpointSkipped], None]) -> None:
-        shapes = {name: value.shape for name, value in self._trainable.items()}
-        found = find_checkpoint(
-            self._checkpoints_dir, owner=self._owner, shapes=shapes, ranks=self._ranks, on_skipped=on_skipped
-        )
-        if found is not None:
-            checkpoints.restore_weights(found, self._trainable)
-            self._masters.write_back()
-            checkpoints.restore_optimizer(found, self._trainable, self._optimizer)
-            self._step = found.state.step
-            self.saver.goes_on_at(self._step)
-            self._policy_version = found.state.policy_version
-            self._last_report = found.state.last_report
-            self._last_groups = found.state.last_groups

@@ -28,15 +28,13 @@ from typing import Literal
 
 import msgspec
 
+from ftis_node.config.optimizer import OptimizerSection
+from ftis_node.config.workers import LearnerSection
 from ftis_node.learner.senders import SenderStats
-from ftis_node.learner.step.schedule import Schedule, learning_rate
+from ftis_node.learner.step.schedule import learning_rate
 from ftis_node.workers.weights.shared_weights import Way  # noqa: TC001  msgspec reads the annotations
 from ftis_node.workers.weights.store import PublishedWeights, WeightProof  # noqa: TC001  msgspec reads the annotations
 from ftis_node.workers.wire import Message
-
-# arXiv 2605.22537, section on training: Adam at 1e-6, and at 1e-4 for LoRA.
-FULL_LEARNING_RATE = 1e-6
-LORA_LEARNING_RATE = 1e-4
 
 
 class LoraSettings(msgspec.Struct, frozen=True):
@@ -56,12 +54,12 @@ class LearnerBoot(Message, frozen=True):
     `model` is a folder or hub id, `model_name` its public name. `run_id` names the run whose checkpoints these are.
     `method` and `method_params` go to `algorithms.policy_loss`; `advantage_scale` None means the method's own.
 
-    `temperature` is the run's sampling temperature. `max_grad_norm` 0 means no clipping. `kl_to_start` weighs the KL to
-    the starting model; 0 means none. The summed log-probs of a peer's completion may be `max_logprob_gap_nats` below
-    the learner's.
+    `temperature` is the run's sampling temperature. `optimizer` is a section of the manifest, `settings` one of
+    `node.toml`. If a field of the boot has the name of a setting, the node derived it, and the setting is not used. The
+    summed log-probs of a peer's completion may be `max_logprob_gap_nats` below the learner's.
 
     `dtype` is the model's type in memory and computation; trained weights have float32 masters if it is bfloat16.
-    `optimizer_states` is the form of Adam's moments (`optimizer.py`). `micro_batch_tokens` bounds the padded prompt and
+    `micro_batch_tokens` bounds the padded prompt and
     completion tokens in memory, until memory runs out. `publish_as` is what the generator gets: the whole model with an
     adapter merged into it, or the adapter alone.
 
@@ -69,9 +67,9 @@ class LearnerBoot(Message, frozen=True):
     the reply, and no work between steps may need much. `hand_over` is how published weights reach it, if possible
     (`publish.py`). `memory_share` is the part of the GPU for the learner's tensors beside a generator; None: all.
 
-    `num_processes` hold the model together, each on a GPU or on `num_threads` of the CPU. `recompute_activations` keeps
+    Each process has a GPU or `num_threads` of the CPU. `recompute_activations` keeps
     only each layer's input; `may_recompute`: a lack of memory switches it on. `head_chunk_tokens` go through the output
-    head at once. `kernels` are those of the layers (`kernels.py`).
+    head at once.
     """
 
     model: str
@@ -83,21 +81,13 @@ class LearnerBoot(Message, frozen=True):
     method_params: dict[str, bool | int | float | str | None] = {}
     advantage_scale: Literal["std", "mean"] | None = None
     temperature: float = 1.0
-    learning_rate: float | None = None
-    schedule: Schedule = Schedule()
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
-    kl_to_start: float = 0.0
+    optimizer: OptimizerSection = OptimizerSection()
+    settings: LearnerSection = LearnerSection()
     max_logprob_gap_nats: float = math.inf
-    updates_per_batch: int = 1
-    optimizer_states: Literal["float32", "8bit", "offload"] = "float32"
     micro_batch_tokens: int = 2048
     recompute_activations: bool = False
     may_recompute: bool = False
     head_chunk_tokens: int = 512
-    kernels: Literal["auto", "plain", "compile", "liger"] = "auto"
     takes_turns: bool = False
     hand_over: Way = "file"
     memory_share: float | None = None
@@ -107,22 +97,16 @@ class LearnerBoot(Message, frozen=True):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     seed: int = 0
     num_threads: int | None = None
-    num_processes: int = 1
-    keep_checkpoints: int = 2
-    checkpoint_every_steps: int | None = 1
-    report_entropy: bool = False
     measure_agreement: bool = False
 
     @property
-    def effective_learning_rate(self) -> float:
-        """Return the given rate, or the paper's for what is trained."""
-        if self.learning_rate is not None:
-            return self.learning_rate
-        return FULL_LEARNING_RATE if self.lora is None else LORA_LEARNING_RATE
+    def peak_learning_rate(self) -> float:
+        """Return the highest rate of what is trained, an adapter or the whole model."""
+        return self.optimizer.learning_rate if self.lora is None else self.optimizer.lora_learning_rate
 
     def learning_rate_at(self, step: int) -> float:
         """Return the rate of step `step` by the schedule."""
-        return learning_rate(self.schedule, step, peak=self.effective_learning_rate)
+        return learning_rate(self.optimizer, step, peak=self.peak_learning_rate)
 
 
 class TrainGroup(msgspec.Struct, frozen=True):

@@ -70,7 +70,7 @@ class ModelThread:
         def between() -> None:
             emit.progress()
             if stop.is_set():
-                raise WorkerTaskError("the learner was told to stop")
+                raise WorkerTaskError("the learner was asked to stop")
 
         running = asyncio.get_running_loop().run_in_executor(self._thread, piece, between)
         try:
@@ -88,7 +88,7 @@ class ModelThread:
 @asynccontextmanager
 async def build(boot: LearnerBoot, emit: Emitter) -> AsyncIterator[Handlers]:
     """Build a learner from `boot`, with its handlers; at the end save its newest step if it is not on disk."""
-    with start_ranks(boot.num_processes) as address, closing(ModelThread()) as thread:
+    with start_ranks(boot.settings.num_processes) as address, closing(ModelThread()) as thread:
         learner = await thread.work(lambda between: _open(boot, address, emit), emit)
         saving = asyncio.create_task(_save_while_idle(boot, thread, learner, emit))
         try:
@@ -114,7 +114,7 @@ async def build(boot: LearnerBoot, emit: Emitter) -> AsyncIterator[Handlers]:
 
 async def _save_while_idle(boot: LearnerBoot, thread: ModelThread, learner: Learner, emit: Emitter) -> None:
     """Begin the checkpoint of the newest step when it is due, even if no next step comes."""
-    while boot.checkpoint_every_steps is None:
+    while boot.settings.checkpoint_every_steps is None:
         await asyncio.sleep(IDLE_LOOK_S)
         try:
             await thread.work(lambda between: learner.save_if_due(), emit)

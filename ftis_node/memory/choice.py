@@ -125,10 +125,10 @@ def compare(
     for name, changed in _candidates(settings, begun, manifest.sampling.group_size):
         made = plan(shape, devices_bytes, changed, manifest, host_bytes=machine.host_bytes)
         states = changed.learner.optimizer_states
-        has_room = states != "offload" or changed.lora or made.host_bytes <= USABLE_SHARE * machine.host_bytes
+        has_space = states != "offload" or changed.lora or made.host_bytes <= USABLE_SHARE * machine.host_bytes
         needs_package = states == "8bit" and not changed.lora and find_spec("bitsandbytes") is None
         missing = "pip install 'ftis-node[8bit]'" if needs_package else ""
-        yield TrainingOption(name, changed, made, made.fits and bool(has_room), missing)
+        yield TrainingOption(name, changed, made, made.fits and bool(has_space), missing)
 
 
 def refuse_what_does_not_fit(

@@ -97,7 +97,7 @@ class Workload:
 
     @property
     def adapter_served(self) -> int | None:
-        """The rank that the engine makes room for; None where it is handed whole models."""
+        """The rank that the engine reserves memory for; None if it loads whole models."""
         serves = self.lora and self.serves_adapters and self.adapter_rank <= MAX_SERVED_RANK
         return served_rank(self.adapter_rank) if serves else None
 
@@ -272,8 +272,8 @@ def _logits(shape: ModelShape, workload: Workload) -> int:
 def _hand_over(shape: ModelShape, workload: Workload) -> int:
     """Staging of new weights, in bytes.
 
-    On a CPU it is the whole file. On a GPU it is one tensor at a time: the embedding in the compute dtype or, with an
-    adapter to merge, three float32 copies of the widest map. If the engine maps the weights, it is 0.
+    On a CPU it is the whole file. On a GPU it is one tensor at a time. That is the embedding in the compute dtype or,
+    with an adapter to merge, three float32 copies of the widest map. If the engine maps the weights, it is 0.
     """
     if not workload.on_gpu:
         return shape.num_parameters * workload.dtype_bytes

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import psutil
@@ -47,7 +47,8 @@ class WorkerPlacement:
     `takes_turns`: the generator sleeps while the learner steps; `can_sleep`: and it gives its memory back then.
     `memory_share` and `cache_bytes` as in `EngineSettings`; `learner_share` is the part of its GPU that the learner's
     tensors may take, None: all. `hand_over` is how weights cross. `recompute_activations` and `head_chunk_tokens` are
-    the learner's, by the plan; None: no plan says. GPUs by their index in nvidia-smi; none: all are seen.
+    the learner's, by the plan; None: no plan says. `memory` is the plan in one line, for people. GPUs by
+    their index in nvidia-smi; none: all are seen.
     """
 
     takes_turns: bool = False
@@ -60,6 +61,7 @@ class WorkerPlacement:
     learner_gpus: tuple[int, ...] = ()
     recompute_activations: bool | None = None
     head_chunk_tokens: int = HEAD_CHUNK_TOKENS
+    memory: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,7 @@ def place_workers_on(
     Raises MachineError where the model does not fit on a GPU, ConfigError for GPUs that are not there.
     """
     assignment = assign_gpus(len(machine.devices_bytes), settings)
-    made = None
+    made, memory = None, ""
     if shape is not None:
         check_heads(shape, settings)
         devices_bytes = assignment.devices_bytes(machine.devices_bytes)
@@ -143,10 +145,11 @@ def place_workers_on(
             host_bytes=machine.host_bytes,
             memory_disk_bytes=machine.memory_disk_bytes,
         )
-        _judge(made, settings, on_gpu=bool(devices_bytes))
+        memory = _judge(made, settings, on_gpu=bool(devices_bytes))
     by_vllm = bool(assignment.generator) and settings.engine != "torch"
     takes_turns = assignment.are_shared and _takes_turns(made, settings, gives_memory_back=by_vllm)
     arrangement = WorkerPlacement(
+        memory=memory,
         takes_turns=takes_turns,
         can_sleep=takes_turns and by_vllm,
         memory_share=settings.generation.gpu_memory_utilization,
@@ -253,22 +256,22 @@ def _first(number: int, num_gpus: int, *, but_for: tuple[int, ...]) -> tuple[int
     return tuple([*free, *but_for][:number])
 
 
-def _judge(made: MemoryPlan, settings: NodeSettings, *, on_gpu: bool) -> None:
-    """One line on the plan, or MachineError."""
+def _judge(made: MemoryPlan, settings: NodeSettings, *, on_gpu: bool) -> str:
+    """Return the plan in one line; log a warning if memory may be short. Raise MachineError if a GPU's is."""
     needed, usable = in_gib(made.peak_bytes), in_gib(made.usable_bytes)
     if made.fits:
-        log.info("memory plan: %s, %s of %s at the peak", made.placement, needed, usable)
-        return
+        return f"{made.placement}: {needed} of {usable} at the peak, by the plan"
     model = settings.model
     if not on_gpu:
         log.warning("memory may be short: %s seems to need %s, %s are free; %s", model, needed, usable, _advice(made))
-        return
+        return f"{needed} needed, {usable} free"
     line = f"{model} does not fit on the GPU: {needed} needed, {usable} usable; {_advice(made)}"
     if settings.memory.check == "refuse":
         raise MachineError(
             f'{line} (see `ftis-node doctor --model {model}`; memory.check = "warn" goes on all the same)'
         )
     log.warning("%s", line)
+    return f"{needed} needed, {usable} usable"
 
 
 def _advice(made: MemoryPlan) -> str:
@@ -276,4 +279,4 @@ def _advice(made: MemoryPlan) -> str:
     for change in made.changes:
         if change.fits:
             return f"{change.name} would do"
-    return "take a smaller model or a larger device"
+    return "use a smaller model or a larger device"

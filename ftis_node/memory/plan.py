@@ -34,7 +34,7 @@ from ftis_node.memory.components import (
 from ftis_node.memory.generator import GeneratorMemory, generator_memory
 from ftis_node.memory.ranks import memory_per_rank
 from ftis_node.memory.suggestions import MemorySuggestion, suggest_changes
-from ftis_node.workers.weights.folder import VERSIONS_AT_ONCE, VERSIONS_KEPT, has_room
+from ftis_node.workers.weights.folder import VERSIONS_AT_ONCE, VERSIONS_KEPT, has_space
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -171,7 +171,7 @@ def _on_cpu(generator: GeneratorMemory, learner: LearnerMemory, machine: Machine
     On a disk they take no memory: the kernel reclaims the pages of a file.
     """
     usable, version = _usable(machine.host_bytes), learner.hand_over
-    in_memory = has_room(VERSIONS_AT_ONCE * version, machine.memory_disk_bytes)
+    in_memory = has_space(VERSIONS_AT_ONCE * version, machine.memory_disk_bytes)
     learner = replace(learner, hand_over=0)
     published = VERSIONS_KEPT * version if in_memory else 0
     fixed = HOST_PROCESS_BYTES + generator.fixed + learner.peak + published
@@ -217,8 +217,8 @@ def _on_one_gpu(
     together = generator.fixed + max(learner.peak, learner.resident + learner.hand_over + generator.staging)
     cache = _cache_within(generator, usable - together)
     split = made("shared", cache, together + cache)
-    has_room = split.fits and cache >= SPLIT_CACHE_SHARE * generator.cache
-    if not workload.can_sleep or (has_room and not workload.must_sleep):
+    has_space = split.fits and cache >= SPLIT_CACHE_SHARE * generator.cache
+    if not workload.can_sleep or (has_space and not workload.must_sleep):
         room = usable - generator.fixed - cache - learner.context
         return replace(split, learner_share=floor(1000 * room / device_bytes) / 1000) if split.fits else split
     generator = generator.in_turns

@@ -1,10 +1,10 @@
-"""Finding, loading and fingerprinting a model and its tokenizer.
+"""Find, load and fingerprint a model and its tokenizer.
 
-Every process that touches a model comes through here, so that the generator, the learner and the evaluation read the
-same files in the same way. Importing this room is cheap: torch and transformers are imported inside the functions
-that need them, and `resolve_model` needs neither.
+Every process reads models through this package, so that the generator, the learner and the evaluation read the same
+files in the same way. Its import is fast: torch and transformers are imported inside the functions that need them, and
+`resolve_model` needs neither.
 
-    source = resolve_model("Qwen/Qwen2.5-3B")      # or a folder; checks that everything is there
+    source = resolve_model("Qwen/Qwen2.5-3B")      # or a folder; checks that all files exist
     tokenizer = load_tokenizer(source)
     model = load_causal_lm(source, dtype="bfloat16", device="auto")
 """

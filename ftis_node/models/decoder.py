@@ -1,7 +1,7 @@
-"""Token ids to text, by the tokenizer of the node's own model, where its file is on this machine.
+"""Decoder of token ids to text, by the tokenizer of the node's own model.
 
-`tokenizers` reads `tokenizer.json` alone: neither transformers nor torch is loaded for it. A model that has only other
-files, or that is not here any more, leaves the ids as they are. Nothing is fetched.
+`tokenizers` reads `tokenizer.json` alone: neither transformers nor torch is loaded for it. If the model has no such
+file, or is no longer on this machine, the ids stay ids. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ TOKENIZER_FILE = "tokenizer.json"
 
 
 class Decoder:
-    """Of one home. The file is read at the first use, which may take a second: not inside an event loop."""
+    """Decoder of one home.
+
+    The first use reads the file, which may take a second, so do not call it in an event loop.
+    """
 
     def __init__(self, home: Home) -> None:
         self._home = home
@@ -35,11 +38,11 @@ class Decoder:
 
     @property
     def missing(self) -> str:
-        """Why there is no tokenizer; empty where there is one."""
+        """Reason why there is no tokenizer; empty if there is one."""
         return self._opened[1]
 
     def text(self, token_ids: Sequence[int], *, with_special_tokens: bool = False) -> str | None:
-        """The text of these ids; None where there is no tokenizer, or an id is not one of its own."""
+        """Return the text of these ids; None if there is no tokenizer, or if an id is not in its vocabulary."""
         tokenizer, _ = self._opened
         if tokenizer is None:
             return None
@@ -54,16 +57,16 @@ def _open_tokenizer(home: Home) -> tuple[Tokenizer | None, str]:
     try:
         model = str(read_object(home.settings)["model"])
     except (OSError, FileError, KeyError):
-        return None, f"{home.settings} does not say which model: these are token ids"
+        return None, f"{home.settings} names no model: showing token ids"
     folder = _folder_of(model)
     if folder is None or not (folder / TOKENIZER_FILE).is_file():
-        return None, f"the model's {TOKENIZER_FILE} is not at hand: these are token ids"
+        return None, f"the model's {TOKENIZER_FILE} is not on this machine: showing token ids"
     from tokenizers import Tokenizer
 
     try:
         return Tokenizer.from_file(str(folder / TOKENIZER_FILE)), ""
-    except Exception as error:  # the library raises a bare Exception for a file that it cannot read
-        return None, f"{folder / TOKENIZER_FILE} cannot be read ({error}): these are token ids"
+    except Exception as error:  # the library raises a plain Exception for an unreadable file
+        return None, f"{folder / TOKENIZER_FILE} cannot be read ({error}): showing token ids"
 
 
 def _folder_of(model: str) -> Path | None:
@@ -76,5 +79,5 @@ def _folder_of(model: str) -> Path | None:
 
     try:
         return cached_snapshot(model)
-    except HFValidationError:  # a folder that is gone
+    except HFValidationError:  # the folder was removed
         return None

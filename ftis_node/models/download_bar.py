@@ -1,6 +1,7 @@
-"""The hub library's progress bars, told instead of drawn: it takes a class of bars, and gets one that draws nothing.
+"""Adapter from the hub library's progress bars to a callback.
 
-It makes several bars for one download, of files and of bytes; told is the one with most bytes to come.
+The library takes a class of bars, and this one draws nothing. It makes several bars for one download, of files and of
+bytes. The bar with the most bytes to come reports.
 """
 
 from __future__ import annotations
@@ -13,22 +14,22 @@ if TYPE_CHECKING:
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes"))
 
 
-def telling_bar(repo: str, on_progress: OnProgress) -> type[Any]:
-    """A class of bars that tell how much of `repo` is here."""
+def progress_bar_class(repo: str, on_progress: OnProgress) -> type[Any]:
+    """Return a class of bars that report the progress of `repo`'s download."""
     from tqdm.std import tqdm
 
     largest = [0.0]
 
     class CallbackBar(tqdm):  # type: ignore[misc]  # untyped
-        """Counts as its base does."""
+        """A bar that counts like its base class and reports instead of drawing."""
 
-        monitor_interval = 0  # no thread that looks after the drawing
+        monitor_interval = 0  # no drawing thread
 
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options | {"file": _Nowhere(), "disable": False})
 
         def display(self, *_: Any, **__: Any) -> bool:
-            """In the place of drawing."""
+            """Report progress instead of drawing."""
             total = float(self.total or 0)
             if self.unit == "B" and total > 0 and total >= largest[0]:
                 largest[0] = total
@@ -44,11 +45,11 @@ def _of(done: float, total: float) -> str:
 
 
 class _Nowhere:
-    """A file that keeps nothing."""
+    """Null object: a file that discards everything."""
 
     def write(self, text: str) -> int:
-        """Takes it."""
+        """Discard the text."""
         return len(text)
 
     def flush(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""

@@ -1,10 +1,10 @@
-"""A model without its weights, and any rows of its weights from its files: for a model that is spread over processes.
+"""A model without its weights, and single rows of its weights from its files: for a model that several processes share.
 
     empty_causal_lm   modules and buffers as they are, parameters without memory (torch's meta device)
     WeightRows        rows start to end of a parameter, read from the file that holds it
 
-So a process reads what it holds, and no more. Buffers are made as the model's code makes them: those that no file has
-(rotary frequencies) could not be read.
+So each process reads only the rows that it holds. The model's code makes the buffers, because some are in no file
+(rotary frequencies).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ READABLE = {"F64", "F32", "F16", "BF16"}  # safetensors' names of number formats
 
 
 def empty_causal_lm(source: ModelSource, *, dtype: torch.dtype) -> Any:
-    """`source` as `load_causal_lm` would give it in `dtype`, with all parameters on the meta device, tied ones tied.
+    """Return the model of `load_causal_lm` in `dtype`, with all parameters on the meta device and tied ones tied.
 
-    Raises ModelError where the configuration describes no model.
+    Raises ModelError if the configuration describes no model.
     """
     from accelerate import init_empty_weights
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
@@ -46,15 +46,15 @@ def empty_causal_lm(source: ModelSource, *, dtype: torch.dtype) -> Any:
             if (source.folder / GENERATION_CONFIG_FILE).exists():
                 model.generation_config = GenerationConfig.from_pretrained(source.folder, local_files_only=True)
         except Exception as error:
-            raise ModelError(f"the model in {source.folder} cannot be made: {first_line(error)}") from error
+            raise ModelError(f"the model in {source.folder} cannot be built: {first_line(error)}") from error
     return model.eval()
 
 
 class WeightRows:
-    """The tensors in a model's files, by name. Nothing stays open or in memory between two reads."""
+    """The tensors in a model's files, by name. Between two reads no file is open and no tensor in memory."""
 
     def __init__(self, source: ModelSource) -> None:
-        """Reads the headers. Raises ModelError where a file is damaged."""
+        """Read the headers. Raises ModelError if a file is damaged."""
         self._where: dict[str, tuple[Path, dict[str, Any]]] = {
             name: (path, entry) for path in source.weights_files for name, entry in read_header(path).tensors.items()
         }
@@ -63,7 +63,7 @@ class WeightRows:
         return name in self._where
 
     def why_not(self, model: Any) -> str:
-        """Why `model` cannot be filled tensor by tensor, from files that name them as it does; empty: it can."""
+        """Return why the files cannot fill `model` tensor by tensor; empty if they can."""
         wanted = {name: value.shape for name, value in model.named_parameters()}
         wanted |= {name: value.shape for name, value in model.named_buffers() if name in model.state_dict()}
         for name, shape in wanted.items():
@@ -73,13 +73,13 @@ class WeightRows:
             if tuple(entry["shape"]) != tuple(shape) or entry["dtype"] not in READABLE:
                 return f"{name} is {entry['dtype']} {entry['shape']} in its file"
         if twice := sorted(name for name in model.all_tied_weights_keys if name in self._where):
-            return f"{twice[0]} is tied and in its files all the same"
+            return f"{twice[0]} is a tied tensor, but its files have it too"
         if model._keep_in_fp32_modules_strict:
             return "parts of it are float32 in any case"
         return ""
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> torch.Tensor:
-        """Rows `start` to `end` (all unless given) of a tensor, in the file's number format, on the CPU."""
+        """Return rows `start` to `end` (all unless given) of a tensor, in the file's number format, on the CPU."""
         from safetensors import safe_open
 
         path, entry = self._where[name]

@@ -1,6 +1,6 @@
-"""Writing a model in the hub's format, so that any other tool can load what was trained here.
+"""Export of a model in the hub's format, which other tools can load.
 
-The folder appears under its name only when it is whole: it is written beside it and renamed.
+The folder is written beside its place and renamed, so that only a complete one has its name.
 """
 
 from __future__ import annotations
@@ -8,17 +8,19 @@ from __future__ import annotations
 import os
 import shutil
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
 
     import torch
 
     from ftis_node.models.tokenizer import PromptTokenizer
+
+READABLE = 0o644
 
 
 def export_model(
@@ -26,8 +28,8 @@ def export_model(
 ) -> None:
     """Write a folder with the configuration, the generation configuration and the tokenizer of `model`.
 
-    `write` puts the weights there as safetensors of `dtype`; a tied output head may be left out. Raises ConfigError
-    where `out` exists and is not an empty folder.
+    `write` puts the weights there as safetensors of `dtype`; it may omit a tied output head. Raises ConfigError if
+    `out` exists and is not an empty folder.
     """
     with _whole_folder(out) as folder:
         write(folder)
@@ -43,7 +45,7 @@ def export_adapter(
 ) -> None:
     """Write the LoRA adapter of a peft model, and the tokenizer. Raises ConfigError as `export_model` does.
 
-    `state_dict` stands in for the model's own weights, as where they are spread over processes.
+    `state_dict` replaces the model's own weights, for a model that several processes share.
     """
     with _whole_folder(out) as folder:
         # "auto" would ask the hub whether the embedding was resized; adapters here never touch it.
@@ -52,7 +54,7 @@ def export_adapter(
 
 
 def tied_names(model: Any) -> frozenset[str]:
-    """The names of tensors that are another tensor of the model once more, such as a tied output head."""
+    """Return the names of tensors that alias another tensor of the model, such as a tied output head."""
     return frozenset(model.all_tied_weights_keys)
 
 
@@ -66,6 +68,8 @@ def _whole_folder(out: Path) -> Iterator[Path]:
     partial.mkdir()
     try:
         yield partial
+        for file in filter(Path.is_file, partial.rglob("*")):
+            file.chmod(READABLE)  # another user may serve the model
         partial.rename(out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -1,13 +1,13 @@
-"""Names for what a model and a tokenizer *are*, so that two nodes can tell whether theirs are the same.
+"""Fingerprints of models and tokenizers, by which nodes see whether theirs are the same.
 
-Tokenizer: sha256 over the vocabulary with its ids, the merges and the special tokens, and over how a few awkward texts
-are split. The texts stand for the normaliser and the splitting rules: the libraries write those down differently from
-release to release, but they split alike. Two nodes with one fingerprint read each other's ids. The chat template is no
-part of it: relatives with the same ids differ in it (a default system prompt, say), and whether two nodes' prompts are
-equal is compared prompt by prompt.
+Tokenizer: sha256 over the vocabulary with its ids, the merges, the special tokens, and the token ids of a few awkward
+texts. The texts cover the normalizer and the splitting rules: releases of the libraries write those rules differently
+but split alike. Two nodes with one fingerprint read each other's ids. The chat template is not included, because
+related models with the same ids differ in it, for example in a default system prompt. Validation compares prompts one
+by one.
 
 Model: sha256 over the configuration, the tensors' names, types and shapes, and a sample of each weight file's bytes. It
-reads a few hundred kilobytes of a model of any size; it tells models apart, it does not prove that no bit was changed.
+reads a few hundred kilobytes of a model of any size. It distinguishes models, but does not prove that no bit changed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FINGERPRINT_BYTES = 16
 SAMPLE_BYTES = 65_536
 SAMPLES_PER_FILE = 4
 
-# What the libraries write into a configuration about themselves; it says nothing about the model.
+# Keys that the libraries write about themselves; they do not describe the model.
 VOLATILE_CONFIG_KEYS = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache")
 
 PROBE_TEXTS = (
@@ -40,7 +40,7 @@ PROBE_TEXTS = (
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
-    """32 hexadecimal digits that name what the transformers tokenizer `tokenizer` does."""
+    """Return 32 hexadecimal digits that identify how the transformers tokenizer `tokenizer` splits text."""
     return _digest(
         {
             "vocabulary": sorted(tokenizer.get_vocab().items()),
@@ -53,14 +53,14 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
 
 
 def model_fingerprint(source: ModelSource) -> str:
-    """32 hexadecimal digits that name the model of `source`. Raises ModelError where its files are damaged."""
+    """Return 32 hexadecimal digits that identify the model of `source`. Raises ModelError if its files are damaged."""
     config = read_json(source.folder / CONFIG_FILE)
     lasting = {key: value for key, value in config.items() if key not in VOLATILE_CONFIG_KEYS}
     return _digest({"config": lasting, "weights": [_weights_file(path) for path in source.weights_files]})
 
 
 def other_model(place: object, trained: object, given: object) -> str:
-    """What is wrong where `place` holds a training of another model than the given one. Both are names for people."""
+    """Return the error for a home that trains another model than the given one. Both are names for people."""
     named = f"another model of the name {given}" if trained == given else f"this {given}"
     return (
         f"{place} holds a training of {trained}, not of {named}: give another --home, or the --model it was begun with"
@@ -88,7 +88,7 @@ def _merges(tokenizer: Any) -> list[list[str]]:
     if backend is None:
         return []
     merges = json.loads(backend.to_str())["model"].get("merges") or []
-    # Older files hold "a b", newer ones ["a", "b"].
+    # Older files have "a b", newer ones ["a", "b"].
     return [merge.split(" ", 1) if isinstance(merge, str) else list(merge) for merge in merges]
 
 

@@ -1,8 +1,8 @@
-"""Fetching a model from the hub, or saying in one line within seconds why it cannot be had.
+"""Download of a model from the hub, or a one-line error within seconds.
 
-The local cache is asked first, so that a model once fetched starts without a network and never changes under a run.
-Before a download the hub is asked once under a short deadline: the library's own retries would keep a user without a
-network waiting. The question runs in a thread because name look-up obeys no time-out.
+The local cache is checked first. So a downloaded model starts without a network and never changes during a run. Before
+a download the hub is queried once under a short deadline, because the library's own retries would keep a user without a
+network waiting. The query runs in a thread because name look-up ignores time-outs.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Weights as safetensors, configuration and tokenizer; nothing that is code and nothing in sub-folders.
+# Weights as safetensors, configuration and tokenizer; no code, no sub-folders.
 WANTED_FILES = ("model*.safetensors", "*.json", "tokenizer.model", "merges.txt", "vocab.txt", "chat_template.jinja")
 UNWANTED_FILES = ("*/*",)
 
 
 @dataclass(frozen=True, slots=True)
 class HubModel:
-    """What the hub says of a model. `num_bytes` of its weights; `has_token`: whether we showed an access token."""
+    """The hub's data on a model. `num_bytes` of its weights; `has_token`: whether the request had an access token."""
 
     num_bytes: int
     num_parameters: int | None
@@ -43,7 +43,7 @@ class HubModel:
 
 
 def cached_snapshot(repo: str) -> Path | None:
-    """The folder of `repo` in the local cache, or None. It may still lack files: an older download was interrupted."""
+    """Return the folder of `repo` in the local cache, or None. It may lack files after an interrupted download."""
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     with quiet_library_logging():
@@ -54,24 +54,24 @@ def cached_snapshot(repo: str) -> Path | None:
 
 
 def fetch_snapshot(repo: str, *, answer_within_s: float = 8.0, on_progress: OnProgress = unwatched) -> Path:
-    """Download what the hub has of `repo` and is not in the cache yet; return its folder.
+    """Download the files of `repo` that the cache lacks; return its folder.
 
-    `answer_within_s` is how long the hub may take to answer at all; the download itself takes what it takes, and goes
-    on where it was interrupted. Raises ModelError where the hub answers that it has no such model or keeps it from us,
-    ModelFetchError where it does not answer, and MachineError where the disk is full.
+    `answer_within_s` limits the hub's first answer, not the download, which resumes after an interruption. Raises
+    ModelError if the hub has no such model or denies access to it. Raises ModelFetchError if the hub does not answer,
+    and MachineError if the disk is full.
     """
     with quiet_library_logging():
         try:
             revision = _ask_for_newest_revision(repo, answer_within_s)
             return _snapshot(repo, revision=revision, on_progress=on_progress)
         except Exception as error:
-            raise _told(repo, error) from error
+            raise _fetch_error(repo, error) from error
 
 
-def _told(repo: str, error: Exception) -> FtisError:
-    """The error that says what to do."""
+def _fetch_error(repo: str, error: Exception) -> FtisError:
+    """Return the error that says what to do."""
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return MachineError(f"no room on the disk for {repo}: free some space and start again")
+        return MachineError(f"the disk is too full for {repo}: free disk space and start again")
     if (refusal := _refusal(repo, error)) is not None:
         return ModelError(refusal)
     return ModelFetchError(
@@ -80,12 +80,12 @@ def _told(repo: str, error: Exception) -> FtisError:
 
 
 def ask_about(repo: str, *, answer_within_s: float = 8.0) -> HubModel:
-    """What the hub says of `repo`; its configuration is fetched, nothing else. Raises as `fetch_snapshot` does."""
+    """Return the hub's data on `repo`. It downloads the configuration only. Raises as `fetch_snapshot` does."""
     with quiet_library_logging():
         try:
             return _within(answer_within_s, lambda: _look_up(repo, answer_within_s))
         except Exception as error:
-            raise _told(repo, error) from error
+            raise _fetch_error(repo, error) from error
 
 
 def _look_up(repo: str, answer_within_s: float) -> HubModel:
@@ -109,7 +109,7 @@ def _snapshot(
 ) -> Path:
     from huggingface_hub import snapshot_download
 
-    from ftis_node.models.download_bar import telling_bar
+    from ftis_node.models.download_bar import progress_bar_class
 
     folder = snapshot_download(
         repo,
@@ -117,13 +117,13 @@ def _snapshot(
         allow_patterns=list(WANTED_FILES),
         ignore_patterns=list(UNWANTED_FILES),
         local_files_only=local_files_only,
-        tqdm_class=telling_bar(repo, on_progress),
+        tqdm_class=progress_bar_class(repo, on_progress),
     )
     return Path(folder)
 
 
 def _ask_for_newest_revision(repo: str, answer_within_s: float) -> str:
-    """The commit that the hub serves now. Raises what the library raises, or TimeoutError at the deadline."""
+    """Return the commit that the hub serves now. Raises the library's exceptions, or TimeoutError at the deadline."""
 
     def ask() -> str:
         from huggingface_hub import HfApi
@@ -134,7 +134,7 @@ def _ask_for_newest_revision(repo: str, answer_within_s: float) -> str:
 
 
 def _within(limit_s: float, ask: Callable[[], T]) -> T:
-    """What `ask` returns or raises, or TimeoutError at the limit, when its thread is left to itself."""
+    """Return what `ask` returns, or raise what it raises. At the limit raise TimeoutError and abandon its thread."""
     answers: queue.SimpleQueue[tuple[T, None] | tuple[None, Exception]] = queue.SimpleQueue()
 
     def answer() -> None:
@@ -154,7 +154,7 @@ def _within(limit_s: float, ask: Callable[[], T]) -> T:
 
 
 def _refusal(repo: str, error: Exception) -> str | None:
-    """What to do about an answer of the hub that asking again would not change; None for anything else."""
+    """Return what to do about an answer that a retry would not change; None for any other."""
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
     if isinstance(error, GatedRepoError):

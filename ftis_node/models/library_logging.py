@@ -1,7 +1,6 @@
-"""Keeps libraries from talking over the one line that a user should read.
+"""Silencer of libraries whose warnings would hide the lines that a user should read.
 
-transformers, peft (which imports bitsandbytes) and huggingface_hub warn and log on stderr. Errors still come out as
-exceptions; what is silenced is the chatter around them.
+transformers, peft (which imports bitsandbytes) and huggingface_hub warn and log on stderr. Errors are still exceptions.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ CHATTY_LOGGERS = ("transformers", "huggingface_hub", "peft", "bitsandbytes", "ht
 
 @contextmanager
 def quiet_library_logging() -> Iterator[None]:
-    """Inside, the model libraries log errors only and warn nothing."""
+    """Inside the context, the model libraries log only errors and do not warn."""
     loggers = [logging.getLogger(name) for name in CHATTY_LOGGERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

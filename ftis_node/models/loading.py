@@ -1,7 +1,7 @@
-"""Loading a causal language model, the same way for every process that runs one.
+"""Load a causal language model, the same way in every process.
 
-Nothing from the model's folder is executed (`trust_remote_code=False`, safetensors only), and a folder whose weights do
-not fill the model is an error: transformers would fill the gaps with random numbers and only warn.
+Nothing from the model's folder is executed (`trust_remote_code=False`, safetensors only). A folder whose weights do not
+fill the model is an error: transformers would fill the gaps with random numbers and only warn.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Device = Literal["auto", "cpu", "cuda"]
 
 
 def load_causal_lm(source: ModelSource, *, dtype: Dtype = "auto", device: Device = "cpu") -> Any:
-    """The model of `source` as a transformers model in eval mode, with scaled-dot-product attention.
+    """Return the model of `source` as a transformers model in eval mode, with scaled-dot-product attention.
 
-    `dtype` "auto" keeps the type that the weights were saved in. Raises ModelError where the weights are damaged or
-    do not fit the configuration, and MachineError where `device` is "cuda" and there is none.
+    `dtype` "auto" keeps the type of the saved weights. Raises ModelError if the weights are damaged or do not fit the
+    configuration. Raises MachineError if `device` is "cuda" and there is none.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar, enable_progress_bar
@@ -39,7 +39,7 @@ def load_causal_lm(source: ModelSource, *, dtype: Dtype = "auto", device: Device
                 trust_remote_code=False,
                 local_files_only=True,
                 use_safetensors=True,
-                ignore_mismatched_sizes=True,  # looked at below, for a line that names the tensor
+                ignore_mismatched_sizes=True,  # checked below, so that the error names the tensor
                 output_loading_info=True,
             )
         except Exception as error:
@@ -65,14 +65,12 @@ def _check_complete(source: ModelSource, report: Any) -> None:
     missing = sorted(report["missing_keys"])
     mismatched = sorted(str(key[0]) for key in report["mismatched_keys"])
     if mismatched:
-        raise ModelError(
-            f"the weights in {source.folder} are of another shape than its config.json says: {mismatched[0]}"
-        )
+        raise ModelError(f"the weights in {source.folder} do not have the shapes of its config.json: {mismatched[0]}")
     if missing:
         raise ModelError(f"the weights in {source.folder} lack {len(missing)} tensors of the model, first {missing[0]}")
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, shortened to its first line; its kind where it says nothing."""
+    """Return the first line of an error's text; the name of its type if it has no text."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

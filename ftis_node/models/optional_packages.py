@@ -1,4 +1,4 @@
-"""Keeps transformers from importing packages that no worker uses.
+"""Stop transformers from importing packages that no worker uses.
 
 transformers imports scipy with every model, for the loss of object detection: 0.5 s of processor time and 35 MB in each
 worker. It asks once whether the package is installed and remembers the answer.

@@ -1,8 +1,8 @@
 """The header of a safetensors file: the cheapest proof that a weight file is whole.
 
 A file is eight bytes of header length (little-endian), a JSON header and the tensors' bytes. The header says where the
-last tensor ends, so a download cut short or a disk that filled up shows without reading gigabytes and without torch.
-Format: the safetensors README, section "Format".
+last tensor ends. So an incomplete file is found without torch and without reading gigabytes. Format: the safetensors
+README, section "Format".
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ MAX_HEADER_BYTES = 100_000_000  # the reference implementation's own limit
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsHeader:
-    """`tensors` maps a name to its dtype, shape and data offsets; `data_start` is where offset 0 lies in the file."""
+    """Header of a file.
+
+    `tensors` maps a name to its dtype, shape and data offsets; `data_start` is the file position of offset 0.
+    """
 
     tensors: dict[str, dict[str, Any]]
     data_start: int
@@ -31,7 +34,7 @@ class SafetensorsHeader:
 
 
 def read_header(path: Path) -> SafetensorsHeader:
-    """The header of `path`, checked against the file's size. Raises ModelError where the file is damaged."""
+    """Return the header of `path`, checked against the file's size. Raises ModelError if the file is damaged."""
     try:
         check_regular(path)
         with path.open("rb") as file:
@@ -55,7 +58,10 @@ def read_header(path: Path) -> SafetensorsHeader:
 
 
 def _end_of(entry: dict[str, Any]) -> int:
-    """Where a tensor's bytes end. Raises ValueError, KeyError or TypeError for an entry that describes no tensor."""
+    """Return the end of a tensor's bytes.
+
+    Raises ValueError, KeyError or TypeError for an entry that describes no tensor.
+    """
     start, end = entry["data_offsets"]
     numbers = [*entry["shape"], start, end]
     if not isinstance(entry["dtype"], str) or any(type(number) is not int or number < 0 for number in numbers):

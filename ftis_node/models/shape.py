@@ -1,7 +1,7 @@
-"""The shape of a model, as far as memory depends on it, from its configuration and the headers of its weight files.
+"""The sizes of a model that determine its memory, from its configuration and the headers of its weight files.
 
-Read without torch or transformers, so that a plan can be made before anything heavy is loaded. It describes a decoder
-with gated feed-forward blocks (Llama, Qwen2, Qwen3, Mistral and their kin); others are refused in one line.
+They are read without torch or transformers, so that planning needs no heavy import. They describe a decoder with gated
+feed-forward blocks (Llama, Qwen2, Qwen3, Mistral and similar models). Others raise an error of one line.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from ftis_node.models.source import ModelSource
 
 EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
-TYPES_WITH_QKV_BIAS = ("qwen2",)  # always, and without a key in the configuration that says so
+TYPES_WITH_QKV_BIAS = ("qwen2",)  # always, and no key of the configuration says so
 
 
 def _qwen25(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, vocab: int) -> dict[str, Any]:
-    """As the `config.json` on the hub has it: head and embedding are tied where the vocabulary has 151,936 entries."""
+    """Return `config.json` as on the hub: head and embedding are tied if the vocabulary has 151,936 entries."""
     return {
         "model_type": "qwen2",
         "hidden_size": hidden,
@@ -47,7 +47,7 @@ _QWEN25 = {
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes in elements. `is_tied`: the output head is the embedding once more."""
+    """Sizes in elements. `is_tied`: the output head is the embedding matrix."""
 
     hidden_size: int
     num_layers: int
@@ -71,7 +71,7 @@ class ModelShape:
 
     @property
     def embedding_parameters(self) -> int:
-        """Of the embedding alone; an output head of its own has as many."""
+        """Parameters of the embedding; a separate output head has as many."""
         return self.vocab_size * self.hidden_size
 
     @property
@@ -82,26 +82,29 @@ class ModelShape:
         return *attention, (hidden, wide), (hidden, wide), (wide, hidden)
 
     def adapter_parameters(self, rank: int) -> int:
-        """Of a LoRA adapter on all linear layers: A is `rank` x inputs and B is outputs x `rank` (arXiv 2106.09685)."""
+        """Return the parameters of a LoRA adapter on all linear layers: A is `rank` x inputs and B is outputs x `rank`.
+
+        Source: arXiv 2106.09685.
+        """
         return self.num_layers * rank * sum(inputs + outputs for inputs, outputs in self.linear_layers)
 
 
 def published_qwen25() -> dict[str, ModelShape]:
-    """Qwen2.5's dense models of up to 14B by name, from the smallest to the largest."""
+    """Return Qwen2.5's dense models of up to 14B by name, from the smallest to the largest."""
     return {f"Qwen2.5-{name}": shape_of(config) for name, config in _QWEN25.items()}
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """The shape of `source`. Raises ModelError where the configuration lacks a size or a file is damaged."""
+    """Return the shape of `source`. Raises ModelError if the configuration lacks a size or a file is damaged."""
     path = source.folder / CONFIG_FILE
     return shape_of(read_json(path), where=str(path), num_parameters=parameter_count(source))
 
 
 def shape_of(config: Mapping[str, Any], *, where: str = CONFIG_FILE, num_parameters: int | None = None) -> ModelShape:
-    """The shape that a configuration describes; `where` names it in errors. Raises ModelError.
+    """Return the shape that a configuration describes; `where` names it in errors. Raises ModelError.
 
-    Without `num_parameters` they are counted from the sizes: embedding, linear maps with their biases, two norms a
-    layer and one at the end.
+    Without `num_parameters` it counts them: the embedding, linear maps with their biases, two norms a layer and one at
+    the end.
     """
     nested = config.get("text_config")
     text = {**config, **nested} if isinstance(nested, dict) else config
@@ -139,5 +142,5 @@ def _size(config: Mapping[str, Any], key: str, where: str, *, default: int | Non
     if value is None:
         raise ModelError(f"{where} has no {key}: the memory of this model cannot be planned")
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ModelError(f"{where}: {key} is {value!r}, which is no size")
+        raise ModelError(f"{where}: {key} is {value!r}, which is not a size")
     return value

@@ -1,4 +1,4 @@
-"""How large a model is, from the headers of its weight files alone."""
+"""Number of a model's parameters, from the headers of its weight files alone."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ if TYPE_CHECKING:
 
 
 def parameter_count(source: ModelSource) -> int:
-    """Parameters as stored; tied weights are stored once. Raises ModelError for a damaged file."""
+    """Return the stored parameters; tied weights are stored once. Raises ModelError for a damaged file."""
     headers = (read_header(path) for path in source.weights_files)
     return sum(prod(entry["shape"]) for header in headers for entry in header.tensors.values())

@@ -1,8 +1,8 @@
-"""Where a model comes from: a folder on this machine, or an id on the hub.
+"""The source of a model: a folder on this machine, or an id on the hub.
 
-`resolve_model` answers before anything heavy is loaded, so that a wrong `--model` is one clear line within seconds. It
-ends in a folder whose files were looked at: a configuration, safetensors weights that are whole (every shard there,
-no file cut short) and a tokenizer. Only safetensors are read, never a pickled checkpoint.
+`resolve_model` answers before anything heavy is loaded, so that a wrong `--model` gives one clear line within seconds.
+It checks the folder's files: a configuration, complete safetensors weights (every shard, no truncated file) and a
+tokenizer. Only safetensors are read, never a pickled checkpoint.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SMALL_FILES = frozenset({".json", ".txt", ".jinja", ".model"})  # a tokenizer's, and settings
+SMALL_FILES = frozenset({".json", ".txt", ".jinja", ".model"})  # vocabularies and settings
 CONFIG_FILE = "config.json"
 SINGLE_WEIGHTS_FILE = "model.safetensors"
 WEIGHTS_INDEX_FILE = "model.safetensors.index.json"
@@ -35,15 +35,14 @@ TOKENIZER_FILE_SETS = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("toke
 TOKENIZER_HINT = "tokenizer.json, vocab.json with merges.txt, or tokenizer.model"
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-NEAR = 0.75  # of 1: how much alike two names are, one of which may be a typo of the other
+NEAR = 0.75  # similarity of 1 at most: above it one name may be a typo of the other
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
     """A model that is complete on this machine.
 
-    `name` is what other nodes are told (the hub id, or the folder's own name, never a path of this machine) and
-    `folder` is where its files are.
+    `folder` has the files. Other nodes see `name`: the hub id, or the folder's own name, never a path of this machine.
     """
 
     name: str
@@ -51,15 +50,16 @@ class ModelSource:
 
     @property
     def weights_files(self) -> tuple[Path, ...]:
-        """The safetensors files in a fixed order. Raises ModelError where they are not all there."""
+        """The safetensors files in a fixed order. Raises ModelError if some are missing."""
         return _weights_files(self.folder)
 
 
 def resolve_model(model: str, *, on_progress: OnProgress = unwatched) -> ModelSource:
     """Find `model`, a folder or a hub id `org/name`, and check that it is complete.
 
-    A hub id is looked for in the local cache first, then fetched; only then there is progress. Raises ModelError (no
-    such folder, or what it lacks) and ModelFetchError (the hub did not give it).
+    A hub id is looked up in the local cache first, then downloaded; only the download reports progress. Raises
+    ModelError if there is no such folder, or if it is incomplete. Raises ModelFetchError if the hub does not serve the
+    model.
     """
     folder = Path(model).expanduser()
     if folder.is_dir():
@@ -70,8 +70,10 @@ def resolve_model(model: str, *, on_progress: OnProgress = unwatched) -> ModelSo
 
 
 def check_name(model: str) -> None:
-    """Asks nobody. Raises ModelError where `model` is neither a folder nor like an id on the hub, or is the typo of a
-    folder: something else lies beside it, under nearly that name."""
+    """Check the name without the network. Raises ModelError if `model` is neither a folder nor like an id on the hub.
+
+    It also raises ModelError for the typo of a folder: a folder of nearly that name is beside it.
+    """
     if Path(model).expanduser().is_dir():
         return
     near = _near_folder(Path(model).expanduser())
@@ -82,7 +84,7 @@ def check_name(model: str) -> None:
 
 
 def _near_folder(path: Path) -> Path | None:
-    """The folder beside `path` whose name is nearly its, if there is one."""
+    """Return the folder beside `path` with nearly the same name, if there is one."""
     try:
         beside = [folder.name for folder in path.parent.iterdir() if folder.is_dir()]
     except OSError:
@@ -114,7 +116,7 @@ def _checked(source: ModelSource) -> ModelSource:
 
 
 def _check_files(folder: Path) -> None:
-    """What transformers reads of the folder by itself: a pipe would block it for ever. Raises ModelError."""
+    """Check the files that transformers reads from the folder: a pipe would block it for ever. Raises ModelError."""
     try:
         for path in sorted(folder.iterdir()):
             if path.suffix in SMALL_FILES:
@@ -144,7 +146,7 @@ def _weights_files(folder: Path) -> tuple[Path, ...]:
 
 
 def read_json(path: Path) -> dict[str, object]:
-    """The JSON object in `path`. Raises ModelError where it is missing or no object."""
+    """Return the JSON object in `path`. Raises ModelError if it is missing or no object."""
     try:
         return read_object(path)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A tokenizer as this project uses one: chat messages to prompt ids, completion ids to text, and where these end.
+"""A model's tokenizer: chat messages to prompt ids, completion ids to text, and the ids that end a completion.
 
 The prompt is rendered by the model's own chat template. A base model without one gets plain lines,
 
@@ -8,8 +8,8 @@ The prompt is rendered by the model's own chat template. A base model without on
 
     Assistant:
 
-with the tokenizer's usual start token in front. A template that knows no system role gets the system text at the head
-of the first user message.
+with the tokenizer's usual start token in front. A template without a system role gets the system text at the head of
+the first user message.
 """
 
 from __future__ import annotations
@@ -34,25 +34,28 @@ MAX_REMEMBERED_PROMPTS = 4096
 
 
 class PromptTokenizer:
-    """One model's tokenizer. `name` is the model's name, `fingerprint` the same on every node that tokenises alike."""
+    """One model's tokenizer.
+
+    `name` is the model's name; `fingerprint` is the same on every node that tokenizes alike.
+    """
 
     def __init__(self, tokenizer: Any, *, name: str, extra_eos_ids: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._encoded: dict[str, tuple[int, ...]] = {}
         self.name = name
-        self.eos_id: int | None = tokenizer.eos_token_id  # the one that ends a turn; generation may stop at others
+        self.eos_id: int | None = tokenizer.eos_token_id  # the id that ends a turn; generation may stop at others
         self.eos_ids: tuple[int, ...] = tuple(
             sorted({int(eos) for eos in (tokenizer.eos_token_id, *extra_eos_ids) if eos is not None})
         )
-        # The tokenizer's own ids, not the rows of the model's embedding, which is padded: no id at or above is text.
+        # Number of the tokenizer's ids. The model's embedding has more rows, because it is padded.
         # Equal to len(tokenizer) unless the vocabulary has holes.
         self.vocab_size: int = max(tokenizer.get_vocab().values()) + 1
         self.fingerprint: str = tokenizer_fingerprint(tokenizer)
 
     def encode_prompt(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
-        """The ids of `messages` up to the point where the assistant speaks. Raises ModelError for a broken template.
+        """Return the ids of `messages` up to the assistant's turn. Raises ModelError for a broken template.
 
-        The last ones are remembered: a node meets a prompt at generation, at the door and again at every evaluation.
+        The last ones are cached: a node encodes a prompt at generation, at validation and again at every evaluation.
         """
         key = json.dumps(messages, sort_keys=True)
         if (known := self._encoded.get(key)) is None:
@@ -74,12 +77,15 @@ class PromptTokenizer:
             return self._render(_without_system(messages))
 
     def encode_text(self, text: str) -> list[int]:
-        """The ids of plain text, such as a peer's: what looks like a special token in it is split as text, too."""
+        """Return the ids of plain text, such as a peer's.
+
+        Text that looks like a special token is split as text, too.
+        """
         ids = self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
         return [int(token) for token in ids]
 
     def decode(self, token_ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """The text of `token_ids`; special tokens such as the end of sequence are left out unless asked for."""
+        """Return the text of `token_ids`, by default without special tokens such as the end of sequence."""
         return str(
             self._tokenizer.decode(
                 [int(token) for token in token_ids],
@@ -111,7 +117,7 @@ def load_tokenizer(source: ModelSource) -> PromptTokenizer:
 
 
 def _generation_eos_ids(folder: Path) -> list[int]:
-    """The end-of-sequence ids that generation stops at; chat models name several."""
+    """Return the end-of-sequence ids that stop generation; chat models name several."""
     path = folder / GENERATION_CONFIG_FILE
     if not path.is_file():
         return []

@@ -1,8 +1,8 @@
-"""Chooses the class that reads a tokenizer's files, without torch where the choice is known.
+"""Choice of the class that reads a tokenizer's files, without torch if the choice is known.
 
 `AutoTokenizer` imports the configurations of all models, and with them torch: 4 s of processor time and 340 MB. For the
-models in CLASSES its choice is known, and that class imports no torch. Any other model, and any other release of
-transformers, takes the way through `AutoTokenizer`.
+models in CLASSES its choice is known, and that class imports no torch. For any other model, and any other release of
+transformers, `AutoTokenizer` chooses.
 """
 
 from __future__ import annotations
@@ -53,6 +53,6 @@ def _known_class(folder: Path) -> tuple[str, str] | None:
     if not path.is_file() or not metadata.version("transformers").startswith(KNOWN_RELEASE):
         return None
     config = read_json(path)
-    if "auto_map" in config:  # the model brings its own code, which AutoTokenizer refuses
+    if "auto_map" in config:  # the model has its own code, which AutoTokenizer refuses
         return None
     return CLASSES.get((str(read_json(folder / CONFIG_FILE).get("model_type")), str(config.get("tokenizer_class"))))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.protocols import Generation, Learning
     from ftis_node.node.state import NodeCounters
-    from ftis_node.node.supervision.disk_thread import Disk
+    from ftis_node.node.supervision.disk_thread import DiskThread
     from ftis_node.node.training.division import Division
     from ftis_node.node.training.evaluation import EvaluationHistory
     from ftis_node.node.training.slots import SlotPool
@@ -52,14 +52,14 @@ class NodeComponents:
     domain: Task
     eval_tasks: tuple[Task, ...]
     scorer: IsolatedScorer
-    strangers_scorer: IsolatedScorer
+    new_peers_scorer: IsolatedScorer
     generation: Generation
     evaluated: Generator
     learner: Learning
     gossip: Gossip
     buffer: ReplayBuffer
     reader: ReplayReader
-    disk: Disk
+    disk: DiskThread
     slots: SlotPool
     counters: NodeCounters
     registry: PeerRegistry

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ftis_node.config.node import NodeSettings
     from ftis_node.node.state import NodeState
     from ftis_node.records.identity import Identity
-    from ftis_node.telemetry.events import EventTrail
+    from ftis_node.telemetry.events import EventLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class NodeContext:
     settings: NodeSettings
     manifest: RunManifest
     identity: Identity
-    events: EventTrail
+    events: EventLog
     state: NodeState
 
     @property

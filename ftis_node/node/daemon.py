@@ -63,13 +63,14 @@ from typing import TYPE_CHECKING
 
 from ftis_node.errors import FtisError
 from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.telemetry.status import EndWord
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
     from ftis_node.node.components import NodeComponents
     from ftis_node.node.http_api.local_api import LocalApi
-    from ftis_node.node.http_api.monitoring_api import Observed
+    from ftis_node.node.http_api.monitoring_api import MonitoringApi
     from ftis_node.node.loops.status import StatusLoop
     from ftis_node.node.supervision.health import RunningLoops
 
@@ -79,7 +80,7 @@ LINGER_POLL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class RoleLoops:
     """The loops of a role, and what the node is there for: when that is done, the node ends."""
 
     loops: dict[str, Coroutine[None, None, None]]
@@ -89,11 +90,11 @@ class Work:
 async def run_loops(
     node: NodeComponents,
     *,
-    work: Work,
+    work: RoleLoops,
     status: StatusLoop,
     api: LocalApi,
     health: RunningLoops,
-    observed: Observed | None = None,
+    observed: MonitoringApi | None = None,
 ) -> None:
     """Run the loops of `work` until it is done or until canceled. Raises what a loop raised.
 
@@ -105,14 +106,14 @@ async def run_loops(
         "learner worker": node.learner.run(),
         "network": _ended_by(node.gossip.close),
         "scorer": _ended_by(node.scorer.close),
-        "scorer of strangers' groups": _ended_by(node.strangers_scorer.close),
+        "scorer of new peers' groups": _ended_by(node.new_peers_scorer.close),
     }
     if observed is not None:
         observed.status = status
     async with api.serve(port=settings.status_port) as url:
         node.home.publish_address(url)
-        log.info("node %s is up; watch it with: ftis-node dashboard --home %s", node.about.name, node.home.root)
-        log.info("its figures are at %s/status; ctrl-C ends it, and the same command goes on where it was", url)
+        log.info("node %s is up, its figures are at %s", node.about.name, url)
+        end = EndWord.FAILED
         try:
             async with asyncio.TaskGroup() as tasks:
                 running = [tasks.create_task(loop, name=name) for name, loop in loops.items()]
@@ -121,9 +122,13 @@ async def run_loops(
                 await asyncio.gather(_linger(node), _save(node))
                 for task in running:
                     task.cancel()
+            end = EndWord.FINISHED
+        except asyncio.CancelledError:
+            end = EndWord.STOPPED
+            raise
         finally:
             health.tasks = ()
-            await status.refresh(state="stopped")
+            await status.refresh(state="stopped", end=end)
             await node.disk(status.save)
 
 
@@ -133,7 +138,7 @@ async def _save(node: NodeComponents) -> None:
         with waiting_for("the checkpoint of the last step"):
             step = await node.learner.save()
         if node.context.settings.learns:
-            log.info("step %d is saved", step)
+            log.debug("step %d is saved", step)
     except FtisError as error:
         log.error("the last step is not saved: %s", error)
 

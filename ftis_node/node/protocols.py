@@ -9,7 +9,7 @@ from ftis_node.generation.evaluate import Generator
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ftis_node.generation.client import ProofToCome
+    from ftis_node.generation.weight_loader import ProofToCome
     from ftis_node.learner.client import OnPublished
     from ftis_node.learner.messages import AuditReply, LearnerState, TrainGroup, TrainReply
     from ftis_node.workers.weights.store import PublishedWeights, WeightProof

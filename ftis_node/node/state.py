@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ftis_node.learner.messages import StepReport
+
+
+RECENT_STEPS = 20
 
 
 @dataclass(slots=True)
@@ -36,6 +39,8 @@ class NodeCounters:
     refused: Counter[str] = field(default_factory=Counter)
     confirmations_unproven: int = 0  # of peers that were not sent the group and could not return it
     skipped_prompts: int = 0
+    recent_sources: deque[dict[str, int]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    """Groups that each of the last steps used, by the peer id of the sender; "" adds up senders without a name."""
     last_report: StepReport | None = None
     mismatch_report: StepReport | None = None  # the last one that measured the mismatch
     weights_refused: Counter[str] = field(default_factory=Counter)

@@ -37,6 +37,9 @@ MAX_TOKENS: Final = 524_288  # what an exact envelope of 4 MiB holds: a compact 
 MAX_ATTEMPT: Final = 255
 ANNOUNCED_TOKENIZER_BYTES: Final = 8
 MAX_TOKENS_PER_S: Final = 1e9
+MAX_GROUPS_PER_MINUTE: Final = 1e9
+MAX_PASS_RATES: Final = 12
+MAX_GROUP_SOURCES: Final = 12
 MAX_ID_PLANES: Final = 4
 NUM_FLOAT_PLANES: Final = 4
 NUM_UNIT_PLANES: Final = 3
@@ -171,6 +174,16 @@ BODIES: Final[Mapping[int, Table]] = {
         "retells": raw(ID_BYTES),
     },
 }
+PASS_RATE: Final[Table] = {"step": whole(), "pass_at_1": number(0.0, 1.0)}
+GROUP_SOURCE: Final[Table] = {"peer": peer_id, "groups": whole(1)}
+PEER_STATS: Final[Table] = {
+    "step": whole(),
+    "groups_per_minute": number(0.0, MAX_GROUPS_PER_MINUTE),
+    "rejected_groups": whole(),
+    "pass_rates": many(nested(PASS_RATE), most=MAX_PASS_RATES),
+    "sources": many(nested(GROUP_SOURCE), most=MAX_GROUP_SOURCES),
+    "trained_groups": whole(),
+}
 TABLES: Final[Mapping[type, Table]] = {
     pb.Envelope: {"body": raw_up_to(MAX_ENVELOPE_BYTES), "signature": raw_up_to(MAX_ENVELOPE_BYTES)},
     pb.Announcement: {
@@ -209,6 +222,7 @@ TABLES: Final[Mapping[type, Table]] = {
         "software": NAME,
         "read_shards": whole(0, 2**64 - 1),
         "domain": text(MAX_ENVELOPE_BYTES),  # what is too long for a SPEC counts as empty: `open_peer_record`
+        "stats": nested(PEER_STATS),
     },
     pb.WeightsQuestion: {
         "schema": SCHEMA,

@@ -6,7 +6,7 @@ Lossy: log-probs as 16-bit fixed point in units of 1/256 nat. An importance rati
 log-probs. It depends on their absolute error in nats, so a fixed point suits it better than a shorter float. The error
 of these units is at most 1/512, 0.2 % of any ratio, for likely and unlikely tokens. A bfloat16 at -8 nats has an error
 of 1.6 % of a ratio. It spends bits on the difference of 1e-5 and 1e-6, which affects no ratio. The 16 bits are sent as
-three planes, cut where they compress best: the lowest 5, the next 8, and the top 3, which are nearly always 0.
+three planes of 5, 8 and 3 bits, from the lowest up. This split compresses best: the top 3 are nearly always 0.
 """
 
 from __future__ import annotations

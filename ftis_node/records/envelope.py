@@ -30,10 +30,12 @@ from ftis_node.records.identity import (
     verify,
 )
 from ftis_node.records.parsing import SCHEMA, read_message
+from ftis_node.records.peer_stats import pack_stats, unpack_stats
 from ftis_node.records.text_codec import pack_text_group
 
 if TYPE_CHECKING:
     from ftis_node.records.codec import CodecName
+    from ftis_node.records.peer_stats import PeerStats
     from ftis_node.records.text_group import TextGroup
 
 MAX_ANNOUNCEMENT_BYTES = 512
@@ -178,6 +180,7 @@ class PeerRecord:
     software: str
     read_shards: frozenset[int] = frozenset()
     domain: str = ""
+    stats: PeerStats | None = None
 
 
 def seal_peer_record(record: PeerRecord, identity: Identity) -> bytes:
@@ -198,6 +201,7 @@ def seal_peer_record(record: PeerRecord, identity: Identity) -> bytes:
         software=record.software,
         read_shards=sum(1 << shard for shard in record.read_shards),
         domain=record.domain,
+        stats=None if record.stats is None else pack_stats(record.stats),
     ).SerializeToString()
     return pb.PeerRecord(body=body, signature=identity.sign(PEER_DOMAIN, body)).SerializeToString()
 
@@ -226,4 +230,5 @@ def open_peer_record(data: bytes) -> PeerRecord:
         software=info.software,
         read_shards=frozenset(shard for shard in range(MAX_SHARDS) if info.read_shards >> shard & 1),
         domain=info.domain if len(info.domain.encode()) <= MAX_DOMAIN_BYTES else "",
+        stats=unpack_stats(info.stats) if info.HasField("stats") else None,
     )

@@ -4,10 +4,10 @@
      "seed": "<64 hex>"}                                                     plain
      "sealed": {"salt": "<32 hex>", "nonce": "<24 hex>", "text": "<96 hex>"}} or under a passphrase
 
-Sealed is AES-256-GCM over the seed, with the peer id as associated data, under scrypt(passphrase). scrypt uses
-N = 2^15, r = 8, p = 1 (32 MiB and about 0.1 s a guess; RFC 7914). These numbers belong to format 1 and are not read
-from the file. So a forged file cannot demand all memory. The key file of a home (`identity.key`, 64 hex characters) is
-accepted as a plain backup, too.
+`sealed` is the seed under AES-256-GCM, with the peer id as associated data. The key is scrypt(passphrase) with
+parameters N = 2^15, r = 8, p = 1: 32 MiB and about 0.1 s for each guess (RFC 7914). The parameters belong to format 1
+and are not read from the file, so a forged file cannot demand all memory. The key file of a home (`identity.key`, 64
+hex characters) is accepted as a plain backup, too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TAG_BYTES = 16
 SCRYPT_N, SCRYPT_R, SCRYPT_P = 1 << 15, 8, 1
 
 
-class Sealed(msgspec.Struct, frozen=True):
+class EncryptedKey(msgspec.Struct, frozen=True):
     """The seed under a passphrase; hex."""
 
     salt: str
@@ -44,7 +44,7 @@ class Sealed(msgspec.Struct, frozen=True):
     text: str
 
 
-class Backup(msgspec.Struct, frozen=True, omit_defaults=True):
+class IdentityBackup(msgspec.Struct, frozen=True, omit_defaults=True):
     """The file. Of `seed` and `sealed` one is there."""
 
     what: str
@@ -52,7 +52,7 @@ class Backup(msgspec.Struct, frozen=True, omit_defaults=True):
     peer_id: str
     created_at: str
     seed: str = ""
-    sealed: Sealed | None = None
+    sealed: EncryptedKey | None = None
 
 
 def pack_backup(identity: Identity, *, created_at: str, passphrase: str | None) -> bytes:
@@ -60,7 +60,7 @@ def pack_backup(identity: Identity, *, created_at: str, passphrase: str | None) 
     seed, sealed = identity.seed.hex(), None
     if passphrase is not None:
         seed, sealed = "", _seal(identity, passphrase)
-    backup = Backup(WHAT, FORMAT, identity.peer_id, created_at, seed, sealed)
+    backup = IdentityBackup(WHAT, FORMAT, identity.peer_id, created_at, seed, sealed)
     return msgspec.json.format(msgspec.json.encode(backup)) + b"\n"
 
 
@@ -74,7 +74,7 @@ def unpack_backup(data: bytes, *, name: str, ask_passphrase: Callable[[], str]) 
     if (key := Identity.parse(data.decode("ascii", "replace"))) is not None:
         return key
     try:
-        backup = msgspec.json.decode(data, type=Backup)
+        backup = msgspec.json.decode(data, type=IdentityBackup)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         raise ConfigError(f"{name} is no backup of an identity, or is cut off: give another") from None
     if backup.what != WHAT:
@@ -88,13 +88,13 @@ def unpack_backup(data: bytes, *, name: str, ask_passphrase: Callable[[], str]) 
     return identity
 
 
-def _seal(identity: Identity, passphrase: str) -> Sealed:
+def _seal(identity: Identity, passphrase: str) -> EncryptedKey:
     salt, nonce = os.urandom(SALT_BYTES), os.urandom(NONCE_BYTES)
     text = AESGCM(_key(passphrase, salt)).encrypt(nonce, identity.seed, identity.peer_id.encode())
-    return Sealed(salt.hex(), nonce.hex(), text.hex())
+    return EncryptedKey(salt.hex(), nonce.hex(), text.hex())
 
 
-def _unseal(backup: Backup, sealed: Sealed, name: str, passphrase: str) -> bytes | None:
+def _unseal(backup: IdentityBackup, sealed: EncryptedKey, name: str, passphrase: str) -> bytes | None:
     salt, nonce = _hex(sealed.salt, SALT_BYTES), _hex(sealed.nonce, NONCE_BYTES)
     text = _hex(sealed.text, SEED_BYTES + TAG_BYTES)
     if salt is None or nonce is None or text is None:

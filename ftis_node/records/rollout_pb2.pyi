@@ -165,7 +165,7 @@ class PeerRecord(_message.Message):
     def __init__(self, body: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class PeerInfo(_message.Message):
-    __slots__ = ("schema", "run", "peer", "name", "model", "parameters", "tokenizer", "role", "last_number", "policy_version", "tokens_per_s", "created_ms", "software", "read_shards", "domain")
+    __slots__ = ("schema", "run", "peer", "name", "model", "parameters", "tokenizer", "role", "last_number", "policy_version", "tokens_per_s", "created_ms", "software", "read_shards", "domain", "stats")
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
@@ -181,6 +181,7 @@ class PeerInfo(_message.Message):
     SOFTWARE_FIELD_NUMBER: _ClassVar[int]
     READ_SHARDS_FIELD_NUMBER: _ClassVar[int]
     DOMAIN_FIELD_NUMBER: _ClassVar[int]
+    STATS_FIELD_NUMBER: _ClassVar[int]
     schema: int
     run: bytes
     peer: bytes
@@ -196,7 +197,40 @@ class PeerInfo(_message.Message):
     software: str
     read_shards: int
     domain: str
-    def __init__(self, schema: _Optional[int] = ..., run: _Optional[bytes] = ..., peer: _Optional[bytes] = ..., name: _Optional[str] = ..., model: _Optional[str] = ..., parameters: _Optional[int] = ..., tokenizer: _Optional[bytes] = ..., role: _Optional[str] = ..., last_number: _Optional[int] = ..., policy_version: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., created_ms: _Optional[int] = ..., software: _Optional[str] = ..., read_shards: _Optional[int] = ..., domain: _Optional[str] = ...) -> None: ...
+    stats: PeerStats
+    def __init__(self, schema: _Optional[int] = ..., run: _Optional[bytes] = ..., peer: _Optional[bytes] = ..., name: _Optional[str] = ..., model: _Optional[str] = ..., parameters: _Optional[int] = ..., tokenizer: _Optional[bytes] = ..., role: _Optional[str] = ..., last_number: _Optional[int] = ..., policy_version: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., created_ms: _Optional[int] = ..., software: _Optional[str] = ..., read_shards: _Optional[int] = ..., domain: _Optional[str] = ..., stats: _Optional[_Union[PeerStats, _Mapping]] = ...) -> None: ...
+
+class PeerStats(_message.Message):
+    __slots__ = ("step", "groups_per_minute", "rejected_groups", "pass_rates", "sources", "trained_groups")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    PASS_RATES_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    TRAINED_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    groups_per_minute: float
+    rejected_groups: int
+    pass_rates: _containers.RepeatedCompositeFieldContainer[PassRate]
+    sources: _containers.RepeatedCompositeFieldContainer[GroupSource]
+    trained_groups: int
+    def __init__(self, step: _Optional[int] = ..., groups_per_minute: _Optional[float] = ..., rejected_groups: _Optional[int] = ..., pass_rates: _Optional[_Iterable[_Union[PassRate, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[GroupSource, _Mapping]]] = ..., trained_groups: _Optional[int] = ...) -> None: ...
+
+class PassRate(_message.Message):
+    __slots__ = ("step", "pass_at_1")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    PASS_AT_1_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    pass_at_1: float
+    def __init__(self, step: _Optional[int] = ..., pass_at_1: _Optional[float] = ...) -> None: ...
+
+class GroupSource(_message.Message):
+    __slots__ = ("peer", "groups")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    peer: bytes
+    groups: int
+    def __init__(self, peer: _Optional[bytes] = ..., groups: _Optional[int] = ...) -> None: ...
 
 class WeightsQuestion(_message.Message):
     __slots__ = ("schema", "part", "file", "first", "count")

@@ -63,13 +63,13 @@ class TokenBatch:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TokenBatch):
             return NotImplemented
-        return (
-            np.array_equal(self.lengths, other.lengths)
-            and np.array_equal(self.token_ids, other.token_ids)
-            and np.array_equal(self.logprobs, other.logprobs, equal_nan=True)
-        )
+        return self.has_same_ids(other) and np.array_equal(self.logprobs, other.logprobs, equal_nan=True)
 
     __hash__ = None  # type: ignore[assignment]
+
+    def has_same_ids(self, other: TokenBatch) -> bool:
+        """Return whether both are the same completions, whatever their log-probs."""
+        return np.array_equal(self.lengths, other.lengths) and np.array_equal(self.token_ids, other.token_ids)
 
     @property
     def num_tokens(self) -> int:

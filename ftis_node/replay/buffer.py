@@ -15,13 +15,14 @@ import numpy as np
 from ftis_node.errors import FtisError
 from ftis_node.records.envelope import open_envelope
 from ftis_node.records.group import PromptRef
-from ftis_node.replay.checksums import checksum_of
+from ftis_node.replay.checksums import checksum_of, is_sound, release_damaged
 from ftis_node.replay.counts import kept_bytes
 from ftis_node.replay.database import Transaction, give_back_pages, open_writer
 from ftis_node.replay.failures import note_failed, release_poisoned
 from ftis_node.replay.forgotten import forget, is_forgotten, trim
 from ftis_node.replay.lifecycle import Candidate, Freshness, ReleaseReason, State, choose_evicted, choose_newest
-from ftis_node.replay.salvage import count_missing, forget_missing, is_sound, release_again, release_damaged, take_again
+from ftis_node.replay.reconciliation import believe_checkpoint, claim_used
+from ftis_node.replay.reset import read_reset_at
 from ftis_node.swarm.reputation.rate_limits import ShareCap
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from ftis_node.records.envelope import Accepted
     from ftis_node.replay.lifecycle import ChoiceRule
-    from ftis_node.telemetry.trail_summary import TrailGroup
+    from ftis_node.telemetry.trail_summary import LoggedGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,8 @@ class ReplayBuffer:
 
     def _insert(self, accepted: Accepted, *, own: bool) -> bool:
         group = accepted.group
-        if is_forgotten(self._db, group.sender, group.number):
+        is_before_reset = not own and group.created_at <= read_reset_at(self._db)
+        if is_before_reset or is_forgotten(self._db, group.sender, group.number):
             return False
         row: dict[str, str | int | float | bytes | None] = {
             "id": accepted.envelope.id,
@@ -188,7 +190,7 @@ class ReplayBuffer:
         otherwise (a buffer or a checkpoint from a backup), the checkpoint is believed, for it has the weights.
         """
         with self._transaction():
-            strayed = 0 if last_groups is None else self._believe(step, last_groups)
+            strayed = 0 if last_groups is None else believe_checkpoint(self._db, step, last_groups)
             self._db.execute(
                 "UPDATE groups SET state = ?, reason = ? WHERE state = ? AND step <= ?",
                 (State.RELEASED, ReleaseReason.TRAINED, State.TAKEN, step),
@@ -198,24 +200,6 @@ class ReplayBuffer:
                 (State.READY, step, State.TAKEN, ReleaseReason.TRAINED),
             )
         return undone.rowcount + strayed
-
-    def _believe(self, step: int, ids: Sequence[bytes]) -> int:
-        """Makes `ids` the groups that `step` trained, and no others; returns how many of the others are READY again."""
-        trained = (State.RELEASED, ReleaseReason.TRAINED)
-        rows = self._db.execute(
-            "SELECT id FROM groups WHERE step = ? AND (state = ? OR reason = ?)",
-            (step, State.TAKEN, ReleaseReason.TRAINED),
-        )
-        strayed = {row["id"] for row in rows} - set(ids)
-        self._db.executemany(
-            "UPDATE groups SET state = ?, reason = NULL, step = NULL WHERE id = ?",
-            [(State.READY, group_id) for group_id in strayed],
-        )
-        self._db.executemany(
-            "UPDATE groups SET state = ?, reason = ?, step = ? WHERE id = ? AND (state != ? OR reason IN (?, ?))",
-            [(*trained, step, group_id, *trained, ReleaseReason.DAMAGED) for group_id in ids],  # damaged afterwards
-        )
-        return len(strayed)
 
     def note_failed(self, step: int) -> None:
         """The learner failed in `step`: counted for each of its groups, which stay TAKEN until `reconcile`."""
@@ -232,24 +216,10 @@ class ReplayBuffer:
         with self._transaction():
             return release_damaged(self._db)
 
-    def follow_trail(
-        self,
-        *,
-        expected: Iterable[TrailGroup],
-        used: Iterable[TrailGroup],
-        in_doubt: Iterable[TrailGroup] = (),
-        released: Iterable[tuple[bytes, str]] = (),
-    ) -> tuple[int, int]:
-        """READY -> TAKEN for groups that steps have used, in a buffer that lost its last commits.
-
-        Of the groups `in_doubt`, the learner's checkpoint may have those that are lost here, so they are never admitted
-        again. Those `released` unused, with their reasons, are given up again. Returns how many of the `expected`
-        groups are lost, and how many others it did not know to be used or released.
-        """
+    def claim_used(self, used: Iterable[LoggedGroup]) -> int:
+        """READY -> TAKEN for groups that steps have used by the event log; returns how many there were."""
         with self._transaction():
-            num_lost = count_missing(self._db, expected)
-            forget_missing(self._db, in_doubt)
-            return num_lost, take_again(self._db, used) + release_again(self._db, released)
+            return claim_used(self._db, used)
 
     def prune(self, *, max_disk_bytes: int, saved_step: int | None = None) -> int:
         """Deletes the oldest RELEASED groups until the kept envelopes fit `max_disk_bytes`; returns how many went.

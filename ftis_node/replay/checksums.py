@@ -6,10 +6,15 @@ here, and the data by which a step chooses. A wrong one would be trained on, or 
 
 from __future__ import annotations
 
+import json
 import zlib
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+
+from ftis_node.errors import RecordError
+from ftis_node.records.envelope import open_envelope
+from ftis_node.replay.lifecycle import ReleaseReason, State
 
 if TYPE_CHECKING:
     import sqlite3
@@ -19,6 +24,8 @@ NOTED = (
     *("id", "own", "sender", "number", "task", "prompt_index", "model", "policy_version", "created_at", "admitted_at"),
     *("num_tokens", "rewards", "prompt_ids", "text_token_ids", "weights_of"),
 )
+REASONS = frozenset(ReleaseReason)
+STATES = frozenset(State)
 
 
 def add_column(db: sqlite3.Connection) -> None:
@@ -35,3 +42,38 @@ def checksum_of(row: Mapping[str, Any] | sqlite3.Row) -> int:
 def is_as_noted(row: sqlite3.Row) -> bool:
     """Whether a whole row of `groups` has its checksum, or none."""
     return "checksum" not in row.keys() or row["checksum"] in (None, checksum_of(row))
+
+
+def is_sound(row: sqlite3.Row) -> bool:
+    """Return whether a row of `groups` holds what was stored.
+
+    Its envelope hashes to its id. The rest has its checksum, or can be parsed if an older version left none.
+    """
+    try:
+        envelope = open_envelope(row["envelope"])
+        rewards = json.loads(row["rewards"])
+    except (RecordError, ValueError, TypeError):
+        return False
+    return (
+        envelope.id == row["id"]
+        and row["state"] in STATES
+        and (row["reason"] is None or row["reason"] in REASONS)
+        and isinstance(rewards, list)
+        and all(isinstance(reward, int | float) for reward in rewards)
+        and len(row["prompt_ids"]) % 4 == 0
+        and is_as_noted(row)
+    )
+
+
+def release_damaged(buffer: sqlite3.Connection) -> list[bytes]:
+    """READY, TAKEN or nonsense -> RELEASED(damaged) for groups that are not what was stored. Inside a transaction."""
+    rows = buffer.execute("SELECT * FROM groups WHERE state != ? ORDER BY arrival", (State.RELEASED,))
+    damaged = [row["arrival"] for row in rows if not is_sound(row)]
+    found = [
+        buffer.execute(
+            "UPDATE groups SET state = ?, reason = ? WHERE arrival = ? RETURNING id",
+            (State.RELEASED, ReleaseReason.DAMAGED, arrival),
+        ).fetchone()["id"]
+        for arrival in damaged
+    ]
+    return [bytes(group_id) for group_id in found]

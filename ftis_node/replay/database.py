@@ -13,7 +13,7 @@ from ftis_node.config.disk_room import free_bytes
 from ftis_node.errors import ConfigError, DamagedError
 from ftis_node.files import check_database
 from ftis_node.replay import checksums, counts, failures, forgotten
-from ftis_node.replay.soundness import BUSY_TIMEOUT_S, MAX_VERSION, told
+from ftis_node.replay.integrity import BUSY_TIMEOUT_S, MAX_VERSION, explained
 
 SCHEMA_VERSION = 3
 INCREMENTAL = 2  # of `auto_vacuum`: pages are given back when asked to
@@ -75,7 +75,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
         counts.start_counting(connection)
     except sqlite3.DatabaseError as error:
         connection.close()
-        raise told(error, path) from None
+        raise explained(error, path) from None
     except ConfigError:
         connection.close()
         raise
@@ -119,7 +119,7 @@ def open_reader(path: Path) -> sqlite3.Connection:
         _known_version(connection, path)
     except sqlite3.DatabaseError as error:
         connection.close()
-        raise told(error, path) from None
+        raise explained(error, path) from None
     except ConfigError:
         connection.close()
         raise
@@ -159,7 +159,7 @@ def back_up(path: Path, to: Path) -> None:
 def _known_version(connection: sqlite3.Connection, path: Path) -> int:
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
     if not 0 <= version <= MAX_VERSION:
-        raise DamagedError(f"{path} is damaged (schema {version}): the next start of the node saves what can be read")
+        raise DamagedError(f"{path} is damaged (schema {version}): the next start of the node replaces it")
     if version not in (0, *MIGRATIONS, SCHEMA_VERSION):
         raise ConfigError(f"{path} has schema {version}; this version of ftis-node knows {SCHEMA_VERSION}: update it")
     return version

@@ -23,7 +23,7 @@ from ftis_node.records.envelope import open_envelope
 from ftis_node.records.group import Completion, Group
 from ftis_node.records.text_codec import hash_messages, unpack_any
 from ftis_node.replay.reader import MIN_ID_PREFIX, ReplayReader
-from ftis_node.telemetry.events import trail_files
+from ftis_node.telemetry.events import event_log_files
 from ftis_node.telemetry.former_names import with_present_name
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def group_events(path: Path, group_id: str) -> Iterator[dict[str, Any]]:
 
 
 def _lines_with(path: Path, group_id: str) -> Iterator[dict[str, Any]]:
-    for file in trail_files(path):
+    for file in event_log_files(path):
         with file.open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
                 if group_id in line and (event := _parsed(line)) is not None:

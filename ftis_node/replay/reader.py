@@ -18,6 +18,7 @@ from ftis_node.replay.counts import kept_bytes, read_counts
 from ftis_node.replay.database import open_reader
 from ftis_node.replay.forgotten import is_forgotten
 from ftis_node.replay.lifecycle import ReleaseReason, State
+from ftis_node.replay.reset import read_reset_at
 
 if TYPE_CHECKING:
     import sqlite3
@@ -132,6 +133,10 @@ class ReplayReader:
         """Whether a group with this running number of the sender was ever admitted, also if it is pruned by now."""
         found = self._db.execute("SELECT 1 FROM groups WHERE sender = ? AND number = ?", (sender, number))
         return found.fetchone() is not None or is_forgotten(self._db, sender, number)
+
+    def reset_at(self) -> float:
+        """Return the Unix time until which peers' groups are refused, because the buffer was reset; 0 if never."""
+        return read_reset_at(self._db)
 
     def envelopes(self, ids: Sequence[bytes]) -> list[bytes]:
         """The envelopes of those groups that are kept, as first signed, in the order asked for.

@@ -17,7 +17,7 @@ from ftis_node.report.series import SMOOTH_FROM, smoothed, thin, ticks
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ftis_node.report.series import Point, Series
+    from ftis_node.report.series import ChartSeries, Point
 
 MAX_COLUMNS = 120
 PER_MILLE = 1000.0  # the SVG's own width and height
@@ -32,7 +32,7 @@ class Chart:
 
     title: str
     note: str
-    series: Sequence[Series]
+    series: Sequence[ChartSeries]
     x_name: str = "step"
     low: float | None = None
     high: float | None = None
@@ -50,7 +50,7 @@ class Chart:
 class _Drawing:
     """State of one chart while it is drawn."""
 
-    def __init__(self, chart: Chart, drawn: Sequence[Series]) -> None:
+    def __init__(self, chart: Chart, drawn: Sequence[ChartSeries]) -> None:
         self._chart, self._drawn = chart, drawn
         self._thinned = {series.name: thin(series.points) for series in drawn}
         self._drawn_points = _stacked(self._thinned) if chart.is_stacked else self._thinned
@@ -78,7 +78,7 @@ class _Drawing:
             "</figure>"
         ).format(
             *(" wide" if chart.is_wide else "", chart.title, chart.note, legend),
-            *(self._y_labels(), self._spoken(), self._lines(), self._columns(), self._x_labels()),
+            *(self._y_labels(), self._text_summary(), self._lines(), self._columns(), self._x_labels()),
         )
 
     def _across(self, x: float) -> float:
@@ -98,7 +98,7 @@ class _Drawing:
         curves = [path for series in self._drawn[::-1] for path in self._curve(series)]  # the first one on top
         return Markup("".join([*grid, *curves]))  # nosec B704: numbers and our own class names only
 
-    def _curve(self, series: Series) -> list[str]:
+    def _curve(self, series: ChartSeries) -> list[str]:
         points = self._drawn_points[series.name]
         places = [self._at(point) for point in points]
         paths = []
@@ -123,12 +123,12 @@ class _Drawing:
         width = 100 / max(1, len(xs) - 1) if len(xs) > 1 else 100
         return Markup("").join(
             Markup('<i class="{}" style="left:{:.2f}%;width:{:.2f}%" data-tip="{}"></i>').format(
-                "r" if self._across(x) > 0.5 else "l", self._across(x) * 100 - width / 2, width, self._told(x)
+                "r" if self._across(x) > 0.5 else "l", self._across(x) * 100 - width / 2, width, self._tooltip(x)
             )
             for x in xs
         )
 
-    def _told(self, x: float) -> str:
+    def _tooltip(self, x: float) -> str:
         lines = [f"{self._chart.x_name} {self._chart.write_x(x)}".strip()]
         reach = (self._x1 - self._x0) / MAX_COLUMNS + 1e-9
         for series in self._drawn:
@@ -137,7 +137,7 @@ class _Drawing:
                 lines.append(f"{series.name} {self._chart.write_y(near[1])}")
         return "\n".join(lines)
 
-    def _spoken(self) -> str:
+    def _text_summary(self) -> str:
         parts = (
             f"{series.name} from {self._chart.write_y(series.points[0][1])} to"
             f" {self._chart.write_y(series.points[-1][1])}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.report.charts import Chart
 from ftis_node.report.formatting import large, number, percent
-from ftis_node.report.series import Series
+from ftis_node.report.series import ChartSeries
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,26 +43,26 @@ def learning_charts(history: History) -> list[Markup]:
             "Reward",
             "Mean reward of the completions that each step trained on.",
             [
-                Series("own", OWN, _curve(steps, "own_reward_mean"), smooth=True),
-                Series("from peers", FOREIGN, _curve(steps, "foreign_reward_mean"), smooth=True),
+                ChartSeries("own", OWN, _curve(steps, "own_reward_mean"), smooth=True),
+                ChartSeries("from peers", FOREIGN, _curve(steps, "foreign_reward_mean"), smooth=True),
             ]
             if any(point.own_reward_mean is not None for point in steps)
-            else [Series("reward", MAIN, _curve(steps, "reward_mean"), smooth=True)],
+            else [ChartSeries("reward", MAIN, _curve(steps, "reward_mean"), smooth=True)],
             low=0.0,
         ),
-        Chart("Loss", "Loss of each step.", [Series("loss", MAIN, _curve(steps, "loss"), smooth=True)]),
+        Chart("Loss", "Loss of each step.", [ChartSeries("loss", MAIN, _curve(steps, "loss"), smooth=True)]),
         Chart(
             "KL",
             "KL between the learner and the weights that sampled, mean over completions, nats a token.",
-            [Series("KL", SECOND, _curve(steps, "mean_kl"), smooth=True)],
+            [ChartSeries("KL", SECOND, _curve(steps, "mean_kl"), smooth=True)],
             low=0.0,
         ),
         Chart(
             "Kept and truncated",
             "Completions that passed the filter, and tokens whose importance weight was truncated.",
             [
-                Series("kept", MAIN, _curve(steps, "kept_fraction"), smooth=True),
-                Series("truncated", SECOND, _curve(steps, "truncated_fraction"), smooth=True),
+                ChartSeries("kept", MAIN, _curve(steps, "kept_fraction"), smooth=True),
+                ChartSeries("truncated", SECOND, _curve(steps, "truncated_fraction"), smooth=True),
             ],
             low=0.0,
             high=1.0,
@@ -72,8 +72,8 @@ def learning_charts(history: History) -> list[Markup]:
             "Groups of each step",
             "Groups of this node and groups from peers.",
             [
-                Series("own", OWN, _curve(steps, "own_groups"), fill=True),
-                Series("from peers", FOREIGN, _curve(steps, "foreign_groups"), fill=True),
+                ChartSeries("own", OWN, _curve(steps, "own_groups"), fill=True),
+                ChartSeries("from peers", FOREIGN, _curve(steps, "foreign_groups"), fill=True),
             ],
             low=0.0,
             is_stacked=True,
@@ -82,8 +82,8 @@ def learning_charts(history: History) -> list[Markup]:
             "Speed",
             "Tokens a second of both workers.",
             [
-                Series("learner", MAIN, _curve(steps, "tokens_per_s"), smooth=True),
-                Series("generator", OWN, _curve(steps, "generation_tokens_per_s"), smooth=True),
+                ChartSeries("learner", MAIN, _curve(steps, "tokens_per_s"), smooth=True),
+                ChartSeries("generator", OWN, _curve(steps, "generation_tokens_per_s"), smooth=True),
             ],
             low=0.0,
             write_y=large,
@@ -91,7 +91,7 @@ def learning_charts(history: History) -> list[Markup]:
         Chart(
             "Gradient norm",
             "Gradient norm before clipping.",
-            [Series("norm", SECOND, _curve(steps, "grad_norm"), smooth=True)],
+            [ChartSeries("norm", SECOND, _curve(steps, "grad_norm"), smooth=True)],
             low=0.0,
         ),
         _mismatch(steps),
@@ -108,7 +108,7 @@ def traffic_chart(event_totals: EventTotals) -> Markup | None:
         "Groups over time",
         "Groups a minute: generated here, received from peers, rejected.",
         [
-            Series(name, colour, traffic.rates(kind), figure=f"{traffic.total(kind):,}")
+            ChartSeries(name, colour, traffic.rates(kind), figure=f"{traffic.total(kind):,}")
             for name, kind, colour in kinds
             if traffic.total(kind)
         ],
@@ -129,15 +129,15 @@ def _mismatch(steps: Sequence[StepPoint]) -> Chart:
     return Chart(
         "Engine against learner",
         "KL between the generator's and the learner's log-probs of the same tokens, nats a token.",
-        [Series("mismatch", FOREIGN, logs)],
+        [ChartSeries("mismatch", FOREIGN, logs)],
         write_y=lambda power: number(10.0**power) if power != round(power) else f"1e{power:.0f}",
     )
 
 
-def _tasks(history: History) -> list[Series]:
+def _tasks(history: History) -> list[ChartSeries]:
     names = list(dict.fromkeys(point.task for point in history.evaluations))[: len(TASK_COLOURS)]
     return [
-        Series(
+        ChartSeries(
             name,
             colour,
             sorted((float(point.step), point.pass_at_1) for point in history.evaluations if point.task == name),

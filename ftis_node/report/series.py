@@ -19,7 +19,7 @@ SMOOTH_SHARE = 0.04  # of the curve, that one smoothed point remembers
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class ChartSeries:
     """One curve: the CSS class of its color, and its points by x. `dots` marks each point, `fill` the area below.
 
     The legend shows `figure` in place of the last value.

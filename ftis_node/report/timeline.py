@@ -177,10 +177,12 @@ def sentence(entry: TimelineEntry, name_of: Callable[[str], str]) -> str:
         case "standing_banned":
             return f"{who} is banned: {clean(without_paths(event.get('why', '')))}"
         case "recovered":
-            return f"{clean(event.get('file', '?'))} was damaged: its readable part was recovered"
+            return f"{clean(event.get('file', '?'))} was damaged and was replaced"
         case "buffer_rolled_back":
             lost, used = int(event.get("num_lost", 0)), int(event.get("num_used", 0))
-            return f"The buffer lost writes: {plural(lost, 'group')} lost, {used:,} already used and not used again"
+            return (
+                f"The buffer lost writes and started empty: {plural(lost, 'group')} missing, {used:,} in a wrong state"
+            )
         case "checkpoint_fallback":
             return (
                 f"Resumed at step {event.get('step')} of the newest valid checkpoint; step {event.get('done')} was done"

@@ -47,9 +47,9 @@ class VersionsInTransit:
 def should_fetch(delay: Delay, *, num_held: int, max_held: int, since_last: float) -> bool:
     """Return whether a generator that can hold `max_held` versions in transit should fetch one more.
 
-    `since_last` is the time since the previous fetched version was made. The fetches are spread over the delay. If each
-    new version were fetched, versions of nearly the same age would fill all places and leave a gap of the whole delay
-    behind them.
+    `since_last` is the time since the previous fetched version was made. The fetches are spread over the delay. If the
+    generator fetched each new version, versions of nearly the same age would fill all places. No other would arrive
+    before their delay is over.
     """
     return num_held < max_held and since_last >= delay.most / max_held
 

@@ -1,8 +1,8 @@
 """Upload budget: requests a minute for each peer and service, bytes a second over all peers.
 
-A peer above its request rate gets BUSY. Bytes above the byte rate are delayed by short waits; if the wait would be
-long, the peer gets BUSY as well and asks another holder. While bandwidth is short, peers that recently received more
-than their fair share get BUSY first. The fair share is the mean over the peers that received anything.
+A peer above its request rate gets BUSY. Above the byte rate a request waits briefly. If the wait would be long, the
+peer gets BUSY as well and asks another holder. While bandwidth is short, peers that recently received more than their
+fair share get BUSY first. The fair share is the mean over the peers that received anything.
 """
 
 from __future__ import annotations

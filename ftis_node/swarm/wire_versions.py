@@ -27,7 +27,7 @@ def describe_peer_version(theirs: int | None, *, ours: int) -> str:
     if theirs is None or theirs == ours:
         return ""
     if theirs > ours:
-        return f"speaks wire {theirs}, newer than this node's {ours}: {UPDATE} here to hear it"
+        return f"speaks wire {theirs}, newer than this node's {ours}: {UPDATE} here to receive its groups"
     return f"speaks wire {theirs}, older than this node's {ours}: its operator must {UPDATE}"
 
 

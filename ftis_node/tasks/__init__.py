@@ -1,19 +1,19 @@
 """Problems with verifiable rewards, one file a task. Importing this package loads no task and no library of one.
 
-base.py            protocol of a task
-spec.py            grammar of a task SPEC
-registry.py        from a SPEC to the task
-domains.py         parts of a run's mixture, as one node's domain
-plugins.py         tasks and rewards of other packages
-mixed.py           several tasks as one
-arithmetic.py      sums and differences, for swarms on two CPU cores
-sums.py            sums with working, for swarms on two CPU cores
-gsm8k.py           grade-school word problems      \\
-math500.py         competition problems             > math/dataset.py, from problems.py or hub.py
-rg.py              reasoning-gym's generators; rg_guard.py keeps answers from being run as code
-math/              chat format of reasoning tasks, equality of answers, limits on what a parser reads
-answers.py         the answer in a completion, for votes
-scoring/           scores in a separate process, under limits
+    base.py        protocol of a task
+    spec.py        grammar of a task SPEC
+    registry.py    from a SPEC to the task
+    domains.py     parts of a run's mixture, as one node's domain
+    plugins.py     tasks and rewards of other packages
+    mixed.py       several tasks as one
+    arithmetic.py  sums and differences, for swarms on two CPU cores
+    sums.py        sums with working, for swarms on two CPU cores
+    gsm8k.py       grade-school word problems      \\
+    math500.py     competition problems             > math/dataset.py, from problems.py or hub.py
+    rg.py          reasoning-gym's generators; rg_guard.py keeps answers from being run as code
+    math/          chat format of reasoning tasks, equality of answers, limits on what a parser reads
+    answers.py     the answer in a completion, for votes
+    scoring/       scores in a separate process, under limits
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class ArithmeticProblem(NamedTuple):
         return ArithmeticProblem(self.kind, max(self.left, self.right), min(self.left, self.right))
 
 
-class Part(NamedTuple):
+class ProblemPart(NamedTuple):
     """What a spec asks: these kinds, and of them what is crossing, what is not, or (None) all.
 
     `has_own_test`: it holds out `NUM_TEST` problems, besides those that all parts hold out.
@@ -95,15 +95,15 @@ class Part(NamedTuple):
 
 
 PARTS: Final = {
-    "both": Part(("add", "sub")),
-    "add": Part(("add",)),
-    "sub": Part(("sub",)),
-    "easy": Part(("add",), crossing=False),
-    "medium": Part(("add",), crossing=True),
-    "hard": Part(("sub",), crossing=True),
-    "no-carry": Part(("add",), crossing=False, has_own_test=True),
-    "carry": Part(("add",), crossing=True, has_own_test=True),
-    "borrow": Part(("sub",), crossing=True, has_own_test=True),
+    "both": ProblemPart(("add", "sub")),
+    "add": ProblemPart(("add",)),
+    "sub": ProblemPart(("sub",)),
+    "easy": ProblemPart(("add",), crossing=False),
+    "medium": ProblemPart(("add",), crossing=True),
+    "hard": ProblemPart(("sub",), crossing=True),
+    "no-carry": ProblemPart(("add",), crossing=False, has_own_test=True),
+    "carry": ProblemPart(("add",), crossing=True, has_own_test=True),
+    "borrow": ProblemPart(("sub",), crossing=True, has_own_test=True),
 }
 
 
@@ -155,7 +155,7 @@ class ArithmeticTask:
         return completion_text.strip() or None
 
 
-def _training_problem(part: Part, index: int) -> ArithmeticProblem:
+def _training_problem(part: ProblemPart, index: int) -> ArithmeticProblem:
     """Return the first draw for `index` that is asked and not held out. The kind is drawn first, for even kinds."""
     kind = part.kinds[_hash(f"train/{index}") % len(part.kinds)]
     draws = (_draw(kind, f"train/{index}/{attempt}") for attempt in count())
@@ -163,7 +163,7 @@ def _training_problem(part: Part, index: int) -> ArithmeticProblem:
 
 
 @cache
-def _held_out_of(part: Part) -> tuple[ArithmeticProblem, ...]:
+def _held_out_of(part: ProblemPart) -> tuple[ArithmeticProblem, ...]:
     """Return the part's test split: kinds alternate, and about half of the sums have the larger operand first."""
     if part.has_own_test:
         return _own_test(part)
@@ -185,7 +185,7 @@ def _draw(kind: Kind, seed: str) -> ArithmeticProblem:
 
 
 @cache
-def _own_test(part: Part) -> tuple[ArithmeticProblem, ...]:
+def _own_test(part: ProblemPart) -> tuple[ArithmeticProblem, ...]:
     """Return the test split of a part of one kind: its problems, smallest hash first, a sum in both orders."""
     (kind,) = part.kinds
     asked = (problem for problem in _by_hash(kind) if part.asks(problem))
@@ -209,7 +209,7 @@ def _by_hash(kind: Kind) -> tuple[ArithmeticProblem, ...]:
 
 
 @cache
-def held_out_set(part: Part) -> frozenset[ArithmeticProblem]:
+def held_out_set(part: ProblemPart) -> frozenset[ArithmeticProblem]:
     """Return the problems, in canonical form, that training on this part never shows."""
     own = {problem.canonical for problem in _own_test(part)} if part.has_own_test else set()
     return frozenset({*_held_out("add"), *_held_out("sub"), *own})

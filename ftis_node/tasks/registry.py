@@ -5,6 +5,7 @@ A name that is not built in belongs to a plug-in (`plugins.py`). Plug-ins cannot
 
 from __future__ import annotations
 
+import difflib
 from typing import TYPE_CHECKING, Final
 
 from ftis_node.errors import TaskError
@@ -102,7 +103,9 @@ def _load_plugin(name: str, split: str) -> Task:
     task = load_task_plugin(name, split)
     if task is None:
         known = [*BUILT_IN, *(plugin.name for plugin in find_plugins(TASK_GROUP))]
-        raise TaskError(f"unknown task {name!r}: known are {', '.join(known)}")
+        close = difflib.get_close_matches(name, known, n=1)
+        meant = f"; did you mean {close[0]!r}?" if close else ""
+        raise TaskError(f"unknown task {name!r}: known are {', '.join(known)}{meant}")
     return task
 
 

@@ -1,12 +1,13 @@
 """Filter of the answers that reasoning-gym's verifiers may see, because some verifiers run them as code.
 
 A completion can come from a peer, and some verifiers pass its answer to `eval`, directly or through SymPy's
-`parse_expr`: the text becomes code on the node that scores it. Such code can also return the reference answer. An
-answer passes only if its evaluation can do nothing but compute:
+`parse_expr`. The text is then code on the node that scores it. Such code can also return the reference answer. An
+answer passes only if its evaluation can do nothing but compute.
 
-* for `eval`: a literal (`[[1, 2], [3, 4]]`), text that is not a Python expression, or the reference itself;
-* for `parse_expr`: numbers, operators and brackets, one-letter variables and elementary functions, within the limits
-  of `expression_limits.py`. `Integral(f, x)` is excluded: its derivative equals any f.
+* For `eval`: a literal (`[[1, 2], [3, 4]]`), text that is not a Python expression, or the reference itself.
+
+* For `parse_expr`: numbers, operators, brackets, one-letter variables and elementary functions, within the limits of
+  `expression_limits.py`. `Integral(f, x)` is excluded: its derivative equals any f.
 
 The verifier of complex numbers accepts `nan` as close to everything, so it never sees `nan`. A test searches the
 installed library for evaluating verifiers that are missing here.

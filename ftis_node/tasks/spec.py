@@ -9,19 +9,19 @@
          | rg:NAME                                           a task of reasoning-gym
          | NAME                                              a plug-in
          | TASK@REWARD                                       any of these under the reward of a plug-in
-         each followed by "=WEIGHT" where several are mixed, 1 where it is left out
+         each followed by "=WEIGHT" if several are mixed; the default weight is 1
 
     gsm8k:/data/gsm8k=3+rg:chain_sum=1      three GSM8K problems from local files, then one chain sum
 
 The reward of a task with a PATH comes before the PATH: `gsm8k@brief:PATH`. A PATH may contain ":", "+" and "=". It ends
 as follows:
 
-* a "+" ends it only where a task could begin, that is before a word, or WORD@REWARD, followed by ":", "=", "+" or the
-  end of the line: `gsm8k:/data/a+b.jsonl` is one path. A folder whose name ends in `+word` cannot be written;
-* a last "=" followed by a number is the weight. Write one where the path itself ends so: `gsm8k:/data/lr=3=1`.
+** A "+" ends it only before a task: a word, or WORD@REWARD, followed by ":", "=", "+" or the end of the line. So
+  `gsm8k:/data/a+b.jsonl` is one path. A folder whose name ends in `+word` cannot be written.
+* A last "=" followed by a number is the weight. Write a weight if the path itself ends so: `gsm8k:/data/lr=3=1`.
 
-The canonical form leaves the paths out, sorts the parts and reduces the weights, so that it does not depend on where a
-node keeps its files or on the order in which its operator typed: equal canonical forms mean equal prompts.
+The canonical form omits the paths, sorts the parts and reduces the weights. It does not depend on a node's file paths
+or on the order in which its operator typed. Equal canonical forms mean equal prompts.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ ANSWER_MARK: Final = "#"
 DIGITS: Final = {"sums": 3, "sums:long": 4}
 
 
-class Sum(NamedTuple):
+class SumProblem(NamedTuple):
     """`left` plus `right`, both of `num_digits` digits."""
 
     left: int
@@ -82,7 +82,7 @@ class SumsTask:
             answer=str(problem.answer),
         )
 
-    def problem(self, index: int) -> Sum:
+    def problem(self, index: int) -> SumProblem:
         """Return the operands of `self[index]`."""
         if self.split == "test":
             return _test_split(self._num_digits)[index]
@@ -104,9 +104,9 @@ class SumsTask:
 
 
 @cache
-def _test_split(num_digits: int) -> tuple[Sum, ...]:
+def _test_split(num_digits: int) -> tuple[SumProblem, ...]:
     """Return the first `NUM_TEST` different held-out draws."""
-    found: dict[Sum, None] = {}
+    found: dict[SumProblem, None] = {}
     for attempt in count():
         draw = _draw(f"test/{attempt}", num_digits)
         if draw.is_held_out:
@@ -116,11 +116,11 @@ def _test_split(num_digits: int) -> tuple[Sum, ...]:
     return tuple(found)
 
 
-def _draw(seed: str, num_digits: int) -> Sum:
+def _draw(seed: str, num_digits: int) -> SumProblem:
     """Draw both operands uniformly among the numbers with so many digits."""
     smallest = 10 ** (num_digits - 1)
     bits, left = divmod(_hash(seed), 9 * smallest)
-    return Sum(smallest + left, smallest + bits % (9 * smallest), num_digits)
+    return SumProblem(smallest + left, smallest + bits % (9 * smallest), num_digits)
 
 
 def _hash(text: str) -> int:

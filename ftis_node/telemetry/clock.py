@@ -17,7 +17,7 @@ class SteadyClock:
 
     def __init__(self) -> None:
         self._began = time.time() - time.monotonic()
-        self._told = self._began
+        self._last_offset = self._began
 
     def now(self) -> float:
         """Unix time in seconds; never goes back."""
@@ -26,8 +26,8 @@ class SteadyClock:
     def jump_s(self) -> float | None:
         """Return by how much the wall clock was moved since the last call (s); None if it was not."""
         offset = time.time() - time.monotonic()
-        jump = offset - self._told
+        jump = offset - self._last_offset
         if abs(jump) < JUMP_S:
             return None
-        self._told = offset
+        self._last_offset = offset
         return jump

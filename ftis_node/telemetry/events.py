@@ -77,7 +77,7 @@ class RotatingLog(RotatingFileHandler):
         raise
 
 
-class EventTrail:
+class EventLog:
     """Appends events to a file, from any thread. Cheap enough to be called for every group.
 
     Raises OSError where the disk is full, FileError where a link or folder is in the file's place.
@@ -99,7 +99,7 @@ class EventTrail:
         self._handler.close()
 
 
-def trail_files(path: Path) -> list[Path]:
+def event_log_files(path: Path) -> list[Path]:
     """Return the trail's existing files: rotated ones first, the present one last."""
     numbered = [file for file in path.parent.glob(f"{path.name}.*") if file.suffix[1:].isdecimal()]
     older = sorted(numbered, key=lambda file: int(file.suffix[1:]), reverse=True)

@@ -89,20 +89,20 @@ class _Watch:
 
     def take(self, where: str, error: BaseException, is_fault: bool) -> None:
         if not is_fault:
-            self._tell_once(where, error)
+            self._report_once(where, error)
             return
         log.error("nobody takes the error of %s", where, exc_info=error)
         if self._on_fault is not None:
             on_fault, self._on_fault = self._on_fault, None
             on_fault(where, error)
 
-    def _tell_once(self, where: str, error: BaseException) -> None:
+    def _report_once(self, where: str, error: BaseException) -> None:
         last = traceback.extract_tb(error.__traceback__)[-1:]
         kind = (type(error).__name__, str([(frame.filename, frame.lineno) for frame in last]))
         if kind not in self._known and len(self._known) < MAX_KINDS:
             self._known.add(kind)
             what = f"{type(error).__name__}: {error}"
-            log.warning("a library failed in %s (%s); this node goes on, and it is not told again", where, what)
+            log.warning("a library failed in %s (%s); the node continues and does not log it again", where, what)
 
 
 def _where(context: dict[str, Any]) -> str:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 OFF = "off"  # the state of a worker that the role does without
 READY = "ready"
 PAUSED_ADVICE = "free disk space or raise limits.home_bytes; the node resumes by itself"
+BUDGET_UNITS = {"generate_tokens": "tokens generated", "learn_steps": "steps", "learn_tokens": "tokens trained on"}
 WORKERS = (("generation", "generation"), ("learner", "learner"))
 
 
@@ -29,6 +30,8 @@ class AnswerWord(StrEnum):
     NO = "no"
     NOT_YET = "not yet"  # nothing is wrong: it takes a while
     NOT_APPLICABLE = "not applicable"  # the node's role does not do it
+    FINISHED = "finished"  # the node has used up its budget and ended
+    STOPPED = "stopped"  # the node was stopped as asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +83,40 @@ def summarize_health(document: Document, *, now: float, limits: HealthLimits | N
     limits = limits or HealthLimits()
     state = document["node"]["state"]
     if state not in ("running", "starting"):
-        why = "the node is not running"
-        return HealthSummary(
-            _no(why, "start it as before: ftis-node join ..."),
-            _no(why),
-            _no("it failed; the figures are its last ones" if state == "failed" else why),
-        )
+        answer = _ended(document)
+        return HealthSummary(answer, answer, answer)
     healthy = _healthy(document, now, limits)
     if state == "starting":
         wait = _not_yet("the node is starting", "wait while models load; see logs/ in the home")
         return HealthSummary(wait, wait, wait if healthy.is_well else healthy)
     return HealthSummary(_contributing(document, now, limits), _learning(document, now, limits), healthy)
+
+
+def used_up(document: Document) -> dict[str, int]:
+    """Return the budgets that are used up, by name with their limits."""
+    return {
+        name: amount["limit"]
+        for name, amount in document.get("budget", {}).items()
+        if amount["limit"] is not None and amount["left"] == 0
+    }
+
+
+def _ended(document: Document) -> HealthAnswer:
+    """Return how a node that is not running ended, and the command that resumes it."""
+    node = document["node"]
+    command = node.get("resume") or "ftis-node join ..."
+    match node.get("end"):
+        case "finished":
+            used = ", ".join(
+                f"{limit:,} of {limit:,} {BUDGET_UNITS[name]}" for name, limit in used_up(document).items()
+            )
+            return HealthAnswer(AnswerWord.FINISHED, used or "all work is done", f"go on with {command}")
+        case "stopped":
+            return HealthAnswer(AnswerWord.STOPPED, "as asked", f"go on with {command}")
+        case "failed":
+            return _no("the node failed; see logs/ in the home", f"start it again with {command}")
+        case _:
+            return _no("the node did not end by itself: killed, or a fault", f"start it again with {command}")
 
 
 def _contributing(document: Document, now: float, limits: HealthLimits) -> HealthAnswer:
@@ -190,7 +216,7 @@ def _healthy(document: Document, now: float, limits: HealthLimits) -> HealthAnsw
     if judged >= limits.judged_groups and refused > limits.refused_share * judged:
         reason = max(swarm["groups_refused"], key=swarm["groups_refused"].get)
         why = f"{refused} of {judged} groups refused, most as {reason!r}"
-        return _no(why, "ftis-node peers shows whose; docs/reference/rejections.md says why")
+        return _no(why, "ftis-node peers shows whose; ftis-node docs reference/rejections says why")
     return _yes("both workers are up" if _has_both(document) else "its worker is up")
 
 

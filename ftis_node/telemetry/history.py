@@ -20,6 +20,7 @@ from ftis_node.telemetry.events import EventReader
 from ftis_node.telemetry.former_names import present_name, with_present_name
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 DEFAULT_NUM_LAST_EVENTS = 200
@@ -83,10 +84,16 @@ def read_history(events_path: Path, *, num_last_events: int = DEFAULT_NUM_LAST_E
 class HistoryFollower:
     """A history that grows with its trail."""
 
-    def __init__(self, events_path: Path, *, num_last_events: int = DEFAULT_NUM_LAST_EVENTS) -> None:
-        """Empty before the first `poll`, which reads all there is."""
+    def __init__(
+        self,
+        events_path: Path,
+        *,
+        num_last_events: int = DEFAULT_NUM_LAST_EVENTS,
+        is_notable: Callable[[str], bool] | None = None,
+    ) -> None:
+        """Empty before the first `poll`, which reads all there is. `is_notable` as in `HistoryBuilder`."""
         self._reader = EventReader(events_path)
-        self._builder = HistoryBuilder(num_last_events=num_last_events)
+        self._builder = HistoryBuilder(num_last_events=num_last_events, is_notable=is_notable)
         self.history = History()
 
     def poll(self) -> bool:
@@ -103,7 +110,13 @@ class HistoryFollower:
 class HistoryBuilder:
     """Takes a trail's lines in their order."""
 
-    def __init__(self, *, num_last_events: int = DEFAULT_NUM_LAST_EVENTS) -> None:
+    def __init__(
+        self, *, num_last_events: int = DEFAULT_NUM_LAST_EVENTS, is_notable: Callable[[str], bool] | None = None
+    ) -> None:
+        """`is_notable` selects events by name: as many of them are kept besides, however old."""
+        self._is_notable = is_notable
+        self._num_events = 0
+        self._notable_lines: deque[tuple[int, bytes]] = deque(maxlen=num_last_events)
         self._steps: list[StepPoint] = []
         self._evaluations: dict[tuple[int, str], EvaluationPoint] = {}
         self._last_lines: deque[bytes] = deque(maxlen=num_last_events)
@@ -124,16 +137,21 @@ class HistoryBuilder:
             self._damaged_lines += 1
         else:
             self._last_lines.append(line)
+            if self._is_notable is not None and self._is_notable(name):
+                self._notable_lines.append((self._num_events, line))
+            self._num_events += 1
         return name
 
     def build(self) -> History:
         """Return the history of all lines so far."""
-        events = [event for line in self._last_lines if (event := _event_or_none(line)) is not None]
+        begin = self._num_events - len(self._last_lines)
+        lines = [*(line for number, line in self._notable_lines if number < begin), *self._last_lines]
+        events = [event for line in lines if (event := _event_or_none(line)) is not None]
         return History(
             steps=tuple(self._steps),
             evaluations=tuple(self._evaluations.values()),
             events=tuple(events),
-            damaged_lines=self._damaged_lines + len(self._last_lines) - len(events),
+            damaged_lines=self._damaged_lines + len(lines) - len(events),
         )
 
     def _add_step(self, point: StepPoint) -> None:

@@ -1,21 +1,27 @@
-"""Logging of daemon and workers: one line format, and a rate limit for faults that repeat."""
+"""Logging of daemon and workers: text or JSON lines, and a rate limit for faults that repeat.
+
+A record may have two extras: `fields`, values by name for the JSON form, and `bare`, for text without time and level.
+"""
 
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import sys
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO
 
-from ftis_node.telemetry.secrets import SecretFreeFormatter, keep_variables_secret
+from ftis_node.telemetry.secrets import SecretFreeFormatter, keep_variables_secret, redacted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 PLAIN_FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
+DATE_FORMAT = "%Y-%m-%dT%H:%M:%S%z"
+BARE = {"bare": True}
 PERIOD_S = 60.0
 NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
 
@@ -32,6 +38,48 @@ class CurrentStderr(logging.StreamHandler[TextIO]):
         return sys.stderr
 
 
+class TextFormatter(SecretFreeFormatter):
+    """Formatter of text lines with date and zone; of a record that is `bare`, the message alone."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        return redacted(record.getMessage()) if getattr(record, "bare", False) else super().format(record)
+
+
+class JsonFormatter(SecretFreeFormatter):
+    """Formatter of JSON lines: {time, level, logger, message, fields}, and `error` with a traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return one JSON object."""
+        document = {
+            "time": self.formatTime(record, DATE_FORMAT),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": redacted(record.getMessage().strip()),
+            "fields": getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            document["error"] = redacted(self.formatException(record.exc_info))
+        return redacted(json.dumps(document, default=str))
+
+
+def log_as_json() -> None:
+    """Write JSON lines from now on."""
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(JsonFormatter())
+
+
+def is_json() -> bool:
+    """Return whether log lines are JSON."""
+    return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers)
+
+
+def log_block(logger: logging.Logger, lines: Iterable[str]) -> None:
+    """Log the lines of a block for people, without time and level."""
+    for line in lines:
+        logger.info("%s", line, extra=BARE)
+
+
 def set_up_logging(*, debug: bool = False, plain: bool = False) -> None:
     """Send the project's log lines to stderr; with `debug` also those of libraries and all levels.
 
@@ -39,7 +87,7 @@ def set_up_logging(*, debug: bool = False, plain: bool = False) -> None:
     """
     keep_variables_secret()
     handler = CurrentStderr()
-    handler.setFormatter(SecretFreeFormatter(PLAIN_FORMAT if plain else FORMAT, datefmt="%H:%M:%S"))
+    handler.setFormatter(TextFormatter(PLAIN_FORMAT if plain else FORMAT, datefmt=DATE_FORMAT))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.DEBUG if debug else logging.WARNING)

@@ -5,6 +5,7 @@ Frozen records that spell the contract; the daemon makes one a second from its p
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Any
 
 import msgspec
@@ -12,10 +13,20 @@ import msgspec
 from ftis_node.telemetry.secrets import redacted
 
 
+class EndWord(StrEnum):
+    """How a node ended."""
+
+    FINISHED = "finished"  # its budget was used up
+    STOPPED = "stopped"  # by a signal
+    FAILED = "failed"
+    KILLED = "killed"  # it left no word: killed, or the machine went down
+
+
 class NodeStatus(msgspec.Struct, frozen=True):
     """Who the node is. `state`: starting, running, stopping, stopped, failed.
 
-    `domain`: the parts of the run's task that it generates for, "" for all of it.
+    `domain`: the parts of the run's task that it generates for, "" for all of it. `end`: how a stopped node ended (see
+    `EndWord`), "" for a running one. `resume`: the command that starts a stopped node again.
     """
 
     peer_id: str = ""
@@ -26,6 +37,8 @@ class NodeStatus(msgspec.Struct, frozen=True):
     uptime_s: float = 0.0
     addresses: list[str] = []
     domain: str = ""
+    end: str = ""
+    resume: str = ""
 
 
 class RunStatus(msgspec.Struct, frozen=True):
@@ -268,13 +281,18 @@ class Status(msgspec.Struct, frozen=True):
         return msgspec.json.decode(data, type=cls)
 
 
-def stopped(status: Status) -> Status:
-    """The same figures as those of a node that no longer runs."""
+def stopped(status: Status, *, resume: str = "") -> Status:
+    """Return the same figures as those of a node that no longer runs. `resume` is the command that starts it again."""
+    was_stopped = bool(status.node.peer_id) and status.node.state == "stopped"
+    end = status.node.end or (EndWord.STOPPED if was_stopped else EndWord.KILLED).value
+    node = msgspec.structs.replace(status.node, end=end, resume=resume or status.node.resume)
+    status = msgspec.structs.replace(status, node=node)
     return _at_rest(status, state="stopped", worker="stopped", swarm="stopped", reason="the node is not running")
 
 
 def starting(status: Status) -> Status:
     """Return the last figures of a node that is starting: its models are loading."""
+    status = msgspec.structs.replace(status, node=msgspec.structs.replace(status.node, end="", resume=""))
     return _at_rest(status, state="starting", worker="starting", swarm="starting", reason="the node is starting")
 
 

@@ -1,8 +1,8 @@
 """Trail summary: what the event trail holds of a node's former starts, read once when the node starts.
 
 A line is written after its event, so the trail is never ahead of the buffer. If it is, the buffer has lost its last
-commits (a torn write-ahead log, a file from a backup). Then the trail holds what must not be done twice: which groups
-steps have used, and how far own groups were numbered.
+commits (a torn write-ahead log, a file from a backup), and the node replaces it. The trail holds the last sequence
+number of own groups.
 
 Damaged lines are skipped and counted.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MAX_GROUPS = 16_384  # the newest: what is older is stale, and refused for its age
 
 
-class TrailGroup(NamedTuple):
+class LoggedGroup(NamedTuple):
     """A group as the trail knows it; `sender` is "" and `number` 0 where its admission is no longer there."""
 
     id: bytes
@@ -50,7 +50,7 @@ _DECODER = msgspec.json.Decoder(_Line)
 
 
 @dataclass(slots=True)
-class Remembered:
+class EventLogSummary:
     """`last_numbers` are those of own groups, by the peer id that this node had. `evaluations` are events as written.
 
     A step that the learner lost is not done; its groups are used only if it was found to be done after all.
@@ -68,23 +68,21 @@ class Remembered:
     _released: dict[str, str] = field(default_factory=dict)  # unused, by reason
 
     @property
-    def used(self) -> list[TrailGroup]:
+    def used(self) -> list[LoggedGroup]:
         """The groups that steps have used, by the trail's word, the oldest first."""
         known = self._admitted
         origins = {name: known.get(name, ("", 0)) for name in self._used}
-        return [TrailGroup(bytes.fromhex(name), *origins[name], step) for name, step in self._used.items()]
+        return [LoggedGroup(bytes.fromhex(name), *origins[name], step) for name, step in self._used.items()]
 
     @property
-    def in_doubt(self) -> list[TrailGroup]:
-        """Return the groups of a step that has no line: the learner's checkpoint shows whether the step was done."""
-        pending = self._in_doubt | self._taken
-        known = self._admitted
-        return [TrailGroup(bytes.fromhex(name), *known.get(name, ("", 0)), step) for name, step in pending.items()]
+    def last_number(self) -> int:
+        """The highest sequence number of an own group, under any identity; 0 before the first."""
+        return max(self.last_numbers.values(), default=0)
 
     @property
-    def expected(self) -> list[TrailGroup]:
+    def expected(self) -> list[LoggedGroup]:
         """The groups that the buffer has, or has had: what it is known to have lost already is not among them."""
-        return [TrailGroup(bytes.fromhex(name), *origin) for name, origin in self._expected.items()]
+        return [LoggedGroup(bytes.fromhex(name), *origin) for name, origin in self._expected.items()]
 
     @property
     def released(self) -> list[tuple[bytes, str]]:
@@ -152,9 +150,9 @@ class Remembered:
         self.step = step
 
 
-def read_remembered(path: Path) -> Remembered:
+def read_event_log_summary(path: Path) -> EventLogSummary:
     """Return the summary of the trail at `path`, with rotated files; an empty one without a trail."""
-    remembered = Remembered()
+    remembered = EventLogSummary()
     for line in EventReader(path).read_new():
         remembered.add(line)
     return remembered

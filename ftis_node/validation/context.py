@@ -59,6 +59,8 @@ class ValidationContext:
     """The name of the refusal where completions were here before: `copy` or `copy_ours`."""
     now: Callable[[], float] = time.time
     """Unix time in seconds."""
+    reset_at: float = 0.0
+    """Unix time of the last reset of the buffer: which groups peers had made until then are used is not known."""
     limits: ValidationLimits = ValidationLimits()
     own_id: str = ""
     """This node's peer id."""

@@ -5,7 +5,7 @@ bytes -> size, parse, version, codec, malformed     (records: bounded before it 
       -> prompt re-made and compared                (tasks + tokenizer)
       -> a group sent as text: tokenised here       (text_rules.py)
       -> completions that were here before          (what the node remembers: swarm/reputation/duplicates.py)
-      -> rewards re-scored; the claimed ones are only compared
+      -> rewards re-scored, except those of own groups; the claimed ones are only compared
       -> Accepted(group with our rewards) | Refused(reason)
 """
 
@@ -53,11 +53,12 @@ ValidationResult = Accepted | Refused
 
 
 async def validate(
-    data: bytes, context: ValidationContext, *, asked: Container[bytes] | None = None
+    data: bytes, context: ValidationContext, *, asked: Container[bytes] | None = None, made: Group | None = None
 ) -> ValidationResult:
     """Return the verdict on the bytes of an envelope. Never raises on any bytes.
 
-    `asked`: the requested ids, if the envelope answers a request; a group that was not requested is refused.
+    `asked`: the requested ids, if the envelope answers a request; a group that was not requested is refused. `made`:
+    the group that this node sealed in the envelope; its completions are not scored again.
     """
     envelope: Envelope | None = None
     try:
@@ -70,7 +71,7 @@ async def validate(
     num_tokens = told.num_tokens
     if first := _first_refusal(envelope, told, context):
         return Refused(first.refusal, told.sender, envelope.id, signed=first.signed, num_tokens=num_tokens)
-    verdict = await _judge_content(data, envelope, told, context)
+    verdict = await _judge_content(data, envelope, told, context, made)
     if isinstance(verdict, Refusal):
         return Refused(verdict, told.sender, envelope.id, signed=True, num_tokens=num_tokens)
     return verdict
@@ -100,20 +101,25 @@ def _first_refusal(envelope: Envelope, told: Group | TextGroup, context: Validat
 
 
 async def _judge_content(
-    data: bytes, envelope: Envelope, told: Group | TextGroup, context: ValidationContext
+    data: bytes, envelope: Envelope, told: Group | TextGroup, context: ValidationContext, made: Group | None
 ) -> Accepted | Refusal:
     """The rules that cost time: the prompt is made again, texts are tokenised, the rewards are scored again."""
     if not context.may_score(told.sender):
         return Refusal("scoring_quota", "its sender's groups have taken more scoring time than its allowance")
     cost = ScoringCost()
     try:
-        return await _judge_costly(data, envelope, told, context, cost)
+        return await _judge_costly(data, envelope, told, context, cost, made)
     finally:
         context.charge(told.sender, cost.seconds)
 
 
 async def _judge_costly(
-    data: bytes, envelope: Envelope, told: Group | TextGroup, context: ValidationContext, cost: ScoringCost
+    data: bytes,
+    envelope: Envelope,
+    told: Group | TextGroup,
+    context: ValidationContext,
+    cost: ScoringCost,
+    made: Group | None,
 ) -> Accepted | Refusal:
     item = await _resolve(told.prompt_ref, context, cost)
     if isinstance(item, Refusal):
@@ -129,7 +135,10 @@ async def _judge_costly(
         return refusal
     if reason := context.copy_of(group):
         return Refusal(reason, "too many of its completions were here before")
-    scored = await _rescore(group, item, context, cost)
+    if made is not None and made.tokens.has_same_ids(group.tokens):
+        scored = replace(group, rewards=made.rewards, statuses=made.statuses)
+    else:
+        scored = await _rescore(group, item, context, cost)
     if cost.num_lost:
         return Refusal("scoring_failed", "this machine did not finish scoring it: it is busy, or its process was ended")
     if cost.num_stopped:

@@ -84,6 +84,8 @@ def in_time(envelope: Envelope, group: Group | TextGroup, context: ValidationCon
     age_s = context.now() - group.created_at
     if not -age_s <= context.limits.max_clock_skew_s:
         return Refusal("clock_skew", f"made {-age_s:.0f} s from now: a clock is wrong")
+    if group.sender != context.own_id and group.created_at <= context.reset_at + context.limits.max_clock_skew_s:
+        return Refusal("stale", "made before the replay buffer of this node was reset")
     max_age_s = context.manifest.step.max_age_s
     return None if age_s <= max_age_s else Refusal("stale", f"{age_s:.0f} s old, the run uses {max_age_s:.0f}")
 

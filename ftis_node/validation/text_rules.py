@@ -47,14 +47,14 @@ def text_is_agreed(envelope: Envelope, group: TextGroup, context: ValidationCont
 
 
 def other_tokenizer(envelope: Envelope, group: TextGroup, context: ValidationContext) -> Refusal | None:
-    """The sender's tokenizer is not ours: else the exact form is to be had, and says more."""
+    """Reject texts of a sender with our tokenizer: its exact form is available and holds more."""
     if group.tokenizer != context.tokenizer.fingerprint:
         return None
-    return Refusal("wrong_encoding", "told as text by a sender whose ids mean the same here")
+    return Refusal("wrong_encoding", "sent as text by a sender with this node's tokenizer")
 
 
 def texts_in_bounds(envelope: Envelope, group: TextGroup, context: ValidationContext) -> Refusal | None:
-    """No completion is longer than the run allows to any prompt, by the sender's tokens and by its bytes."""
+    """Reject a completion longer than the run allows for any prompt, by the sender's tokens or by its bytes."""
     limit = context.manifest.sampling.completion_limit(1)
     longest = max(completion.num_tokens for completion in group.completions)
     if longest > limit:
@@ -87,10 +87,10 @@ def _means_differ(group: TextGroup) -> Refusal | None:
 
 
 def retokenize(envelope: Envelope, told: TextGroup, context: ValidationContext) -> Group | Refusal:
-    """The group in our tokens, or why it has none.
+    """Return the group in our tokens, or why that is impossible.
 
-    A text must come back from our tokens as it was, and be at least one token: an empty one only if it stopped, as its
-    end of sequence.
+    Each text must survive our tokens unchanged and have at least one token. An empty text is valid only if it stopped:
+    its token is the end of sequence.
     """
     tokenizer = context.tokenizer
     token_ids = []

@@ -21,7 +21,7 @@ HEADER_BYTES = 1 << 20  # of a safetensors file: names and shapes, about 100 byt
 
 @dataclass(frozen=True, slots=True)
 class Follower:
-    """What a generator knows of itself. `follows` is a peer id, `started_from` the fingerprint of its own model.
+    """A generator's own data. `follows` is a peer id, `started_from` the fingerprint of this node's model.
 
     `probe_ids` are those by which its engine would be asked; `takes_adapters`: whether it serves adapters alone.
     """

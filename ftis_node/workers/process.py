@@ -120,7 +120,7 @@ class WorkerProcess:
             for watch in (self._receive, self._watch_exit, self._watch_heartbeats):
                 task = asyncio.create_task(self._guard(watch), name=f"{self._spec.name}{watch.__name__}")
                 stack.push_async_callback(_cancel, task)
-            stack.push_async_callback(self._say_stop)
+            stack.push_async_callback(self._send_stop)
             self._resources = stack.pop_all()
         return self
 
@@ -255,7 +255,7 @@ class WorkerProcess:
                 pending.end(cause)
         return self._death.result()
 
-    async def _say_stop(self) -> None:
+    async def _send_stop(self) -> None:
         if self._process.returncode is None:
             with suppress(WorkerDiedError):
                 await self._send(Stop())

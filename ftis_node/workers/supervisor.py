@@ -91,7 +91,7 @@ class Supervisor:
         self._on_started = on_started
         self._on_event = on_event
         self._until_wanted = until_wanted
-        self._make_room = make_room
+        self._free_memory = make_room
         self._state = WorkerState.STOPPED
         self._keeper: asyncio.Task[None] | None = None
         self._gate: asyncio.Future[WorkerProcess | FtisError] | None = None
@@ -241,10 +241,10 @@ class Supervisor:
             await asyncio.sleep(decision.delay_s)
             if self._until_wanted is not None:
                 await self._until_wanted()
-            if is_short and self._make_room is not None:
-                await self._ask_for_room(self._make_room)
+            if is_short and self._free_memory is not None:
+                await self._ask_for_memory(self._free_memory)
 
-    async def _ask_for_room(self, make_room: MakeRoom) -> None:
+    async def _ask_for_memory(self, make_room: MakeRoom) -> None:
         """Ask other processes to free memory. If none can, the worker starts all the same."""
         try:
             await make_room()

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import msgspec
 
 from ftis_node import errors
+from ftis_node.config.section import Section
 from ftis_node.errors import FtisError, WorkerTaskError
 
 if TYPE_CHECKING:
@@ -102,7 +103,22 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 WORKER_IDENTITY = b"worker"
 HEARTBEAT_IDENTITY = b"heartbeat"
 
-_encoder = msgspec.msgpack.Encoder()
+
+def enc_hook(value: Any) -> Any:
+    """Return the fields of a configuration section, which crosses the border between processes as a map."""
+    if isinstance(value, Section):
+        return value.model_dump()
+    raise NotImplementedError(f"a {type(value).__name__} has no form on the wire")
+
+
+def dec_hook(wanted: type[Any], value: Any) -> Any:
+    """Return the configuration section of these fields. Raises ValueError if they are not its fields."""
+    if issubclass(wanted, Section):
+        return wanted.model_validate(value)
+    raise NotImplementedError(f"a {wanted.__name__} has no form on the wire")
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=enc_hook)
 _control_decoder: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Control)
 
 
@@ -122,7 +138,7 @@ def unpack(frames: Sequence[bytes]) -> tuple[Control, bytes]:
 
 @lru_cache(maxsize=256)
 def _decoder_of(types: Any) -> msgspec.msgpack.Decoder[Any]:
-    return msgspec.msgpack.Decoder(types)
+    return msgspec.msgpack.Decoder(types, dec_hook=dec_hook)
 
 
 def unpack_body(body: bytes, body_type: type[Body]) -> Body:

@@ -45,7 +45,7 @@ async def test_rubbish_on_a_stream_is_counted(victim: Victim, attacker: Member) 
 async def test_a_question_that_is_none_is_counted_and_has_no_answer(
     victim: Victim, attacker: Member, question: bytes
 ) -> None:
-    answered = await attacker.gossip.ask(victim_id(attacker), question)
+    answered = await attacker.gossip.request_backfill(victim_id(attacker), question)
     assert answered.bodies == ()
     await victim.until(lambda: victim.blames(attacker.peer_id, "question_parse"))
 
@@ -99,7 +99,7 @@ async def test_requests_without_end_are_told_to_come_later(
     before = await victim.errors("serve_errors", "over_requests")
     outcomes = set()
     for _ in range(REQUESTS_PER_MINUTE + 60 if service is RpcService.FETCH else REQUESTS_PER_MINUTE // 10 + 20):
-        call = attacker.gossip.ask if service is RpcService.ASK else attacker.gossip.fetch
+        call = attacker.gossip.request_backfill if service is RpcService.ASK else attacker.gossip.fetch
         answered = await call(victim_id(attacker), b"" if service is RpcService.ASK else [bytes(32)])
         outcomes.add(str(answered.outcome))
     assert {"complete", "busy"} <= outcomes

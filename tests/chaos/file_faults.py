@@ -197,10 +197,10 @@ def _saved(name: str, shown_by: str, inject: Callable[[Scene], None], promise: s
     return Fault(name, "files", promise, HEAL + shown_by, inject, Ends.RESTARTS)
 
 
-BUFFER = "test_of_a_damaged_buffer_is_saved_what_can_be_and_nothing_is_used_twice"
+BUFFER = "test_a_damaged_buffer_starts_empty_and_nothing_is_used_twice"
 BOOK = "test_peers_that_can_be_read_keep_their_standing"
-SAVED = "The damaged file is kept aside, what can be read of it is saved, and no step uses a group twice."
-BEHIND = "What the lost writes had told is known from the event trail: no group is used twice, no number given twice."
+SAVED = "The damaged file is kept aside, the buffer starts empty, and no step uses a group twice."
+BEHIND = "The event log shows the lost commits. The buffer starts empty: no group is used twice, no number given twice."
 FELL_BACK = "The checkpoint is set aside and the next older one is taken; its lost step is done again."
 REFUSES = "It does not start, says in one line what to do (exit code 2), and touches nothing."
 FAULTS = (

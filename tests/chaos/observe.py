@@ -28,7 +28,7 @@ from ftis_node.workers.durable import is_complete
 from tests.chaos.history import counted
 from tests.chaos.observe_buffer import read_buffer
 from tests.chaos.observe_processes import family_of, leftovers_of, strays_of
-from tests.chaos.observe_trail import TrailMemory
+from tests.chaos.observe_trail import EventLogMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -92,7 +92,7 @@ class Watch:
         self.node = node
         self.seen: list[Observation] = []  # without their events and buffers, which the last one has
         self.last: Observation | None = None
-        self._trail = TrailMemory(Home(node.home).events)
+        self._trail = EventLogMemory(Home(node.home).events)
         self._former: dict[Identity, Process] = {}
 
     def look(self, *, unsettled: Callable[[Observation], Sequence[object]], settle_s: float = SETTLE_S) -> Observation:

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.telemetry.events import trail_files
+from ftis_node.telemetry.events import event_log_files
 from ftis_node.telemetry.former_names import present_name
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def parse(line: bytes) -> Event | None:
 
 
 @dataclass
-class TrailMemory:
+class EventLogMemory:
     """All events that were ever seen in the trail at `path`, in their order."""
 
     path: Path
@@ -64,7 +64,7 @@ class TrailMemory:
 
     def look(self) -> None:
         """Reads the trail."""
-        lines = [line for file in trail_files(self.path) for line in _lines(file)]
+        lines = [line for file in event_log_files(self.path) for line in _lines(file)]
         self.is_torn = bool(lines) and not lines[-1].endswith(b"\n")
         whole = lines[:-1] if self.is_torn else lines
         known = [hash(line) in self._seen for line in whole]

@@ -10,7 +10,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.telemetry.events import trail_files
+from ftis_node.telemetry.events import event_log_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -27,7 +27,7 @@ MOST_LETTERS = 400
 
 def lines_that_show(figures: str, *, trail: Path, log: Path) -> list[str]:
     """`events.jsonl:812: {...}` for each line, in the files' order; last the newest lines of both."""
-    events = [line for file in trail_files(trail) for line in _numbered(file)]
+    events = [line for file in event_log_files(trail) for line in _numbered(file)]
     words = _numbered(log)
     found = [line for test in _tests(figures) for line in _some(_that(test, events))]
     found += [line for word in _words(figures) for line in _some(line for line in words if word in line[1])]

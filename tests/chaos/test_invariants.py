@@ -17,7 +17,7 @@ from tests.chaos.invariants_steps import versions_claimed
 from tests.chaos.observe import Observation
 from tests.chaos.observe_buffer import Buffer, Row
 from tests.chaos.observe_processes import Process
-from tests.chaos.observe_trail import Event, TrailMemory
+from tests.chaos.observe_trail import Event, EventLogMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -304,7 +304,7 @@ def test_the_trail_is_remembered_as_it_was_first_read(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     lines = [f'{{"time":{number},"event":"taken","group":"{number}","step":1}}\n' for number in range(4)]
     path.write_text("".join(lines))
-    memory = TrailMemory(path)
+    memory = EventLogMemory(path)
     memory.look()
     path.write_text(
         lines[0] + "x" + lines[1][1:] + lines[3] + f"no event\n{NAMELESS}\n" + '{"time":9,"event":"stop"}\n{"half'

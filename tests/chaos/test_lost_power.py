@@ -17,7 +17,14 @@ import torch
 from ftis_node.config.disk_room import replace_file
 from ftis_node.config.home import Home
 from ftis_node.config.home_schema import mark_schema, marked_schema
-from ftis_node.learner.checkpoint.checkpoint import CheckpointOwner, gather, newest_usable, state_of, write_checkpoint
+from ftis_node.learner.checkpoint.checkpoint import (
+    CheckpointOwner,
+    TrainingProgress,
+    gather,
+    newest_usable,
+    state_of,
+    write_checkpoint,
+)
 from ftis_node.learner.checkpoint.legacy_checkpoints import older_checkpoints, renew
 from ftis_node.node.peers.store import PeerStore
 from ftis_node.records.identity import Identity
@@ -50,7 +57,7 @@ def _file_found(name: str) -> Callable[[Path], str]:
 
 def _save_checkpoint(root: Path, step: int) -> None:
     weight = torch.nn.Parameter(torch.full((2, 3), float(step)))
-    state = state_of(owner=OWNER, step=step, policy_version=step, last_report=None, last_groups=())
+    state = state_of(OWNER, TrainingProgress(step=step, policy_version=step))
     kept = gather({"weight": weight}, torch.optim.AdamW([weight]))
     write_checkpoint(Home(root / "home").checkpoints, state, *kept, keep=2)
 

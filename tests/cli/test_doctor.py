@@ -58,7 +58,7 @@ def test_a_card_that_is_too_small_is_exit_code_3_with_its_changes(
     assert code == 3
     assert complaint.splitlines()[-1] == "ftis-node: not ready: memory.plan; see the advice above"
     assert "does not fit" in output
-    assert "no change is enough" in output
+    assert "no change suffices" in output
     assert "memory.change" not in doctor(capsys, tmp_path, *arguments, "--full")[1]
     assert "-> no Qwen2.5 model fits: take a larger card" in doctor(capsys, tmp_path, *arguments)[1]
     lines = [line.split()[2:] for line in output.splitlines() if line.startswith("warn  memory.change")]
@@ -117,7 +117,7 @@ def qwen_3b(folder: Path) -> Path:
     header = json.dumps({"weight": {"dtype": "BF16", "shape": [3_085_938_688], "data_offsets": [0, 6_171_877_376]}})
     with (folder / "model.safetensors").open("wb") as weights:
         weights.write(len(header).to_bytes(8, "little") + header.encode())
-        weights.truncate(weights.tell() + 6_171_877_376)  # a hole, which takes no disk
+        weights.truncate(weights.update() + 6_171_877_376)  # a hole, which takes no disk
     return folder
 
 
@@ -151,7 +151,7 @@ def test_what_may_be_trained_is_one_short_table(
     rows = [finding for finding in plan_lines(output) if finding["id"] == "memory.option"]
     assert "yes   all weights, 8-bit optimizer states (after pip install 'ftis-node[8bit]')" in rows[1]["finding"]
     code, output, _ = doctor(capsys, tmp_path, *arguments, "--full")
-    assert "-> --lora (rank 128) would do; --verbose names every change" in output
+    assert "-> --lora (rank 128) would suffice; --verbose lists every change" in output
     assert "memory.option" not in output
 
 
@@ -179,7 +179,7 @@ def test_a_model_that_is_not_there_is_a_problem(capsys: pytest.CaptureFixture[st
         (["--lora"], "--model"),
         (["--gpu-memory", "24"], "--model"),
         (["--gpus", "2"], "--model"),
-        (["--model", "x", "--gpus", "2", "--tensor-parallel", "2"], "none is left for the learner"),
+        (["--model", "x", "--gpus", "2", "--tensor-parallel", "2"], "the learner has none"),
         (["--model", "x", "--gpu-memory", "0"], "--gpu-memory"),
         (["--model", "x", "--run", "no-such-run"], "no-such-run"),
     ],

@@ -16,6 +16,7 @@ from ftis_node.learner.core import Learner
 from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.models import resolve_model
 from ftis_node.node.startup.factories import learner_boot
+from ftis_node.telemetry.status import EvalStatus, LearnerStatus, Status
 from ftis_node.workers.weights.store import probe_logprobs
 from tests.learner.learner_rig import random_groups
 from tests.models.tiny_models import save_tiny
@@ -42,6 +43,8 @@ def _trained(root: Path, *, lora: bool) -> WeightProof:
     for step in (1, 2):
         learner.train(random_groups(seed=step), step=step)
     learner.save_if_behind()  # as at a clean end
+    evaluations = [EvalStatus(step, "arithmetic", accuracy, 8) for step, accuracy in ((0, 0.25), (2, 0.5), (4, 0.75))]
+    home.status.write_bytes(Status(learner=LearnerStatus(own_groups=6, foreign_groups=2), eval=evaluations).to_json())
     return learner.state().proof
 
 
@@ -60,6 +63,13 @@ def test_other_tools_load_it_and_see_what_was_trained(
     assert "the model after step 2" in capsys.readouterr().out
     assert (out / "adapter_config.json").exists() == has_adapter
     assert (out / "model.safetensors").exists() != has_adapter
+    assert {file.stat().st_mode & 0o777 for file in out.iterdir()} == {0o644}, "another user may serve it"
+    card = (out / "README.md").read_text()
+    library = "peft" if has_adapter else "transformers"
+    assert card.startswith(f"---\nbase_model: tiny\nlibrary_name: {library}\n")
+    assert "| run | a (" in card and "| method | ftis |" in card and "| steps | 2 |" in card
+    assert "| pass@1 | 0.250 at step 0, 0.500 at step 2 (8 problems of arithmetic) |" in card
+    assert "| groups trained on | 8, 25% from peers |" in card
     loader: Any = AutoPeftModelForCausalLM if has_adapter else AutoModelForCausalLM
     exported = loader.from_pretrained(out, dtype=torch.float32).eval()
     assert proof.rms_difference(probe_logprobs(exported, proof.probe_ids)) < 1e-5

@@ -14,7 +14,7 @@ from ftis_node.cli.app import run
 from ftis_node.config.home import Home
 from ftis_node.records.envelope import Accepted, seal_group
 from ftis_node.replay.buffer import ReplayBuffer
-from ftis_node.telemetry.events import EventTrail
+from ftis_node.telemetry.events import EventLog
 from ftis_node.telemetry.status import Status
 from tests.conftest import PROMPT_IDS, make_group
 
@@ -47,7 +47,7 @@ def home(tmp_path: Path, identity: Identity) -> Path:
         },
     }  # fmt: skip
     where.status.write_text(json.dumps(json.loads(Status().to_json()) | {"peers": [row]}))
-    trail = EventTrail(where.events)
+    trail = EventLog(where.events)
     trail.write(
         "refused",
         group=b"\xab" * 32,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ftis_node.cli.progress import ProgressState, show_fraction
-from ftis_node.models.download_bar import telling_bar
+from ftis_node.models.download_bar import progress_bar_class
 from ftis_node.telemetry.log import CurrentStderr
 
 if TYPE_CHECKING:
@@ -131,10 +131,10 @@ def test_log_lines_stand_above_the_bar_and_go_on_after_it() -> None:
 def test_the_time_left_is_counted_from_the_begin_of_what_is_measured() -> None:
     work = ProgressState("tiny")
     work.began_at -= 1000
-    work.tell(0.1, "step 1 of 10")
+    work.update(0.1, "step 1 of 10")
     assert work.time() == "about 0 s left", "what came before had no measure"
     work.began_at -= 30
-    work.tell(0.25, "step 3 of 12")
+    work.update(0.25, "step 3 of 12")
     assert work.time() == "about 90 s left"
     work.began_at -= 30_000
     assert work.time() == "about 25.0 h left"
@@ -142,7 +142,7 @@ def test_the_time_left_is_counted_from_the_begin_of_what_is_measured() -> None:
 
 def test_a_download_is_told_by_its_bytes_and_draws_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     told: list[tuple[float | None, str]] = []
-    make_bar = telling_bar("org/model", lambda fraction, what: told.append((fraction, what)))
+    make_bar = progress_bar_class("org/model", lambda fraction, what: told.append((fraction, what)))
     with make_bar(desc="Fetching 3 files", total=3) as files, make_bar(desc="Bytes", total=0, unit="B") as data:
         data.total += 2e9
         data.update(5e8)

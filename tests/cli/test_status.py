@@ -15,6 +15,7 @@ from ftis_node.cli.status_screen import log_line, screen
 from ftis_node.config.home import Home
 from ftis_node.errors import FtisError
 from ftis_node.telemetry.status import (
+    BudgetStatus,
     EvalStatus,
     GenerationStatus,
     HealthStatus,
@@ -24,6 +25,7 @@ from ftis_node.telemetry.status import (
     RunStatus,
     Status,
     SwarmStatus,
+    amount,
 )
 from ftis_node.telemetry.terminal_text import cells
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NOW = 1_000_000.0
+USED_UP = BudgetStatus(learn_steps=amount(10, 10))
 RUDE = "\x1b[2J京都" * 40
 LONG = Status(
     node=NodeStatus(peer_id="12D3KooW" + "x" * 44, name=RUDE, version="0.1.0", state="running", uptime_s=9e6),
@@ -48,7 +51,7 @@ LONG = Status(
         weights_age_s=1e5, groups_refused={f"reason_{number}": 10**6 for number in range(40)},
     ),
     eval=[EvalStatus(step=step, task=f"task-{step % 5}", pass_at_1=0.25, n=1319) for step in range(50)],
-    health=HealthStatus(taken_at=NOW - 90, problems=["the intake loop stands still: " + RUDE]),
+    health=HealthStatus(taken_at=NOW - 90, problems=["the intake loop hangs: " + RUDE]),
 )  # fmt: skip
 
 
@@ -113,8 +116,19 @@ def test_a_stopped_node_and_one_that_starts(tmp_path: Path, capsys: pytest.Captu
         assert (document["node"]["state"], document["learner"]["step"]) == ("starting", 10**6)
     run(["status", "--home", str(tmp_path)])
     out = capsys.readouterr().out
-    assert out.startswith("contributing: no   learning: no   healthy: no\n! contributing: the node is not running")
+    assert out.startswith(
+        "contributing: no   learning: no   healthy: no\n! contributing: the node did not end by itself"
+    )
     assert "stopped, last seen" in out
+    ended = msgspec.structs.replace(LONG.node, state="stopped", end="finished")
+    home.status.write_bytes(msgspec.structs.replace(LONG, node=ended, budget=USED_UP).to_json())
+    run(["status", "--home", str(tmp_path)])
+    first, second = capsys.readouterr().out.splitlines()[:2]
+    assert (first, second[:30]) == ("finished: 10 of 10 steps", "- go on with ftis-node join --")
+    run(["status", "--home", str(tmp_path), "--json"])
+    node = json.loads(capsys.readouterr().out)["node"]
+    assert (node["state"], node["end"]) == ("stopped", "finished")
+    assert node["resume"] == f"ftis-node join --home {tmp_path} --model MODEL --steps 20"
 
 
 def test_watching_goes_on_through_a_restart(

@@ -244,13 +244,13 @@ def test_a_node_writes_through_no_link(tmp_path: Path, name: str) -> None:
 
 
 def _write(home: Home, name: str) -> None:
-    from ftis_node.telemetry.events import EventTrail
+    from ftis_node.telemetry.events import EventLog
 
     if name == "lock":
         with home.owned():
             pass
     elif name == "events.jsonl":
-        EventTrail(home.events).close()
+        EventLog(home.events).close()
     elif name == "status.json.tmp":
         replace_file(home.status, b"{}")
     else:

@@ -257,7 +257,7 @@ def test_a_disk_that_is_full_at_the_start(tmp_path: Path, model: Path, fill_firs
     result = ended(*joining(tmp_path / "disk" / "home", "--model", str(model)), prefix=prefix)
     assert result.code == 3
     assert ("the disk is full" if fill_first else "MB are needed") in result.line
-    assert "make room" in result.line
+    assert "free disk space" in result.line
     assert not result.loaded_torch
 
 
@@ -364,9 +364,9 @@ def fill_up(path: Path) -> None:
 
 def test_the_first_screen_says_what_happens_and_how_to_look(life: Life) -> None:
     text = "\n".join(life.lines)
-    for words in ("model tiny-model, run arithmetic-ftis", "loading the model into the generator and the learner"):
+    for words in ("generates with and trains tiny-model (", "run       arithmetic-ftis (", "no other file leaves"):
         assert words in text
-    assert "watch it with: ftis-node dashboard --home" in text
+    assert "watch     ftis-node dashboard --home" in text
     assert "ftis_node." not in text, "names of modules tell a volunteer nothing"
 
 

@@ -214,6 +214,14 @@ def test_a_marker_that_is_cut_off(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert "home.json is damaged" in line
 
 
+def test_help_has_a_short_name_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ([], ["join"], ["replay"], ["replay", "list"]):
+        assert run([*command, "-h"]) == 0
+        short = capsys.readouterr().out
+        assert run([*command, "--help"]) == 0
+        assert capsys.readouterr().out == short and short.startswith("Usage: ftis-node")
+
+
 def test_a_command_that_is_none_without_a_further_word(capsys: pytest.CaptureFixture[str]) -> None:
     for command in ([], ["replay"], ["identity"]):
         assert run(command) == 2
@@ -239,9 +247,9 @@ MIXED = 'name = "x"\ntask = "arithmetic:add+arithmetic:sub"\n'
             "own_domain_fraction has no effect with",
         ),
         (MIXED, ["--task", "arithmetic:add+"], "is not a task"),
-        (MIXED, ["--generate-tokens", "5", "--role", "learner"], "a learner generates nothing"),
+        (MIXED, ["--generate-tokens", "5", "--role", "learner"], "a learner does not generate"),
         (MIXED, ["--learn-tokens", "5", "--role", "generator", "--follow", "x"], "a generator takes no steps"),
-        (MIXED, ["--steps", "5", "--role", "generator", "--follow", "x"], "leave --steps"),
+        (MIXED, ["--steps", "5", "--role", "generator", "--follow", "x"], "remove --steps"),
         (MIXED, ["--learn-tokens", "0"], "learn-tokens"),
     ],
 )

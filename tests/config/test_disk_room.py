@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ftis_node.config.disk_room import is_disk_full, replace_file, telling_full_disk
+from ftis_node.config.disk_room import is_disk_full, replace_file, reporting_full_disk
 from ftis_node.config.home import Home
 from ftis_node.errors import MachineError
 from ftis_node.records.identity import Identity
-from ftis_node.telemetry.events import EventTrail, read_events
+from ftis_node.telemetry.events import EventLog, read_events
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,7 +56,7 @@ def test_no_half_identity_is_left(tmp_path: Path, full: None) -> None:
 def test_a_half_written_event_is_cut_off_and_the_next_has_its_own_line(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text('{"time":1,"event":"start"}\n{"time":2,"eve')
-    trail = EventTrail(path)
+    trail = EventLog(path)
     trail.write("stop")
     trail.close()
     assert [event["event"] for event in read_events(path)] == ["start", "stop"]
@@ -65,7 +65,7 @@ def test_a_half_written_event_is_cut_off_and_the_next_has_its_own_line(tmp_path:
 def test_an_event_that_finds_no_room_is_an_error_and_not_a_traceback_among_log_lines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trail = EventTrail(tmp_path / "events.jsonl")
+    trail = EventLog(tmp_path / "events.jsonl")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
     try:
@@ -81,9 +81,9 @@ def test_an_event_that_finds_no_room_is_an_error_and_not_a_traceback_among_log_l
 def test_what_is_told_of_it(tmp_path: Path) -> None:
     lines = (OSError(errno.EDQUOT, "quota"), sqlite3_error("database or disk is full", sqlite3.SQLITE_FULL))
     for error in lines:
-        with pytest.raises(MachineError, match="the disk is full: .* make room"), telling_full_disk(tmp_path):
+        with pytest.raises(MachineError, match="the disk is full: .* free disk space"), reporting_full_disk(tmp_path):
             raise error
-    with pytest.raises(sqlite3.OperationalError, match="locked"), telling_full_disk(tmp_path):
+    with pytest.raises(sqlite3.OperationalError, match="locked"), reporting_full_disk(tmp_path):
         raise sqlite3_error("locked", sqlite3.SQLITE_BUSY)
 
 

@@ -33,12 +33,12 @@ def test_flags_win_over_environment_over_file(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ('nam = "x"', "unknown key 'nam'"),
+        ('nam = "x"', "unknown key 'nam': did you mean 'name'?"),
         ("seed = -1", "seed"),
         ('engine = "jax"', "engine"),
-        ("[learner]\nthread = 1", "unknown key 'learner.thread'"),
+        ("[learner]\nthread = 1", "unknown key 'learner.thread': did you mean 'threads'?"),
         ('role = "generator"', "--follow PEER_ID"),
-        ('role = "learner"\n[roles]\nfollow = "12D3KooWx"', "follows nobody"),
+        ('role = "learner"\n[roles]\nfollow = "12D3KooWx"', "follows no learner"),
         ('[roles]\nweights_delay = "fixed:2000"', "at most 1800 seconds"),
         ("seed seed", "no TOML"),
         ('[generation]\nadapters = "serve"', "set lora = true"),

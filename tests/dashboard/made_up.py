@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
+
 from ftis_node.dashboard.buffer_reader import CompletionDetail, GroupDetail
-from ftis_node.dashboard.snapshot import GpuUsage, MachineUsage, NodeSnapshot, Phase
+from ftis_node.dashboard.snapshot import GpuUsage, MachineUsage, NodePhase, NodeSnapshot
 from ftis_node.replay.reader import GroupSummary
 from ftis_node.telemetry.history import EvaluationPoint, History, StepPoint
 from ftis_node.telemetry.status import (
@@ -137,7 +139,7 @@ MACHINE = MachineUsage(
 )
 RUNNING = NodeSnapshot(
     taken_at=NOW,
-    phase=Phase.RUNNING,
+    phase=NodePhase.RUNNING,
     status=STATUS,
     reported_at=NOW,
     peers=PEERS,
@@ -148,7 +150,8 @@ RUNNING = NodeSnapshot(
 )
 STOPPED = replace(
     RUNNING,
-    phase=Phase.STOPPED,
+    phase=NodePhase.STOPPED,
+    status=structs.replace(STATUS, node=structs.replace(STATUS.node, state="stopped", end="stopped")),
     reported_at=NOW - 60,
     machine=replace(MACHINE, num_processes=0, resident_bytes=0, gpus=()),
     history=replace(HISTORY, events=(*HISTORY.events, {"time": NOW - 60, "event": "stop", "step": 101})),
@@ -213,5 +216,5 @@ class Still:
     def __init__(self, snapshot: NodeSnapshot) -> None:
         self.snapshot = snapshot
 
-    def look(self, *, with_history: bool = True) -> NodeSnapshot:
+    def poll(self, *, with_history: bool = True) -> NodeSnapshot:
         return self.snapshot

@@ -12,7 +12,7 @@ import pytest
 from ftis_node.cli.node_client import read_document
 from ftis_node.dashboard.app import DashboardApp
 from ftis_node.dashboard.buffer_reader import list_groups, read_group
-from ftis_node.dashboard.snapshot import Phase
+from ftis_node.dashboard.snapshot import NodePhase
 from ftis_node.dashboard.watcher import Watcher
 from ftis_node.models.decoder import Decoder
 from tests.dashboard.svg_text import text_of_rows
@@ -59,7 +59,7 @@ def _shown(app: DashboardApp) -> str:
 async def test_keys_open_a_peer_and_a_group_of_a_stopped_node(home: Home, size: tuple[int, int]) -> None:
     async with _opened(home, size) as (app, pilot):
         await _until(pilot, lambda: "start it again" in _shown(app) and " 1 known" in _shown(app))
-        assert "ftis-node join --model" in _shown(app)
+        assert "ftis-node join --home" in _shown(app)
         await pilot.press("enter")
         await _until(pilot, lambda: "standing" in _shown(app) and "arithmetic/" in _shown(app))
         await pilot.press("enter")
@@ -87,12 +87,11 @@ async def test_it_reconnects_when_the_node_is_started_again(home: Home) -> None:
     """The last test of this file: the node's second life is alone, for its key is still in use in the swarm."""
     home.peers.unlink()
     async with _opened(home, (80, 24)) as (app, pilot):
-        assert app.snapshot is not None and app.snapshot.phase is Phase.STOPPED
-        words = app.snapshot.start_command.split()
-        model = words[words.index("--model") + 1]
-        with started(home.root, "join", "--model", model, "--listen", ANY_PORT) as node:
-            await _until(pilot, lambda: app.snapshot is not None and app.snapshot.phase is Phase.STARTING, START_S)
-            await _until(pilot, lambda: app.snapshot is not None and app.snapshot.phase is Phase.RUNNING, START_S)
+        assert app.snapshot is not None and app.snapshot.phase is NodePhase.STOPPED
+        assert app.snapshot.start_command == f"ftis-node join --home {home.root}", "the home knows its model"
+        with started(home.root, "join", "--no-peers", "--listen", ANY_PORT) as node:
+            await _until(pilot, lambda: app.snapshot is not None and app.snapshot.phase is NodePhase.STARTING, START_S)
+            await _until(pilot, lambda: app.snapshot is not None and app.snapshot.phase is NodePhase.RUNNING, START_S)
             await _until(pilot, lambda: "running" in _shown(app))
             machine = app.snapshot.machine
             assert machine.num_processes >= 2 and machine.resident_bytes > 50_000_000

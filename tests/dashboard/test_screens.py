@@ -40,7 +40,7 @@ class Restless:
     def __init__(self) -> None:
         self._num_looks = 0
 
-    def look(self, *, with_history: bool = True) -> NodeSnapshot:
+    def poll(self, *, with_history: bool = True) -> NodeSnapshot:
         """The peers come and go."""
         self._num_looks += 1
         return replace(RUNNING, peers=RUNNING.peers[: self._num_looks % 3], taken_at=RUNNING.taken_at + self._num_looks)

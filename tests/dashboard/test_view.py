@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from ftis_node.dashboard.snapshot import MachineUsage, NodeSnapshot, Phase
+from ftis_node.dashboard.snapshot import MachineUsage, NodePhase, NodeSnapshot
 from ftis_node.dashboard.view.answers import answer_lines, next_lines, problems, trend
 from ftis_node.dashboard.view.events import event_line, notable_events
 from ftis_node.dashboard.view.groups import group_lines, use_line
@@ -88,8 +88,8 @@ def test_a_good_node_says_yes_three_times() -> None:
         (_with("swarm", groups_confirmed=0), "no"),
         (_with("swarm", groups_sent=3, groups_confirmed=0), "not yet"),
         (_with("generation", state="off"), "yes"),
-        (STOPPED, "no"),
-        (replace(RUNNING, phase=Phase.STARTING), "not yet"),
+        (STOPPED, "stopped"),
+        (replace(RUNNING, phase=NodePhase.STARTING), "not yet"),
     ],
 )
 def test_contributing(snapshot: NodeSnapshot, word: str) -> None:
@@ -137,11 +137,12 @@ def test_a_stopped_node_is_faded_and_says_what_to_do() -> None:
     lines = metric_lines(STOPPED)
     assert {span.tone for shown in lines[:-1] for span in shown} == {Tone.FAINT}
     assert {span.tone for shown in metric_lines(RUNNING)[:-1] for span in shown} > {Tone.FAINT, Tone.STRONG}
-    assert "stopped on request 1 min ago" in _texts(answer_lines(STOPPED))
+    assert _words(STOPPED) == ["stopped"] * 3
+    assert "as asked, 1 min ago" in _texts(answer_lines(STOPPED))
     assert RUNNING.start_command in _texts(next_lines(STOPPED))
-    killed = replace(STOPPED, history=HISTORY)
-    assert "killed, or a fault" in _texts(answer_lines(killed))
-    assert _words(replace(RUNNING, phase=Phase.SILENT))[2] == "no"
+    killed = replace(STOPPED, status=RUNNING.status)
+    assert _words(killed) == ["no"] * 3 and "killed, or a fault" in _texts(answer_lines(killed))
+    assert _words(replace(RUNNING, phase=NodePhase.SILENT))[2] == "no"
 
 
 def test_what_is_trained_has_a_line_where_it_is_known() -> None:

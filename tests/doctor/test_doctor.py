@@ -22,7 +22,7 @@ from ftis_node.doctor.machine import check_disk, read_driver
 from ftis_node.doctor.memory import memory_question
 from ftis_node.doctor.model import check_model
 from ftis_node.doctor.network import nat_kind
-from ftis_node.doctor.runner import Check, run_checks
+from ftis_node.doctor.runner import DoctorCheck, run_checks
 from ftis_node.doctor.table import FINDINGS, as_markdown
 from ftis_node.models import shape_of
 
@@ -59,8 +59,8 @@ def test_a_check_that_hangs_is_cut_off_and_one_that_breaks_is_told_with_what_it_
     never = threading.Event()
     words: list[str] = []
     checks = [
-        Check("disk", "the disk", 0.3, lambda: [CheckResult("disk.free", "ok", str(never.wait(30)))]),
-        Check("ram", "memory", 5.0, broken),
+        DoctorCheck("disk", "the disk", 0.3, lambda: [CheckResult("disk.free", "ok", str(never.wait(30)))]),
+        DoctorCheck("ram", "memory", 5.0, broken),
     ]
     findings = run_checks(checks, on_progress=words.append)
     never.set()
@@ -72,8 +72,8 @@ def test_a_check_that_hangs_is_cut_off_and_one_that_breaks_is_told_with_what_it_
 def test_what_is_waited_for_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ftis_node.doctor.runner.QUIET_S", 0.1)
     words: list[str] = []
-    run_checks([Check("ram", "memory", 0.4, lambda: iter([time.sleep(1)]))], on_progress=words.append)  # type: ignore[arg-type, return-value]
-    assert words == ["still looking at: memory"]
+    run_checks([DoctorCheck("ram", "memory", 0.4, lambda: iter([time.sleep(1)]))], on_progress=words.append)  # type: ignore[arg-type, return-value]
+    assert words == ["still checking: memory"]
 
 
 def test_the_worst_check_comes_first_and_stays_together() -> None:
@@ -130,7 +130,11 @@ def test_engines_that_crash_hang_or_are_for_another_machine(monkeypatch: pytest.
     crash = doctor_engine.run_probe("raise ImportError('libcuda.so.1: cannot open')", limit_s=20)
     assert crash.problem == "ImportError: libcuda.so.1: cannot open"
     assert "signal 11" in doctor_engine.run_probe("import os; os.kill(os.getpid(), 11)", limit_s=20).problem
-    assert "cut off" in doctor_engine.run_probe("import time; time.sleep(60)", limit_s=0.5).problem
+    slow = doctor_engine.run_probe("import time; time.sleep(60)", limit_s=0.5)
+    assert "no answer within" in slow.problem
+    (cut,) = doctor_engine.torch_results(slow, has_gpu=True)
+    assert (cut.id, cut.level) == ("check.cut", "warn") and "pip install" not in cut.advice
+    assert told([doctor_engine.vllm_result(slow, on_gpu=True)]) == [("check.cut", "warn")]
     on_cpu = doctor_engine.ProbeAnswer({"version": "2", "cuda": None, "has_gpu": False, "gpus": []})
     levels = told(doctor_engine.torch_results(on_cpu, has_gpu=True))
     assert levels == [("engine.torch", "ok"), ("engine.gpu", "fail")]

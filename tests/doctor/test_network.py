@@ -44,7 +44,7 @@ def test_a_dead_address_is_a_problem_where_no_other_is_reached() -> None:
     assert _levels(dead, GOOD) == [("peer", "warn"), ("peer", "ok"), ("clock", "ok"), ("nat", "ok")]
     first = next(judge(NetworkProbe((dead,), Reachability.PUBLIC)))
     assert first.finding == f"{ADDRESS}: dial tcp4 192.0.2.1:4001: connection refused"
-    assert first.advice.startswith("nobody listens there")
+    assert first.advice.startswith("nothing listens there")
 
 
 def test_a_relay_that_cuts_early_and_a_peer_outside_the_directory_are_named() -> None:

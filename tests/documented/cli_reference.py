@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ftis_node.cli.app import app
+from ftis_node.documentation import as_links
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,15 +30,14 @@ Common forms:
     ftis-node report --out run.html                                   # one page of the run
     ftis-node compare --pair size --methods alone,ftis --seeds 5      # an experiment
 
-Exit codes: 0 done, 1 internal error, 2 wrong use or configuration, 3 the machine cannot do it, 4 the network or hub is
-unreachable, 130 interrupted.
+[Troubleshooting](../operate/troubleshooting.md#exit-codes) has the exit codes.
 """
 
 
 def render() -> str:
     """Return the page."""
     program: Any = typer.main.get_command(app)
-    return HEADER + "".join(_sections(program, "ftis-node"))
+    return as_links(HEADER + "".join(_sections(program, "ftis-node")))
 
 
 def _sections(command: Any, name: str) -> Iterator[str]:

@@ -57,6 +57,8 @@ NOT_RUN = {
     "ftis-node demo*": "three minutes; tests/lab runs a short demo",
     "ftis-node compare*": "minutes to hours; tests/lab runs short experiments",
     "ftis-node ensemble*": OTHERWISE + "; tests/evaluation/test_ensemble.py",
+    "ftis-node swarm*": "tests/gossip/directory/test_survey.py surveys a swarm of three",
+    "ftis-node docs*": "tests/cli/test_docs.py",
     "ftis-node dashboard*": "takes a terminal; tests/dashboard drives it",
     "ftis-node report*": "its own tests read the page",
     "ftis-node identity*": "its own tests back up and restore a key",

@@ -17,40 +17,37 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ALLOWED = {
-    "deploy": (0, 2),
-    "docs": (90, 12),
-    "ftis_node": (1, 1),
-    "ftis_node/algorithms": (0, 1),
-    "ftis_node/cli": (29, 2),
-    "ftis_node/config": (45, 9),
-    "ftis_node/dashboard": (27, 2),
-    "ftis_node/doctor": (30, 2),
-    "ftis_node/evaluation": (4, 2),
-    "ftis_node/gossip": (2, 7),
-    "ftis_node/lab": (4, 6),
-    "ftis_node/learner": (3, 0),
-    "ftis_node/memory": (1, 3),
-    "ftis_node/models": (16, 9),
-    "ftis_node/node": (20, 0),
-    "ftis_node/records": (0, 3),
     "ftis_node/replay": (16, 9),
-    "ftis_node/report": (18, 2),
-    "ftis_node/swarm": (4, 4),
-    "ftis_node/tasks": (37, 23),
-    "ftis_node/telemetry": (22, 2),
-    "ftis_node/validation": (2, 1),
 }
+
+LONG_MESSAGES = {
+    "ftis_node/cli": 2,
+    "ftis_node/config": 18,
+    "ftis_node/evaluation": 1,
+    "ftis_node/learner": 1,
+    "ftis_node/memory": 1,
+    "ftis_node/node": 8,
+    "ftis_node/tasks": 1,
+}
+"""How many sentences above 25 words the messages, help and settings of a folder have left; the numbers only fall."""
 
 
 def test_banned_words_and_long_sentences_only_become_fewer() -> None:
     found = [finding for path in files(list(DEFAULT)) for finding in findings(path)]
     words = Counter(folder(finding.path) for finding in found if not finding.is_long)
-    longs = Counter(folder(finding.path) for finding in found if finding.is_long)
+    longs = Counter(folder(finding.path) for finding in found if finding.is_long and not finding.is_message)
     above = [
         f"{name}: {words[name]} banned words, {longs[name]} long sentences; allowed {ALLOWED.get(name, (0, 0))}"
         for name in sorted({*words, *longs})
         if words[name] > ALLOWED.get(name, (0, 0))[0] or longs[name] > ALLOWED.get(name, (0, 0))[1]
     ]
+    assert not above, "\n".join([*above, "see them: python -m tests.documented.words --long FOLDER"])
+
+
+def test_long_messages_only_become_fewer() -> None:
+    found = [finding for path in files(list(DEFAULT)) for finding in findings(path) if finding.is_message]
+    longs = Counter(folder(finding.path) for finding in found if finding.is_long)
+    above = [f"{name}: {longs[name]} long messages" for name in longs if longs[name] > LONG_MESSAGES.get(name, 0)]
     assert not above, "\n".join([*above, "see them: python -m tests.documented.words --long FOLDER"])
 
 
@@ -65,11 +62,16 @@ LONG = "one " * 26 + "end."
         ("a.py", 'log(f"{x} was told {y} groups")\n', [(1, "told")]),
         ("a.py", "told = door = 1\nx = 'told'\n", []),
         ("a.py", f'"""{LONG}"""\n', [(1, "27 words")]),
+        ("a.py", f'"""Table.\n\n| a | {LONG} |\n| b | is told |\n"""\n', [(4, "told")]),
+        ("a.py", f"x = 1  # {LONG[:64]}\n# {LONG[:64]} end.\n", []),
         ("a.md", "# Page\n\nUnlike models of text,\nit is unlike that.\n", [(3, "Unlike models"), (4, "is unlike")]),
         ("a.md", "# Page\n\nSome text with\ntwo unlike models in it.\n", [(4, "unlike models")]),
         ("a.md", "```\nis told\n```\n\n    is told\n\n`told` and `the door`.\n", []),
         ("a.md", "| a | the door |\n|---|---|\n", [(1, "door")]),
         ("a.md", f"- {LONG}\n- Short.\n", [(1, "27 words")]),
+        ("a.py", f'log("{LONG}")\n', [(1, "27 words")]),
+        ("a.py", f'execute("""\nSELECT\n{LONG}""")\n', []),
+        ("a.toml", f'advice = "{LONG}"\n', [(1, "27 words")]),
         ("a.toml", '# it is told\nkey = "it stands here"  # more\n', [(1, "told"), (2, "stands")]),
         ("a.proto", "int32 x = 1;  // whoever it is\n", [(1, "whoever")]),
         ("a.json", '{"description": "The door said it."}\n', [(1, "door")]),

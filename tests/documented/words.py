@@ -72,7 +72,8 @@ class Text:
 
     line: int
     content: str
-    is_short: bool = False  # a table cell or a text of a program: its length is not judged
+    is_short: bool = False  # a table cell or a text of several lines in a program: its length is not judged
+    is_message: bool = False  # a text that the program prints
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ class Finding:
     word: str
     sentence: str
     is_long: bool
+    is_message: bool = False
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line}: {self.word}: {self.sentence}"
@@ -103,27 +105,35 @@ def of_python(source: str) -> Iterator[Text]:
             ):
                 docstrings.add(id(first.value))
                 yield Text(first.lineno, _without_blocks(first.value.value))
+                yield from _cells(first.lineno, first.value.value)
     inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
             words = "".join(part.value if isinstance(part, ast.Constant) else "N" for part in node.values)  # type: ignore[misc]
             if words.count(" ") > 1:
-                yield Text(node.lineno, words, is_short=True)
+                yield _message(node.lineno, words)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings | inside:
             if node.value.count(" ") > 1:
-                yield Text(node.lineno, node.value, is_short=True)
+                yield _message(node.lineno, node.value)
     yield from _comments(source)
+
+
+def _message(line: int, content: str) -> Text:
+    """Return a text of a program. One of several lines is SQL, a style sheet, a template or a table."""
+    return Text(line, content, is_short="\n" in content.strip(), is_message=True)
 
 
 def _comments(source: str) -> Iterator[Text]:
     """Yield comments; those of consecutive whole lines are one text."""
     held: list[str] = []
     start = last = 0
+    is_whole = False
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type != tokenize.COMMENT:
             continue
         line, words = token.start[0], token.string.lstrip("#: ")
-        if held and (line != last + 1 or not token.line.lstrip().startswith("#")):
+        was_whole, is_whole = is_whole, token.line.lstrip().startswith("#")
+        if held and (line != last + 1 or not (was_whole and is_whole)):
             yield Text(start, "\n".join(held))
             held = []
         if not held:
@@ -134,10 +144,22 @@ def _comments(source: str) -> Iterator[Text]:
         yield Text(start, "\n".join(held))
 
 
+def _cells(start: int, content: str) -> Iterator[Text]:
+    """Yield the cells of a table in a docstring."""
+    for number, line in enumerate(content.splitlines(), start):
+        if line.lstrip().startswith("|"):
+            for cell in line.strip().strip("|").split("|"):
+                yield Text(number, cell.strip(), is_short=True)
+
+
 def _without_blocks(content: str) -> str:
-    """Blank the lines of a docstring that are code or drawings."""
+    """Blank the lines of a docstring that are code, drawings, tables or lists of files."""
     lines = [
-        "" if len(line) - len(line.lstrip()) >= 4 and re.search(r"[|=+{}<>\[\]]|  \S", line.strip()) else line
+        ""
+        if re.match(r"\s*\||\S+(?:\.py|/) {2,}\S", line)
+        or len(line) - len(line.lstrip()) >= 4
+        and re.search(r"[|=+{}<>\[\]]|  \S", line.strip())
+        else line
         for line in content.splitlines()
     ]
     return "\n".join(lines)
@@ -177,7 +199,7 @@ def of_lines(source: str, comment: str) -> Iterator[Text]:
         before, mark, after = line.partition(comment) if comment else (line, "", "")
         if mark and not before.strip():
             start = start if held else number
-            held.append(after.strip())
+            held.append("" if re.match(r" {3,}\S.*  \S", after) else after.strip())  # a list or a command
             continue
         if held:
             yield Text(start, "\n".join(held))
@@ -187,7 +209,7 @@ def of_lines(source: str, comment: str) -> Iterator[Text]:
             line = before
         for quoted in re.findall(r'"((?:[^"\\]|\\.)*)"', line):
             if quoted.count(" ") > 1:
-                yield Text(number, quoted, is_short=True)
+                yield _message(number, quoted)
 
 
 def texts(path: Path) -> Iterator[Text]:
@@ -234,7 +256,7 @@ def findings(path: Path) -> Iterator[Finding]:
                 yield Finding(name, at, " ".join(match[0].split()), shown, is_long=False)
             num_words = sum(bool(re.search(r"\w", word)) for word in sentence.split())
             if num_words > LONGEST and not text.is_short:
-                yield Finding(name, line, f"{num_words} words", shown, is_long=True)
+                yield Finding(name, line, f"{num_words} words", shown, is_long=True, is_message=text.is_message)
 
 
 def files(paths: list[str]) -> list[Path]:
@@ -260,9 +282,10 @@ def main() -> None:
     found = [finding for path in files(options.paths) for finding in findings(path)]
     if options.count:
         words = Counter(folder(finding.path) for finding in found if not finding.is_long)
-        longs = Counter(folder(finding.path) for finding in found if finding.is_long)
-        for name in sorted({*words, *longs}):
-            print(f'    "{name}": ({words[name]}, {longs[name]}),')  # noqa: T201
+        longs = Counter(folder(finding.path) for finding in found if finding.is_long and not finding.is_message)
+        messages = Counter(folder(finding.path) for finding in found if finding.is_long and finding.is_message)
+        for name in sorted({*words, *longs, *messages}):
+            print(f'    "{name}": ({words[name]}, {longs[name]}),  # long messages: {messages[name]}')  # noqa: T201
         return
     for finding in found:
         if options.long or not finding.is_long:

@@ -26,8 +26,8 @@ def test_members_have_names_of_their_own() -> None:
 
 
 @pytest.mark.timeout(240)
-async def test_the_models_of_a_swarm(tmp_path: Path) -> None:
-    """Exported models, the home of a node that learns, and one of a node that does not."""
+async def test_the_models_of_a_swarm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Exported models, the home of a node that learns, one of a node that does not, and one without a checkpoint."""
     _trained(tmp_path, lora=True)
     swarm = tmp_path / "swarm"
     save_tiny(swarm / "exported", seed=1)
@@ -38,10 +38,15 @@ async def test_the_models_of_a_swarm(tmp_path: Path) -> None:
     other.run_toml.write_text(Home(swarm / "zoe").run_toml.read_text())
     other.settings.write_text(json.dumps({**settings, "role": "generator"}))
     (swarm / "notes").mkdir()
+    new = Home(swarm / "new")
+    new.create()
+    new.run_toml.write_text(other.run_toml.read_text())
+    new.settings.write_text(json.dumps(settings))
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     members = swarm_members([swarm], scratch)
     assert [(member.name, member.domain) for member in members] == [("exported", None), ("zoe", "arithmetic")]
+    assert f"{new.root} is left out: it has no checkpoint yet" in caplog.text
     result = await evaluate_ensemble(
         members, "arithmetic", modes=["posterior", "vote"], limit=6, max_tokens=48, engine="torch"
     )

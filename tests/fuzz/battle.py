@@ -25,8 +25,8 @@ from ftis_node.gossip.interface import GossipLimits
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.stub_node import StubNode, StubTokenizer, stub_group
 from ftis_node.lab.wire_probe import VOCABULARY
-from ftis_node.node.loops.train import note_teacher
 from ftis_node.node.startup.wiring import Wiring
+from ftis_node.node.training.step_peers import note_contributor
 from ftis_node.records.codec import CODECS
 from ftis_node.records.envelope import open_envelope
 from ftis_node.records.identity import Identity
@@ -189,7 +189,7 @@ class Battle:
         parts, number = self.victim.parts, self.num_steps
         groups, _ = parts.buffer.take(number, own=0, foreign=32)
         for group in groups:
-            note_teacher(parts.peers, group)
+            note_contributor(parts.peers, group)
         parts.buffer.release_step(number, ReleaseReason.TRAINED)
         parts.buffer.prune(max_disk_bytes=1 << 20, saved_step=number)
 
@@ -223,7 +223,7 @@ class Battle:
             "asking": (len(node.pull._slots._asking), NODE_SETTINGS.swarm.pulls_in_flight),
             "inbox": (len(node.gossip._queue._waiting), 8192),  # type: ignore[attr-defined]
             "arrivals": (node.intake._known.arrivals.qsize(), 64),
-            "strangers' arrivals": (node.intake._strangers.arrivals.qsize(), 64),
+            "strangers' arrivals": (node.intake._new_peers.arrivals.qsize(), 64),
             "reasons": (len(parts.counters.refused), 128),
         }
         assert all(size <= most for size, most in sizes.values()), sizes

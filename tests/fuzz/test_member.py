@@ -75,14 +75,14 @@ def _fails_later(right: Callable[..., Any]) -> Callable[..., Any]:
 
 def test_the_battle_sees_a_fault_that_the_guard_catches() -> None:
     with (
-        patch.object(AnnouncementHandler, "consider", _fails_later(AnnouncementHandler.consider)),
+        patch.object(AnnouncementHandler, "handle", _fails_later(AnnouncementHandler.handle)),
         pytest.raises(ZeroDivisionError),
     ):
         play(STEPS_IN_ONE_LIFE, seed=4, quiet=True)
 
 
 def test_the_battle_sees_a_loop_that_ends(capsys: pytest.CaptureFixture[str]) -> None:
-    broken = patch.object(BackfillLoop, "_tell_how_far", _fails_later(BackfillLoop._tell_how_far))
+    broken = patch.object(BackfillLoop, "_report_progress", _fails_later(BackfillLoop._report_progress))
     with broken, pytest.raises((AssertionError, ExceptionGroup)) as caught:
         play(STEPS_IN_ONE_LIFE, seed=4, quiet=True)
     first = caught.value.__context__ if isinstance(caught.value, ExceptionGroup) else caught.value

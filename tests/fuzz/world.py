@@ -28,7 +28,7 @@ from ftis_node.dashboard.view.spans import text_of
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.stub_node import StubNode, StubTask
 from ftis_node.node.startup.wiring import Wiring
-from ftis_node.node.supervision.disk_thread import Disk
+from ftis_node.node.supervision.disk_thread import DiskThread
 from ftis_node.records.backfill_request import open_backfill_request
 from ftis_node.records.codec import CODECS
 from ftis_node.records.identity import Identity
@@ -74,7 +74,7 @@ def quiet() -> Iterator[None]:
         logger.setLevel(before)
 
 
-class InlineDisk(Disk):
+class InlineDisk(DiskThread):
     """The disk's work, done at once."""
 
     async def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -111,7 +111,7 @@ class World:
             task=task,
             domain=self.node.parts.domain if domain else task,
             scorer=cast("Any", _Scorer()),
-            strangers_scorer=cast("Any", _Scorer()),
+            new_peers_scorer=cast("Any", _Scorer()),
         )
         self.gossip: LoopbackGossip = gossip
         self.gossip.guard.on_fault = lambda peer, place, error: self.faults.append(error)
@@ -176,10 +176,10 @@ async def look_at(parts: NodeComponents, *, at_all: bool = True) -> None:
 
 def check_bounds(ear: AnnouncementHandler) -> None:
     """What is kept of peers is bounded, and holds only values that fit where they go."""
-    assert len(ear.wants) <= 8192 + 1024
+    assert len(ear.queue) <= 8192 + 1024
     assert len(ear.senders()) <= 4096
     for peer_id in ear.senders():
-        heard = ear.heard(peer_id)
+        heard = ear.tracker_of(peer_id)
         assert 0 <= heard.highest < 2**63
         assert len(heard.gaps) <= 64
         assert all(1 <= gap.first <= gap.last < 2**63 for gap in heard.gaps)
@@ -187,7 +187,7 @@ def check_bounds(ear: AnnouncementHandler) -> None:
 
 def by_the_calendar(intake: IntakeLoop, **changes: Any) -> None:
     """Has the door ask for the time at each group: by default it has the machine's own clock at hand."""
-    for lane in (intake._known, intake._strangers):
+    for lane in (intake._known, intake._new_peers):
         lane.context = replace(lane.context, now=lambda: time.time(), **changes)
 
 

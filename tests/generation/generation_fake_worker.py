@@ -146,7 +146,7 @@ async def build(boot: GenerationBoot, emit: Emitter) -> AsyncIterator[Handlers]:
         asyncio.create_task(report_tokens(engine, emit, every_s=0.02)),
         asyncio.create_task(report_break(engine, emit)),
     ]
-    yield Service(engine, boot).handlers()
+    yield Service(engine).handlers()
     for reporter in reporters:
         reporter.cancel()
     await engine.close()

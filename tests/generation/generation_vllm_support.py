@@ -18,7 +18,7 @@ import ftis_node
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.engines import choose_engine
-from ftis_node.generation.engines.base import EngineSettings, GenerateRequest
+from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.messages import (
     Generate,
     Generated,
@@ -29,7 +29,6 @@ from ftis_node.generation.messages import (
     WeightsLoaded,
 )
 from ftis_node.models import resolve_model
-from ftis_node.records.group import SamplingSettings
 from ftis_node.workers.restart_policy import RestartPolicy
 from ftis_node.workers.spec import Timing, WorkerSpec
 from ftis_node.workers.supervisor import Supervisor
@@ -40,7 +39,7 @@ from ftis_node.workers.worker import Emitter, Handlers, run_worker
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
-    from ftis_node.generation.engines.base import GenerationResult
+    from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
     from ftis_node.generation.engines.vllm_engine import VllmEngine
 
 # vLLM's attention on a CPU takes no smaller heads; with weights of 0.1 float32 itself is off by up to 1.1e-5.
@@ -59,14 +58,6 @@ class Open(Message, frozen=True):
 
     model: str
     settings: EngineSettings
-
-
-class Group(Message, frozen=True):
-    """A group, with what only an engine's own caller chooses."""
-
-    request_id: str
-    eos_ids: tuple[int, ...]
-    asked: Generate
 
 
 class Cancel(Message, frozen=True):
@@ -126,22 +117,8 @@ class Holder:
             engine, self._engine = self._engine, None
             await engine.close()
 
-    async def generate(self, request: Group, emit: Emitter) -> Generated:
-        asked = request.asked
-        sampling = SamplingSettings(asked.temperature, asked.top_p, asked.top_k)
-        return Generated.from_result(
-            await self.engine.generate(
-                GenerateRequest(
-                    request_id=request.request_id,
-                    prompt_ids=asked.prompt_ids,
-                    num_completions=asked.num_completions,
-                    sampling=sampling,
-                    max_tokens=asked.max_tokens,
-                    eos_ids=frozenset(request.eos_ids),
-                    seed=asked.seed,
-                )
-            )
-        )
+    async def generate(self, request: Generate, emit: Emitter) -> Generated:
+        return Generated.from_result(await self.engine.generate(request.request))
 
     async def load_weights(self, request: LoadWeights, emit: Emitter) -> WeightsLoaded:
         held = await self.engine.load_weights(Path(request.path), request.version)
@@ -169,7 +146,7 @@ class Holder:
         def fail() -> None:
             raise RuntimeError("out of order")
 
-        self.engine._driver.post(fail)
+        self.engine._driver.commands.post(fail)
         return Broken(reason=await self.engine.wait_broken())
 
 
@@ -178,7 +155,7 @@ async def build(boot: Boot, emit: Emitter) -> AsyncIterator[Handlers]:
     holder = Holder(emit)
     yield {
         Open: holder.open,
-        Group: holder.generate,
+        Generate: holder.generate,
         LoadWeights: holder.load_weights,
         Probe: holder.probe,
         Cancel: holder.cancel,
@@ -219,17 +196,7 @@ class DistantEngine:
             self._opened = (str(model), settings)
 
     async def generate(self, request: GenerateRequest) -> GenerationResult:
-        asked = Generate(
-            prompt_ids=request.prompt_ids,
-            num_completions=request.num_completions,
-            temperature=request.sampling.temperature,
-            top_p=request.sampling.top_p,
-            top_k=request.sampling.top_k,
-            max_tokens=request.max_tokens,
-            seed=request.seed,
-        )
-        group = Group(request_id=request.request_id, eos_ids=tuple(request.eos_ids), asked=asked)
-        return (await self._supervisor.call(group, Generated)).to_result()
+        return (await self._supervisor.call(Generate(request), Generated)).to_result()
 
     async def load_weights(self, path: Path, version: int, *, checksums: Mapping[str, int] | None = None) -> str | None:
         """What the engine holds then differs in so much from these checksums."""
@@ -267,7 +234,7 @@ def make_client(
     """A client of the model in `folder`, whose groups end at their token limit alone; `changed` settings."""
     settings = msgspec.structs.replace(VLLM_SETTINGS, engine_core=engine_core, **changed)
     return GenerationClient(
-        GenerationBoot(model=str(folder / "model"), settings=settings, eos_ids=(), engine="vllm"),
+        GenerationBoot(model=str(folder / "model"), settings=settings, engine="vllm"),
         sockets_dir=folder / "s",
         log_path=folder / "logs" / "generation.log",
         num_threads=1,

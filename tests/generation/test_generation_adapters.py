@@ -24,8 +24,9 @@ from safetensors.torch import load_file, save_file
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.errors import ModelError, WorkerDiedError
 from ftis_node.generation.client import GenerationClient
+from ftis_node.generation.engines.base import GenerateRequest
 from ftis_node.generation.engines.published import check_adapter, shapes_in
-from ftis_node.generation.engines.vllm_adapters import Adapters
+from ftis_node.generation.engines.vllm_adapters import LoraAdapters
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.learner.checkpoint.publish import Publisher, proof_of
 from ftis_node.learner.messages import LearnerBoot, LoraSettings
@@ -113,7 +114,7 @@ async def client(versions: Versions, tmp_path_factory: pytest.TempPathFactory) -
         SETTINGS, max_batch=16, max_model_len=2 * LONG, lora_rank=RANK, max_version_span=MAX_VERSION_SPAN
     )
     client = GenerationClient(
-        GenerationBoot(model=str(versions.model), settings=settings, eos_ids=(), engine="vllm"),
+        GenerationBoot(model=str(versions.model), settings=settings, engine="vllm"),
         sockets_dir=folder / "s",
         log_path=folder / "logs" / "generation.log",
         num_threads=1,
@@ -126,9 +127,14 @@ async def client(versions: Versions, tmp_path_factory: pytest.TempPathFactory) -
 
 
 async def make_group(client: GenerationClient, *, max_tokens: int = 12, num_completions: int = 2) -> GenerationResult:
-    return await client.generate(
-        PROMPT, num_completions=num_completions, sampling=SamplingSettings(), max_tokens=max_tokens
+    request = GenerateRequest(
+        prompt_ids=tuple(PROMPT),
+        num_completions=num_completions,
+        sampling=SamplingSettings(),
+        max_tokens=max_tokens,
+        eos_ids=frozenset(),
     )
+    return await client.generate(request)
 
 
 async def begin(client: GenerationClient) -> asyncio.Task[GenerationResult]:
@@ -272,7 +278,7 @@ class Core:
 
 
 async def test_an_adapter_goes_when_nothing_uses_it_and_never_more_are_held_than_there_are_places() -> None:
-    core, adapters = Core(), Adapters(dict, 3)
+    core, adapters = Core(), LoraAdapters(dict, 3)
     for version, place in ((1, "a"), (2, "b"), (2, "b-again")):
         assert adapters.oldest_in_the_way() is None
         adapters.load(core, Path(place), version)

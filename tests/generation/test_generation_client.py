@@ -22,7 +22,7 @@ import ftis_node
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.errors import ModelError, WorkerDiedError, WorkerTaskError
 from ftis_node.generation.client import GenerationClient
-from ftis_node.generation.engines.base import EngineSettings, GenerationResult
+from ftis_node.generation.engines.base import EngineSettings, GenerateRequest, GenerationResult
 from ftis_node.generation.messages import Generated, GenerationBoot
 from ftis_node.records.group import Completion, FinishReason, SamplingSettings
 from ftis_node.workers.restart_policy import RestartPolicy
@@ -46,7 +46,7 @@ async def make_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncI
 
     def make(*, settings: EngineSettings = SETTINGS, **options: Any) -> GenerationClient:
         client = GenerationClient(
-            GenerationBoot(model=str(tmp_path), settings=settings, eos_ids=(EOS_ID,)),
+            GenerationBoot(model=str(tmp_path), settings=settings),
             sockets_dir=tmp_path / "s",
             log_path=tmp_path / "logs" / "generation.log",
             worker_module="generation_fake_worker",
@@ -79,7 +79,14 @@ def proof(version: int, value: float) -> WeightProof:
 
 async def one_group(client: GenerationClient, *, prompt_ids: tuple[int, ...] = (4, 5)) -> Any:
     """A group of three."""
-    return await client.generate(prompt_ids, num_completions=3, sampling=SamplingSettings(), max_tokens=8)
+    request = GenerateRequest(
+        prompt_ids=prompt_ids,
+        num_completions=3,
+        sampling=SamplingSettings(),
+        max_tokens=8,
+        eos_ids=frozenset({EOS_ID}),
+    )
+    return await client.generate(request)
 
 
 async def test_a_group_arrives_as_records_and_is_counted(make_client: MakeClient) -> None:

@@ -12,11 +12,10 @@ import pytest
 from generation_support import SETTINGS, make_request, tiny_model
 
 from ftis_node.errors import EngineError, WorkerDiedError, WorkerError, WorkerTaskError
-from ftis_node.generation.engines.base import GenerationResult
+from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
 from ftis_node.generation.engines.torch_engine import TorchEngine
-from ftis_node.generation.evaluate import estimate_pass_at_k, evaluate
-from ftis_node.generation.local import LocalGenerator
-from ftis_node.records.group import Completion, CompletionStatus, FinishReason, PromptRef, SamplingSettings
+from ftis_node.generation.evaluate import GREEDY, answer_problems, estimate_pass_at_k, evaluate
+from ftis_node.records.group import Completion, CompletionStatus, FinishReason, PromptRef
 from ftis_node.tasks.base import TaskItem
 
 if TYPE_CHECKING:
@@ -43,6 +42,8 @@ class TenProblems:
 
 class Digits:
     """A tokenizer: the prompt's number repeated, and ids as text."""
+
+    eos_ids: ClassVar[frozenset[int]] = frozenset({99})
 
     def encode_prompt(self, messages: Sequence[dict[str, str]]) -> list[int]:
         number = int(messages[0]["content"])
@@ -74,25 +75,18 @@ class Scripted:
     most_in_flight: int = 0
     greedy: dict[int, int] = field(default_factory=lambda: dict.fromkeys(range(4), RIGHT))
 
-    async def generate(
-        self,
-        prompt_ids: Sequence[int],
-        *,
-        num_completions: int,
-        sampling: SamplingSettings,
-        max_tokens: int,
-        seed: int | None = None,
-    ) -> GenerationResult:
+    async def generate(self, request: GenerateRequest) -> GenerationResult:
         if self.deaths:
             self.deaths -= 1
             raise self.death
-        problem = prompt_ids[0]
-        self.calls.append((problem, num_completions, sampling.temperature, max_tokens))
+        problem, num_completions = request.prompt_ids[0], request.num_completions
+        assert request.eos_ids == Digits.eos_ids
+        self.calls.append((problem, num_completions, request.sampling.temperature, request.max_tokens))
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         await asyncio.sleep(0)
         self.in_flight -= 1
-        if sampling.temperature == 0:
+        if request.sampling.temperature == 0:
             last_ids = [self.greedy.get(problem, WRONG)]
         else:
             last_ids = [RIGHT] * problem + [WRONG] * (num_completions - problem)
@@ -161,7 +155,7 @@ async def test_a_death_of_the_worker_costs_another_try_and_no_more(death: Worker
 
 async def test_another_failure_ends_the_evaluation_as_itself() -> None:
     class Broken(Scripted):
-        async def generate(self, *prompt_ids: object, **options: object) -> GenerationResult:
+        async def generate(self, request: GenerateRequest) -> GenerationResult:
             raise EngineError("broken")
 
     with pytest.raises(EngineError, match="broken"):
@@ -174,13 +168,18 @@ async def test_senseless_numbers_are_refused(options: dict[str, int]) -> None:
         await grade(Scripted(), **options)
 
 
-async def test_an_engine_in_this_process_answers_as_the_client_does() -> None:
+async def test_an_engine_in_this_process_is_evaluated_up_to_the_given_ends() -> None:
     engine = TorchEngine(tiny_model(), SETTINGS)
     try:
-        local = LocalGenerator(engine, eos_ids=[7])
-        result = await local.generate([1, 2], num_completions=3, sampling=SamplingSettings(), max_tokens=5, seed=1)
-        request = make_request([1, 2], num_completions=3, max_tokens=5, eos_ids=frozenset({7}), seed=1)
-        expected = await engine.generate(request)
+        request = make_request([1, 1], num_completions=1, max_tokens=5, sampling=GREEDY, eos_ids=frozenset())
+        (whole,) = (await engine.generate(request)).completions
+        problem = TenProblems()[1]
+        options = {"scorer": LastTokenScorer(), "limit": 1, "completion_limit": lambda num_prompt_tokens: 5}
+        ends = {int(whole.token_ids[0])}
+        (answered,) = await answer_problems(engine, [problem], Digits(), **options, eos_ids=ends)
+        (unended,) = await answer_problems(engine, [problem], Digits(), **options, eos_ids=())
     finally:
         await engine.close()
-    assert [c.token_ids.tolist() for c in result.completions] == [c.token_ids.tolist() for c in expected.completions]
+    assert answered.greedy is not None and unended.greedy is not None
+    assert (answered.greedy.num_tokens, unended.greedy.num_tokens) == (1, 5)
+    assert unended.greedy.text == Digits().decode(whole.token_ids.tolist())

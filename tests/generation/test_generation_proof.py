@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from generation_support import EMBEDDING_ROWS, EOS_ID, SETTINGS, file_tensors, tiny_model
+from generation_support import EMBEDDING_ROWS, SETTINGS, file_tensors, tiny_model
 
-from ftis_node.generation.client import PROOF_TOLERANCES, GenerationClient
 from ftis_node.generation.engines import in_place
 from ftis_node.generation.engines.torch_engine import TorchEngine
-from ftis_node.generation.messages import GenerationBoot
+from ftis_node.generation.source import WeightSource
+from ftis_node.generation.weight_loader import PROOF_TOLERANCES, WeightLoader
 from ftis_node.generation.worker import Service
 from ftis_node.workers.weights.store import PublishedWeights, WeightProof, WeightStore, find_difference, prove
 from ftis_node.workers.weights.tensor_file import checksum, read_tensors
@@ -36,19 +36,12 @@ Tensors = dict[str, torch.Tensor]
 
 async def prove_it(folder: Path, engine: Any, weights: PublishedWeights, proof: WeightProof, *, dtype: str) -> str:
     """What the client says of the first try, empty where it is content."""
-    boot = GenerationBoot(model=str(folder), settings=SETTINGS, eos_ids=(EOS_ID,))
     problems: list[str] = []
-    client = GenerationClient(
-        boot,
-        sockets_dir=folder / "s",
-        log_path=folder / "log",
-        proof_tolerance=PROOF_TOLERANCES[dtype],
-        on_problem=problems.append,
-    )
-    handlers = Service(engine, boot).handlers()
+    loader = WeightLoader(WeightSource(None, None), proof_tolerance=PROOF_TOLERANCES[dtype], on_problem=problems.append)
+    handlers = Service(engine).handlers()
     to_come = asyncio.get_running_loop().create_future()
     to_come.set_result(proof)
-    await client._serve(lambda request, _: handlers[type(request)](request, None), weights, to_come)
+    await loader.load(lambda request, _: handlers[type(request)](request, None), weights, to_come)
     return next(iter(problems), "")
 
 

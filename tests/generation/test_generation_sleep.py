@@ -138,9 +138,7 @@ async def test_a_sleep_that_is_taken_back_leaves_it_awake(engine: TorchEngine) -
 async def test_vllm_in_its_worker_sleeps_and_wakes_both_ways(tmp_path: Path) -> None:
     """`can_sleep` has vLLM's core itself pause, although its CPU worker keeps the memory."""
     settings = msgspec.structs.replace(SETTINGS, max_model_len=256, can_sleep=True)
-    boot = GenerationBoot(
-        model=str(save_model(tmp_path / "model", **VLLM_SHAPE)), settings=settings, eos_ids=(), engine="vllm"
-    )
+    boot = GenerationBoot(model=str(save_model(tmp_path / "model", **VLLM_SHAPE)), settings=settings, engine="vllm")
     worker = Supervisor(
         WorkerSpec(
             name="generation",
@@ -155,8 +153,8 @@ async def test_vllm_in_its_worker_sleeps_and_wakes_both_ways(tmp_path: Path) -> 
     )
 
     def make(*prompt_ids: int, max_tokens: int = 8) -> asyncio.Task[Generated]:
-        request = Generate(prompt_ids, 4, 1.0, 1.0, 0, max_tokens=max_tokens, seed=None)
-        return asyncio.create_task(worker.call(request, Generated))
+        request = make_request(prompt_ids, max_tokens=max_tokens, seed=None, eos_ids=NEVER)
+        return asyncio.create_task(worker.call(Generate(request), Generated))
 
     try:
         await worker.start()
@@ -253,10 +251,10 @@ async def test_a_limit_runs_out_after_its_time_awake(monkeypatch: pytest.MonkeyP
 
     early = asyncio.create_task(call())
     await clock.passes(1.5)
-    limits.halt()
+    limits.pause()
     late = asyncio.create_task(call())
     await clock.passes(2.0)
-    limits.go_on()
+    limits.resume()
     await clock.passes(0.4)
     assert not early.done()
     await clock.passes(0.2)

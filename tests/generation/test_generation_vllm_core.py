@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ftis_node.errors import ModelError, SharingError, WorkerTaskError
-from ftis_node.generation.engines.vllm_core import Core
+from ftis_node.generation.engines.vllm_core import VllmCore
 
 LOST = -1
 
@@ -83,7 +83,7 @@ class FakeClient:
             self._step()
 
 
-def load(core: Core, way: str, version: int) -> dict[str, int]:
+def load(core: VllmCore, way: str, version: int) -> dict[str, int]:
     return core.load("path", version) if way == "file" else core.load_shared(b"shared", version)
 
 
@@ -91,7 +91,7 @@ def load(core: Core, way: str, version: int) -> dict[str, int]:
 def test_each_token_has_the_version_of_the_weights_that_computed_it(way: str) -> None:
     """A completion in flight across two hand-overs: whatever comes out is stamped with what it was computed by."""
     client = FakeClient()
-    core = Core(client, can_sleep=True)
+    core = VllmCore(client, can_sleep=True)
     for version in (10, 20):
         client.draw()
         assert load(core, way, version) == {"a": version}
@@ -105,7 +105,7 @@ def test_each_token_has_the_version_of_the_weights_that_computed_it(way: str) ->
 @pytest.mark.parametrize("way", ["file", "shared"])
 def test_new_weights_wake_it_with_the_cache_last(way: str, discard: bool, level: int) -> None:
     client = FakeClient()
-    core = Core(client, can_sleep=True)
+    core = VllmCore(client, can_sleep=True)
     core.sleep(discard=discard)
     core.sleep(discard=discard)  # once more: nothing
     assert core.is_asleep
@@ -123,7 +123,7 @@ def test_new_weights_wake_it_with_the_cache_last(way: str, discard: bool, level:
 
 def test_nothing_is_computed_with_weights_that_were_discarded() -> None:
     client = FakeClient()
-    core = Core(client, can_sleep=True)
+    core = VllmCore(client, can_sleep=True)
     core.sleep(discard=True)
     for _ in range(2):
         with pytest.raises(WorkerTaskError, match="discarded its weights"):
@@ -143,7 +143,7 @@ def test_nothing_is_computed_with_weights_that_were_discarded() -> None:
 
 def test_one_that_kept_its_weights_goes_on_with_them_after_a_failure() -> None:
     client = FakeClient()
-    core = Core(client, can_sleep=True)
+    core = VllmCore(client, can_sleep=True)
     client.fails = ModelError("the file is gone")
     with pytest.raises(ModelError):
         core.load("path", 10)
@@ -161,7 +161,7 @@ def test_one_that_kept_its_weights_goes_on_with_them_after_a_failure() -> None:
 @pytest.mark.parametrize("asleep", [True, False])
 def test_weights_that_cannot_be_mapped_change_nothing(asleep: bool) -> None:
     client = FakeClient()
-    core = Core(client, can_sleep=True)
+    core = VllmCore(client, can_sleep=True)
     if asleep:
         core.sleep(discard=True)
     client.refuses = "CUDA IPC opens no handle"
@@ -176,7 +176,7 @@ def test_weights_that_cannot_be_mapped_change_nothing(asleep: bool) -> None:
 
 def test_one_that_gives_no_memory_back_keeps_its_weights() -> None:
     client = FakeClient()
-    core = Core(client, can_sleep=False)
+    core = VllmCore(client, can_sleep=False)
     core.sleep(discard=True)
     assert (core.is_asleep, core.has_weights, client.calls) == (True, True, [])
     core.wake()

@@ -19,6 +19,7 @@ from generation_support import EMBEDDING_ROWS, eventually, file_tensors, fresh_l
 from generation_vllm_support import PYTHON_PATH, STALL_S, VLLM_MODEL, VLLM_SETTINGS, make_client
 
 from ftis_node.errors import OutOfMemoryError, WorkerDiedError, WorkerError
+from ftis_node.generation.engines.base import GenerateRequest
 from ftis_node.records.group import SamplingSettings
 from ftis_node.workers.supervisor import WorkerState
 from ftis_node.workers.weights.store import WeightStore, prove
@@ -48,7 +49,14 @@ asyncio.run(main(Path(sys.argv[1])))
 
 async def make_group(client: GenerationClient, *, max_tokens: int = 12) -> Any:
     """Four completions of the prompt."""
-    return await client.generate(PROMPT, num_completions=4, sampling=SamplingSettings(), max_tokens=max_tokens)
+    request = GenerateRequest(
+        prompt_ids=PROMPT,
+        num_completions=4,
+        sampling=SamplingSettings(),
+        max_tokens=max_tokens,
+        eos_ids=frozenset(),
+    )
+    return await client.generate(request)
 
 
 async def assert_serves(client: GenerationClient, learner: Any, *, version: int) -> None:

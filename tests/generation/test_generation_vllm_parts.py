@@ -33,7 +33,7 @@ from ftis_node.generation.engines.vllm_engine import (
     explained,
     root_cause,
 )
-from ftis_node.generation.engines.vllm_jobs import Job, VllmCompletion
+from ftis_node.generation.engines.vllm_jobs import VllmCompletion, VllmJob
 from ftis_node.generation.engines.vllm_options import (
     check_options,
     engine_arguments,
@@ -312,9 +312,9 @@ def test_the_cache_on_a_cpu_is_a_full_batch_within_a_share_of_what_is_free(
     assert got == expected_kib * 1024 + MIN_CPU_CACHE_BYTES
 
 
-def make_partials(num: int, *, seed: int | None = 10) -> tuple[Job, list[VllmCompletion]]:
+def make_partials(num: int, *, seed: int | None = 10) -> tuple[VllmJob, list[VllmCompletion]]:
     """A group of which nothing was sampled yet, at version 4."""
-    job = Job(make_request((1, 2), num_completions=num, seed=seed))
+    job = VllmJob(make_request((1, 2), num_completions=num, seed=seed))
     job.partials = [VllmCompletion(job, index, salt="s", version=4, newest=4) for index in range(num)]
     return job, job.partials
 

@@ -19,6 +19,7 @@ from generation_vllm_support import VLLM_MODEL, make_client
 
 from ftis_node.errors import ModelError
 from ftis_node.generation.client import GenerationClient
+from ftis_node.generation.engines.base import GenerateRequest
 from ftis_node.records.group import SamplingSettings
 from ftis_node.workers.weights.shared_tensors import Exporter
 from ftis_node.workers.weights.store import PublishedWeights, WeightStore, prove
@@ -68,10 +69,14 @@ def share(exporter: Exporter, model: Any, version: int) -> PublishedWeights:
 
 
 async def draw(client: GenerationClient, *, max_tokens: int = 8) -> Any:
-    result = await client.generate(
-        PROMPT, num_completions=1, sampling=SamplingSettings(), max_tokens=max_tokens, seed=None
+    request = GenerateRequest(
+        prompt_ids=PROMPT,
+        num_completions=1,
+        sampling=SamplingSettings(),
+        max_tokens=max_tokens,
+        eos_ids=frozenset(),
     )
-    return result.completions[0]
+    return (await client.generate(request)).completions[0]
 
 
 async def test_completions_in_flight_say_which_weights_sampled_their_tokens(opened: Open, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from ftis_node.backoff import ExponentialBackoff
 from ftis_node.errors import EngineError, ModelError, UnknownArchitectureError, WorkerDiedError
 from ftis_node.generation import engines
 from ftis_node.generation.client import GenerationClient
+from ftis_node.generation.engines.base import GenerateRequest
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.records.group import SamplingSettings
 from ftis_node.workers.restart_policy import RestartPolicy
@@ -31,7 +32,7 @@ PROMPT = (3, 1, 4, 1, 5)
 def make_client(folder: Path, *, model: Path | str, engine: str = "torch") -> GenerationClient:
     """A client whose groups end at their token limit alone."""
     return GenerationClient(
-        GenerationBoot(model=str(model), settings=SETTINGS, eos_ids=(), engine=engine),
+        GenerationBoot(model=str(model), settings=SETTINGS, engine=engine),
         sockets_dir=folder / "s",
         log_path=folder / "logs" / "generation.log",
         num_threads=1,
@@ -46,7 +47,15 @@ def cut_short(path: Path) -> None:
 
 async def make_group(client: GenerationClient, *, max_tokens: int = 12) -> Any:
     """Four completions of the prompt."""
-    return await client.generate(PROMPT, num_completions=4, sampling=SamplingSettings(), max_tokens=max_tokens, seed=3)
+    request = GenerateRequest(
+        prompt_ids=PROMPT,
+        num_completions=4,
+        sampling=SamplingSettings(),
+        max_tokens=max_tokens,
+        eos_ids=frozenset(),
+        seed=3,
+    )
+    return await client.generate(request)
 
 
 @pytest.mark.timeout(240)  # torch and transformers are imported twice, in two lives of the worker

@@ -251,7 +251,7 @@ async def test_a_question_is_answered(four: Four) -> None:
         return [peer_id.encode(), question]
 
     server.serve(Shelf().lookup, answer=answer)
-    answered = await client.ask(server.peer_id, b"from 3 to 7")
+    answered = await client.request_backfill(server.peer_id, b"from 3 to 7")
     assert answered.bodies == (client.peer_id.encode(), b"from 3 to 7")
 
 

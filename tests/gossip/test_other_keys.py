@@ -124,7 +124,7 @@ async def test_an_id_that_no_node_has_is_unreachable(tmp_path: Path, peer_id: st
     await node.start()
     try:
         assert (await node.fetch(peer_id, [bytes(32)])).outcome is FetchOutcome.UNREACHABLE
-        assert (await node.ask(peer_id, b"?")).outcome is FetchOutcome.UNREACHABLE
+        assert (await node.request_backfill(peer_id, b"?")).outcome is FetchOutcome.UNREACHABLE
         assert not await node.confirm(peer_id, [bytes(32)])
         session = node._supervisor.session
         assert session is not None

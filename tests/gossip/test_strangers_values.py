@@ -134,10 +134,10 @@ async def test_no_more_answers_are_taken_than_were_asked_for(pair: list[Libp2pGo
         return [b"x"] * num_given
 
     member.serve(Shelf().lookup, answer=answer)
-    answered = await victim.ask(member.peer_id, b"?")
+    answered = await victim.request_backfill(member.peer_id, b"?")
     assert (len(answered.bodies), answered.outcome) == (256, FetchOutcome.COMPLETE)
     num_given = 257
-    answered = await victim.ask(member.peer_id, b"?")
+    answered = await victim.request_backfill(member.peer_id, b"?")
     assert (len(answered.bodies), answered.outcome) == (256, FetchOutcome.TOO_LARGE)
 
 
@@ -242,6 +242,6 @@ async def test_a_pull_that_fails_unexpectedly_has_an_outcome(
     with monkeypatch.context() as patched:
         patched.setattr(victim, "_pull", broken)
         assert (await victim.fetch(member.peer_id, [bytes(32)])).outcome is FetchOutcome.BROKEN
-        assert (await victim.ask(member.peer_id, b"?")).outcome is FetchOutcome.BROKEN
+        assert (await victim.request_backfill(member.peer_id, b"?")).outcome is FetchOutcome.BROKEN
         assert not await victim.confirm(member.peer_id, [bytes(32)])
     assert {Place.PULL, Place.CATCH_UP, Place.CONFIRM} <= set(victim.guard.num_faults)

@@ -106,9 +106,9 @@ class Hostile:
 
     async def _ask(self) -> None:
         question = BackfillRequest(sender=self.member.peer_id, since=time.time() - 60).to_bytes()
-        await self.member.gossip.ask(self.member.victim_id, question)
-        await self.member.gossip.ask(self.member.victim_id, b"\xff\xff")
-        await self.member.gossip.ask_weights(self.member.victim_id, b"\xff\xff", max_items=1)
+        await self.member.gossip.request_backfill(self.member.victim_id, question)
+        await self.member.gossip.request_backfill(self.member.victim_id, b"\xff\xff")
+        await self.member.gossip.request_weights(self.member.victim_id, b"\xff\xff", max_items=1)
 
     async def _fetch(self) -> None:
         if self.stored:

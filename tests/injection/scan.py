@@ -2,8 +2,8 @@
 
 A point is one of two things, and each has a name:
 
-    node/loops/announcements.py:AnnouncementHandler.consider                   a function that takes a value of a peer
-    node/loops/announcements.py:AnnouncementHandler.consider>open_announcement   a call of a reader: a value
+    node/loops/announcements.py:AnnouncementHandler.handle                   a function that takes a value of a peer
+    node/loops/announcements.py:AnnouncementHandler.handle>open_announcement   a call of a reader: a value
 
 Readers are found by rule: functions of `records/` and `gossip/` that take bytes or a stream and give something else
 than bytes, and the few that `TEXT_READERS` names. Values are found by their type, or by the name of the parameter.
@@ -26,8 +26,9 @@ READING_ROOMS = ("records", "gossip")
 RAW_TYPES = {"bytes", "StreamReader"}
 VALUE_TYPES = {
     *("Accepted", "Announcement", "Arrival", "DHTRecord", "DirectoryEntry", "Envelope", "Fetched", "GossipMessage"),
-    *("Group", "Heard", "Message", "PeerConnection", "PeerRecord", "PullItem", "PullRequest", "BackfillRequest"),
+    *("Group", "ReceivedOffer", "Message", "PeerConnection", "PeerRecord", "PullItem", "PullRequest"),
     *(
+        "BackfillRequest",
         "RecordError",
         "Refusal",
         "Refused",

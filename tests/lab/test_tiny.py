@@ -18,7 +18,7 @@ from ftis_node.lab.tiny.make import grade
 from ftis_node.lab.tiny.muon import Muon, orthogonalise
 from ftis_node.lab.tiny.sums import SumsCurriculum, draw_skill, working
 from ftis_node.lab.tiny.tokenizer import IGNORED, MAX_POSITIONS, VOCABULARY_SIZE, make_tokenizer
-from ftis_node.tasks.sums import Sum, SumsTask
+from ftis_node.tasks.sums import SumProblem, SumsTask
 from tests.trained_models import trained_model
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ class Draws(random.Random):
         return self._value
 
 
-PROBLEM = Sum(347, 285, 3)
+PROBLEM = SumProblem(347, 285, 3)
 HALF = dict.fromkeys(draw_skill("s", 0), 0.5)
 
 
@@ -199,7 +199,7 @@ def test_each_size_writes_its_working_in_its_own_way(size: Size, text: str) -> N
 
 def test_a_wrong_column_is_carried_on() -> None:
     assert working(PROBLEM, "s", skill=HALF, mistake=1, draws=Draws(0.6)) == "7+5=13;4+8+1=14;3+2+1=7;#743"
-    zeros = Sum(100, 900, 3)  # where a result would be below 0 it is one too large
+    zeros = SumProblem(100, 900, 3)  # where a result would be below 0 it is one too large
     assert working(zeros, "s", skill=HALF, mistake=-1, draws=Draws(0.6)) == "0+0=1;0+0=1;1+9=9;#911"
 
 

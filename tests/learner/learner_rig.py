@@ -9,22 +9,35 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from ftis_node.config.optimizer import OptimizerSection
+from ftis_node.config.workers import LearnerSection
 from ftis_node.lab.train_groups import pack_train_group
 from ftis_node.learner.data.groups import UnpackedGroup, unpack_train_group
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.records.token_batch import NO_LOGPROBS, TokenBatch
 
 PROMPT = (5, 80, 3)
+SETTINGS = {*LearnerSection.model_fields} - {"micro_batch_tokens", "recompute_activations"}  # a boot has its own
 
 
 def make_boot(model_folder, home, **changes):
+    """A boot; `changes` are its fields or those of its sections, one `learning_rate` for both that a run has."""
+    optimizer = {name: changes.pop(name) for name in OptimizerSection.model_fields if name in changes}
+    rate = optimizer.get("learning_rate", 1e-3)
+    if "num_processes" in changes:
+        changes["processes"] = changes.pop("num_processes")
+    node = {name: changes.pop(name) for name in SETTINGS if name in changes}
     settings = {
         "model": str(model_folder),
         "model_name": "tiny",
         "run_id": "run-a",
         "checkpoints_dir": str(home / "checkpoints"),
         "weights_dir": str(home / "weights"),
-        "learning_rate": 1e-3,
+        "settings": LearnerSection(**{"checkpoint_every_steps": 1} | node),
+        # A copy is not validated: tests also take values that no manifest may have.
+        "optimizer": OptimizerSection().model_copy(
+            update=optimizer | {"learning_rate": rate, "lora_learning_rate": rate}
+        ),
         "num_threads": 1,
         "device": "cpu",
     }

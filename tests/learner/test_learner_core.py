@@ -15,11 +15,12 @@ from learner_rig import PROMPT, make_boot, make_group, one_by_one_logprobs, rand
 from safetensors.torch import load_file
 from tiny_models import make_model
 
+from ftis_node.config.optimizer import OptimizerSection
 from ftis_node.errors import ConfigError, FtisError, MachineError
 from ftis_node.learner.checkpoint import checkpoint
 from ftis_node.learner.checkpoint.export import export_newest, export_policy
 from ftis_node.learner.core import Learner
-from ftis_node.learner.messages import FULL_LEARNING_RATE, LORA_LEARNING_RATE, LoraSettings
+from ftis_node.learner.messages import LoraSettings
 from ftis_node.models import load_causal_lm, load_tokenizer, resolve_model
 from ftis_node.workers.weights.store import WeightStore, probe_logprobs
 
@@ -112,7 +113,7 @@ def test_step_is_done_once_and_none_is_left_out(model_folder, tmp_path):
     assert (again.weights, again.proof) == (first.weights, first.proof)
     assert torch.equal(learner.policy.trainable()["model.norm.weight"], weights)
     for wrong in (0, 3, 9):
-        with pytest.raises(FtisError, match=f"stands at step 1: it cannot do step {wrong}"):
+        with pytest.raises(FtisError, match=f"is at step 1 and cannot do step {wrong}"):
             learner.train(random_groups(), step=wrong)
 
 
@@ -267,10 +268,11 @@ def test_out_of_memory_says_what_to_change(model_folder, tmp_path, monkeypatch):
 
 
 def test_paper_learning_rates(model_folder, tmp_path):
-    assert make_boot(model_folder, tmp_path, learning_rate=None).effective_learning_rate == FULL_LEARNING_RATE == 1e-6
-    boot = make_boot(model_folder, tmp_path, learning_rate=None, lora=LoraSettings())
-    assert boot.effective_learning_rate == LORA_LEARNING_RATE == 1e-4
-    assert (boot.lora.rank, boot.lora.alpha, boot.lora.dropout, boot.max_grad_norm) == (128, 256, 0.0, 1.0)
+    boot = msgspec.structs.replace(make_boot(model_folder, tmp_path), optimizer=OptimizerSection())
+    assert boot.peak_learning_rate == 1e-6
+    boot = msgspec.structs.replace(boot, lora=LoraSettings())
+    assert boot.peak_learning_rate == 1e-4
+    assert (boot.lora.rank, boot.lora.alpha, boot.lora.dropout, boot.optimizer.max_grad_norm) == (128, 256, 0.0, 1.0)
     optimizer = Learner(boot)._optimizer
     assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["weight_decay"]) == (1e-4, 0.0)
 

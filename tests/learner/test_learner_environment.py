@@ -77,5 +77,5 @@ def test_a_compiler_starts_no_processes_of_its_own(tmp_path: Path, monkeypatch: 
 
 
 def test_with_a_gpu_the_host_gets_its_memory_back(tmp_path: Path) -> None:
-    boot = msgspec.structs.replace(make_boot(tmp_path, tmp_path), device="cuda", num_threads=3, kernels="plain")
+    boot = make_boot(tmp_path, tmp_path, device="cuda", num_threads=3, kernels="plain")
     assert worker_environment(boot) == {"OMP_NUM_THREADS": "3"}

@@ -235,7 +235,7 @@ def test_a_model_that_does_not_fit_is_refused_in_one_line() -> None:
 
 
 def test_where_nothing_would_do_the_line_says_so() -> None:
-    with pytest.raises(MachineError, match="take a smaller model or a larger device"):
+    with pytest.raises(MachineError, match="use a smaller model or a larger device"):
         arranged(THREE_B, 4)
 
 
@@ -315,7 +315,7 @@ def test_the_generator_has_what_it_is_spread_over_and_the_learner_the_rest(
     assert given.learner.num_processes == max(1, len(learner))
     if len(learner) > 1:
         boot = learner_boot(given, RUN, ModelSource("m", tmp_path), Home(tmp_path), made, weights=tmp_path)
-        assert boot.num_processes == len(learner)
+        assert boot.settings.num_processes == len(learner)
 
 
 @pytest.mark.parametrize(
@@ -324,8 +324,8 @@ def test_the_generator_has_what_it_is_spread_over_and_the_learner_the_rest(
         ([80], 2, None, {}, "--gpus 2: this node sees 1 GPUs"),
         ([], 1, None, {}, "--gpus 1: this node sees no GPU"),
         ([], None, 2, {}, "ask for 2 GPUs: this node sees no GPU"),
-        ([80] * 2, 2, 2, {}, "none is left for the learner: give --gpus 3, or --tensor-parallel 1"),
-        ([80] * 2, 1, 2, {}, "asks for 2 GPUs .* and the node may use 1: give --gpus 3 or more"),
+        ([80] * 2, 2, 2, {}, "the learner has none: give --gpus 3, or --tensor-parallel 1"),
+        ([80] * 2, 1, 2, {}, "needs 2 GPUs .* and the node may use 1: give --gpus 3 or more"),
         ([80] * 4, 4, 3, {}, "16 attention heads, which can be divided among 1, 2, 4, 8, 16 GPUs"),
         ([80] * 2, 1, None, {"learner": {"gpus": [1]}}, "name GPU 1: this node sees 1 GPUs"),
         ([80] * 2, 2, None, {"device": "cpu"}, 'and device = "cpu" contradict each other'),

@@ -23,13 +23,13 @@ from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.registry import PeerRegistry
 from ftis_node.node.startup.null_workers import NullGeneration, NullLearner
 from ftis_node.node.state import NodeCounters, NodeState
-from ftis_node.node.supervision.disk_thread import Disk
+from ftis_node.node.supervision.disk_thread import DiskThread
 from ftis_node.node.training.evaluation import EvaluationHistory
 from ftis_node.node.training.slots import SlotPool
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
-from ftis_node.telemetry.events import EventTrail, read_events
+from ftis_node.telemetry.events import EventLog, read_events
 from tests.node.support import manifest_text
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def components(
     home.create()
     home.weights.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        events, disk = EventTrail(home.events), Disk()
+        events, disk = EventLog(home.events), DiskThread()
         buffer, reader = RecordingBuffer(home.replay), ReplayReader(home.replay)
         peers = RecordingPeers(home.peers, own_id=identity.peer_id, settings=settings.admission, events=events)
         for part in (events, disk, buffer, reader, peers):
@@ -118,7 +118,7 @@ def components(
             domain=domain_task or task,
             eval_tasks=(),
             scorer=scorer,
-            strangers_scorer=scorer,
+            new_peers_scorer=scorer,
             generation=generation,
             evaluated=generation,
             learner=NullLearner(0),

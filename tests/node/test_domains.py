@@ -117,7 +117,7 @@ async def test_the_wanted_side_is_pulled_though_the_other_has_filled_the_stock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float | None, pulled: tuple[int, int]
 ) -> None:
     """A stock of 8: what is announced first fills it, and stands in until the wanted side has something."""
-    monkeypatch.setattr(AnnouncementHandler, "_is_duty", lambda *_: False)
+    monkeypatch.setattr(AnnouncementHandler, "_is_assigned", lambda *_: False)
     swarm = LightSwarm(tmp_path, light_manifest(share))
     async with AsyncExitStack() as stack:
         reader = await swarm.node(stack, 1, NEAR, pull_policy="needed")

@@ -95,7 +95,7 @@ async def _node(
         tokenizer=tokenizer,
         task=task,
         scorer=IsolatedScorer(task),
-        strangers_scorer=IsolatedScorer(task),
+        new_peers_scorer=IsolatedScorer(task),
         generation=_Generation(lambda: 0),
         learner=learner or NullLearner(0),
         slots=SlotPool(4),

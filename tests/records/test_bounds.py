@@ -20,7 +20,16 @@ from ftis_node.errors import RecordError
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records import weights
 from ftis_node.records.backfill_request import BackfillRequest, open_backfill_request
-from ftis_node.records.bounds import BODIES, MAX_INTEGER, MAX_TIME_MS, TABLES, seconds
+from ftis_node.records.bounds import (
+    BODIES,
+    GROUP_SOURCE,
+    MAX_INTEGER,
+    MAX_TIME_MS,
+    PASS_RATE,
+    PEER_STATS,
+    TABLES,
+    seconds,
+)
 from ftis_node.records.codec import CODECS, pack_group
 from ftis_node.records.envelope import (
     Announcement,
@@ -64,10 +73,19 @@ WILD = {
 UINT32, ENUM, STRING, BYTES, FLOAT, MESSAGE = 13, 14, 9, 12, 2, 11  # google.protobuf.FieldDescriptorProto.Type
 
 
+NESTED = {  # messages in a directory record, with the table of each
+    pb.PeerStats: PEER_STATS,
+    pb.PassRate: PASS_RATE,
+    pb.GroupSource: GROUP_SOURCE,
+}
+
+
 def wild_field(field: Any) -> st.SearchStrategy[Any]:
     """Values of one field that protobuf takes."""
     if field.type == MESSAGE:
-        return st.fixed_dictionaries({}, optional={each.name: wild_field(each) for each in field.message_type.fields})
+        fields = {each.name: wild_field(each) for each in field.message_type.fields}
+        message = st.fixed_dictionaries({}, optional=fields)
+        return st.lists(message, max_size=2) if field.is_repeated else message
     kind = {STRING: "text", BYTES: "bytes", FLOAT: "float"}.get(field.type, "int")
     value = WILD[kind]
     if field.type == UINT32:
@@ -166,11 +184,13 @@ def test_a_body_that_was_read_can_be_written_again(data: bytes) -> None:
 def test_every_field_of_every_message_has_a_bound() -> None:
     for kind, table in TABLES.items():
         assert set(table) == {field.name for field in kind.DESCRIPTOR.fields}, kind  # type: ignore[attr-defined]
+    for kind, table in NESTED.items():
+        assert set(table) == {field.name for field in kind.DESCRIPTOR.fields}, kind
     for codec, table in BODIES.items():
         assert set(table) == {field.name for field in pb.Body.DESCRIPTOR.fields}, codec
     assert {*BODIES, pb.CODEC_UNSPECIFIED} == set(pb.Codec.values())
     in_the_schema = {getattr(pb, name) for name in pb.DESCRIPTOR.message_types_by_name}
-    assert in_the_schema == {*TABLES, pb.Body, pb.Sampling}, "a message without a table cannot be read"
+    assert in_the_schema == {*TABLES, pb.Body, pb.Sampling, *NESTED}, "a message without a table cannot be read"
 
 
 def second_parsers(source: str) -> Iterator[int]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import stat
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from ftis_node.errors import ConfigError, RecordError
+from ftis_node.records import rollout_pb2 as pb
+from ftis_node.records.bounds import MAX_GROUP_SOURCES, MAX_PASS_RATES
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
 from ftis_node.records.identity import (
     ENVELOPE_DOMAIN,
@@ -17,6 +20,7 @@ from ftis_node.records.identity import (
     peer_id_text,
     verify,
 )
+from ftis_node.records.peer_stats import PeerStats
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,3 +94,39 @@ def test_a_directory_record_survives_and_is_bound_to_its_peer(identity: Identity
     with pytest.raises(RecordError) as caught:
         open_peer_record(b"x" * 2049)
     assert caught.value.reason == "size"
+
+
+def test_the_largest_record_with_measurements_fits_and_comes_back() -> None:
+    identity = Identity.generate()
+    others = [Identity.generate().peer_id for _ in range(MAX_GROUP_SOURCES)]
+    stats = PeerStats(
+        step=10**9,
+        groups_per_minute=12.5,
+        rejected_groups=10**9,
+        pass_rates=tuple((10**9 + step, 0.5) for step in range(MAX_PASS_RATES)),
+        sources=tuple((peer_id, 10**6) for peer_id in others),
+        trained_groups=10**9,
+    )
+    record = replace(_record(identity), name="n" * 64, model="m" * 128, domain="d" * 512, stats=stats)
+    assert open_peer_record(seal_peer_record(record, identity)) == record
+
+
+@pytest.mark.parametrize(
+    "stats",
+    [
+        pb.PeerStats(groups_per_minute=float("nan")),
+        pb.PeerStats(groups_per_minute=float("inf")),
+        pb.PeerStats(pass_rates=[pb.PassRate(pass_at_1=1.5)]),
+        pb.PeerStats(pass_rates=[pb.PassRate()] * (MAX_PASS_RATES + 1)),
+        pb.PeerStats(sources=[pb.GroupSource(peer=b"nobody", groups=1)]),
+        pb.PeerStats(step=2**64 - 1),
+    ],
+)
+def test_measurements_out_of_bounds_refuse_the_record(stats: pb.PeerStats) -> None:
+    identity = Identity.generate()
+    info = pb.PeerInfo.FromString(pb.PeerRecord.FromString(seal_peer_record(_record(identity), identity)).body)
+    info.stats.CopyFrom(stats)
+    body = info.SerializeToString()
+    data = pb.PeerRecord(body=body, signature=identity.sign(PEER_DOMAIN, body)).SerializeToString()
+    with pytest.raises(RecordError, match="malformed"):
+        open_peer_record(data)

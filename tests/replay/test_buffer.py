@@ -331,7 +331,7 @@ def test_another_file_is_named_and_not_touched(tmp_path: Path) -> None:
     path = tmp_path / "replay.sqlite"
     path.write_bytes(b"this is no database, but someone may want it" * 100)
     before = path.read_bytes()
-    with pytest.raises(DamagedError, match="the next start of the node saves what can be read"):
+    with pytest.raises(DamagedError, match="the next start of the node replaces it"):
         ReplayBuffer(path)
     assert path.read_bytes() == before
 

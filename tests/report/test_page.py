@@ -135,7 +135,7 @@ def test_what_happened_is_told_in_order(page: Page) -> None:
     wanted += [" is banned: &lt;script&gt;", "Restarted after an end without a stop event"]
     wanted += ["The learner died in step 45 and was restarted: see …/learner.log &lt;script&gt;"]
     wanted += ["Implausible log-probs from &lt;script&gt;", "&lt;script&gt;"]
-    wanted += ["The buffer lost writes: 2 groups lost, 1 already used and not used again"]
+    wanted += ["The buffer lost writes and started empty: 2 groups missing, 1 in a wrong state"]
     wanted += ["Resumed at step 43 of the newest valid checkpoint; step 44 was done"]
     wanted += ["Resumed at step 46 of a checkpoint; this home recorded 44"]
     wanted += ["clock was moved by -3,600 s", "Caught up with missed groups: 321 groups"]

@@ -10,7 +10,8 @@ from ftis_node.swarm.wire_versions import count_other_versions, describe_peer_ve
 def test_a_peer_of_another_version_is_named() -> None:
     assert describe_peer_version(None, ours=1) == describe_peer_version(1, ours=1) == ""
     assert (
-        describe_peer_version(2, ours=1) == "speaks wire 2, newer than this node's 1: update ftis-node here to hear it"
+        describe_peer_version(2, ours=1)
+        == "speaks wire 2, newer than this node's 1: update ftis-node here to receive its groups"
     )
     assert (
         describe_peer_version(0, ours=1)

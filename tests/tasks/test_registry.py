@@ -108,6 +108,8 @@ def test_a_plug_in_cannot_take_a_built_in_name(tmp_path: Path) -> None:
     ("spec", "message"),
     [
         ("gsm9k", "unknown task 'gsm9k': known are arithmetic, "),
+        ("gsm9k", "did you mean 'gsm8k'?"),
+        ("arithmatic", "did you mean 'arithmetic'?"),
         ("arithmetic:mul", "arithmetic:mul"),
         ("rg", "unknown task 'rg'"),
         ("rg:chian_sum", "unknown task 'rg:chian_sum': reasoning-gym has rg:chain_sum"),

@@ -13,7 +13,7 @@ from ftis_node.swarm.reputation.reasons import BEHAVIOUR, REFUSALS
 from ftis_node.telemetry.events import read_events
 from ftis_node.telemetry.former_names import EVENTS, REASONS, with_present_name
 from ftis_node.telemetry.history import event_name, read_event, read_history
-from ftis_node.telemetry.trail_summary import read_remembered
+from ftis_node.telemetry.trail_summary import read_event_log_summary
 from tests.chaos.observe_trail import parse
 
 GROUP = "ab" * 32
@@ -60,13 +60,13 @@ def test_every_present_reason_is_in_the_dictionary() -> None:
 def test_an_old_log_that_lost_its_buffer_expects_no_group(lost: dict[str, str], tmp_path: Path) -> None:
     admitted = {"time": 1.0, "event": "admitted", "group": GROUP, "sender": "me", "number": 1}
     (path := tmp_path / "events.jsonl").write_text(json.dumps(admitted) + "\n")
-    assert len(read_remembered(path).expected) == 1
+    assert len(read_event_log_summary(path).expected) == 1
     path.write_text(path.read_text() + json.dumps({"time": 2.0} | lost) + "\n")
-    assert read_remembered(path).expected == []
+    assert read_event_log_summary(path).expected == []
 
 
 def test_a_log_of_schema_1_gives_its_history() -> None:
-    history, remembered = read_history(OLD_LOG), read_remembered(OLD_LOG)
+    history, remembered = read_history(OLD_LOG), read_event_log_summary(OLD_LOG)
     assert [point.step for point in history.steps] == [1, 2]
     assert [point.step for point in history.evaluations] == [0, 2]
     assert (history.damaged_lines, remembered.num_damaged, remembered.step) == (0, 0, 2)

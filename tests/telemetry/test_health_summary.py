@@ -70,7 +70,11 @@ def _document(**changes: Any) -> dict[str, Any]:
         ({"learner": {"grad_norm": 0.0}}, (YES, NO, YES), "gradient was 0"),
         ({"health": {"problems": ["the intake loop ended"]}}, (YES, YES, NO), "the intake loop ended"),
         ({"health": {"taken_at": NOW - 31}}, (YES, YES, NO), "31 s old"),
-        ({"node": {"state": "failed"}}, (NO, NO, NO), "start it as before"),
+        (
+            {"node": {"state": "failed", "end": "failed", "resume": "ftis-node join --home h"}},
+            (NO, NO, NO),
+            "join --home h",
+        ),
     ],
 )
 def test_each_finding(changes: dict[str, Any], words: tuple[AnswerWord, ...], said: str) -> None:
@@ -82,9 +86,30 @@ def test_each_finding(changes: dict[str, Any], words: tuple[AnswerWord, ...], sa
 
 def test_a_stopped_and_a_starting_node() -> None:
     words = [answer.word for _, answer in summarize_health(json.loads(stopped(WELL).to_json()), now=NOW).items()]
-    assert words == [NO, NO, NO]
+    assert words == [NO, NO, NO], "it left no word: killed"
     words = [answer.word for _, answer in summarize_health(json.loads(starting(WELL).to_json()), now=NOW).items()]
     assert words == [NOT_YET, NOT_YET, NOT_YET]
+
+
+@pytest.mark.parametrize(
+    ("node", "word", "said"),
+    [
+        ({"state": "running"}, NO, "did not end by itself: killed, or a fault: start it again with C"),
+        ({"state": "stopped"}, AnswerWord.STOPPED, "as asked: go on with C"),  # as an older version left it
+        ({"state": "stopped", "end": "stopped"}, AnswerWord.STOPPED, "as asked: go on with C"),
+        ({"state": "stopped", "end": "finished"}, AnswerWord.FINISHED, "10 of 10 steps: go on with C"),
+        ({"state": "stopped", "end": "failed"}, NO, "the node failed; see logs/ in the home: start it again with C"),
+        ({"state": "stopped", "peer_id": ""}, NO, "killed"),
+    ],
+)
+def test_how_a_node_ended(node: dict[str, str], word: AnswerWord, said: str) -> None:
+    saved = _document(node=node, budget={"learn_steps": {"used": 10, "limit": 10, "left": 0}})
+    left = stopped(Status.from_json(json.dumps(saved).encode()), resume="C")
+    assert left.node.state == "stopped" and left.node.resume == "C"
+    verdict = summarize_health(json.loads(left.to_json()), now=NOW)
+    for answer in (verdict.contributing, verdict.learning, verdict.healthy):
+        assert answer.word is word and said in f"{answer.why}: {answer.advice}"
+    assert starting(left).node.end == "", "a node that starts has not ended"
 
 
 @pytest.mark.parametrize(

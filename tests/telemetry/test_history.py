@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ftis_node.telemetry.events import EventTrail
+from ftis_node.telemetry.events import EventLog
 from ftis_node.telemetry.history import EvaluationPoint, History, HistoryFollower, read_history
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_points_have_the_events_figures_and_none_where_there_is_none(path: Path) -> None:
-    with closing(EventTrail(path)) as trail:
+    with closing(EventLog(path)) as trail:
         trail.write("step", step=1, reward_mean=0.25, loss=float("nan"), own_groups=3, foreign_groups=5, refused="loss")
         trail.write("eval", step=1, task="arithmetic", pass_at_1=0.5, n=16)
     history = read_history(path)
@@ -53,7 +53,7 @@ def test_a_damaged_line_is_passed_over_and_counted(path: Path) -> None:
 
 
 def test_a_step_that_was_done_again_takes_the_place_of_what_stood_there(path: Path) -> None:
-    with closing(EventTrail(path)) as trail:
+    with closing(EventLog(path)) as trail:
         for step, reward in ((1, 0.1), (2, 0.2), (3, 0.3), (2, 0.25), (3, 0.35)):
             trail.write("step", step=step, reward_mean=reward)
     assert [(point.step, point.reward_mean) for point in read_history(path).steps] == [(1, 0.1), (2, 0.25), (3, 0.35)]
@@ -61,7 +61,7 @@ def test_a_step_that_was_done_again_takes_the_place_of_what_stood_there(path: Pa
 
 def test_a_follower_reads_each_line_once_also_through_turn_overs(path: Path) -> None:
     follower = HistoryFollower(path, num_last_events=4)
-    with closing(EventTrail(path, max_bytes=200, kept_files=5)) as trail:
+    with closing(EventLog(path, max_bytes=200, kept_files=5)) as trail:
         for step in range(1, 31):
             trail.write("step", step=step)
             if step % 7 == 0:
@@ -74,8 +74,26 @@ def test_a_follower_reads_each_line_once_also_through_turn_overs(path: Path) -> 
     assert follower.history.damaged_lines == 0
 
 
+def test_notable_events_are_kept_however_many_others_follow(path: Path) -> None:
+    with closing(EventLog(path)) as trail:
+        for step in range(1, 5):
+            trail.write("ban", peer=f"peer-{step}")
+            for _ in range(20):
+                trail.write("admitted", step=step)
+    follower = HistoryFollower(path, num_last_events=3, is_notable=lambda name: name == "ban")
+    follower.poll()
+    events = [(event["event"], event.get("peer", event.get("step"))) for event in follower.history.events]
+    assert events == [("ban", "peer-2"), ("ban", "peer-3"), ("ban", "peer-4"), *[("admitted", 4)] * 3]
+    with closing(EventLog(path)) as trail:
+        trail.write("ban", peer="peer-5")
+    follower.poll()
+    assert [event["event"] for event in follower.history.events][-2:] == ["admitted", "ban"], "none is shown twice"
+    assert len(follower.history.events) == 5
+    assert follower.history.damaged_lines == 0
+
+
 def test_all_turned_over_files_are_read_the_oldest_first(path: Path) -> None:
-    with closing(EventTrail(path, max_bytes=120)) as trail:
+    with closing(EventLog(path, max_bytes=120)) as trail:
         for step in range(1, 9):
             trail.write("step", step=step)
     assert path.with_name("events.jsonl.3").exists()

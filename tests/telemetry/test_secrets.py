@@ -12,7 +12,7 @@ import pytest
 from ftis_node.cli.app import run
 from ftis_node.records.identity import Identity
 from ftis_node.telemetry import secrets
-from ftis_node.telemetry.events import EventTrail
+from ftis_node.telemetry.events import EventLog
 from ftis_node.telemetry.log import set_up_logging
 from ftis_node.telemetry.secrets import HIDDEN, keep_secret, keep_variables_secret, redacted, show_traceback
 from ftis_node.telemetry.status import NodeStatus, Status
@@ -94,7 +94,7 @@ def test_an_error_of_the_command_line_has_none(capsys: pytest.CaptureFixture[str
 
 
 def test_events_and_statuses_have_none(tmp_path: Path) -> None:
-    trail = EventTrail(tmp_path / "events.jsonl")
+    trail = EventLog(tmp_path / "events.jsonl")
     trail.write("failed", problem=f"seed {SEED.hex()}", blob=SEED)
     trail.close()
     event = json.loads((tmp_path / "events.jsonl").read_text())

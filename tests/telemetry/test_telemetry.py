@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from ftis_node.telemetry.events import EventTrail, read_events, trail_files
+from ftis_node.telemetry.events import EventLog, event_log_files, read_events
 from ftis_node.telemetry.status import EvalStatus, LearnerStatus, NodeStatus, Status, SwarmStatus, stopped
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def test_a_stopped_nodes_figures_stay_but_nothing_runs() -> None:
 
 
 def test_events_are_lines_that_a_text_search_follows(tmp_path: Path) -> None:
-    trail = EventTrail(tmp_path / "events.jsonl")
+    trail = EventLog(tmp_path / "events.jsonl")
     trail.write("admitted", group=b"\xab\xcd", own=True)
     trail.write("taken", group=b"\xab\xcd", step=1)
     trail.close()
@@ -72,7 +72,7 @@ def test_a_half_written_line_is_left_out(tmp_path: Path) -> None:
 
 
 def test_the_trail_is_turned_over_at_a_size(tmp_path: Path) -> None:
-    trail = EventTrail(tmp_path / "events.jsonl", max_bytes=1000, kept_files=2)
+    trail = EventLog(tmp_path / "events.jsonl", max_bytes=1000, kept_files=2)
     for number in range(100):
         trail.write("step", step=number)
     trail.close()
@@ -82,5 +82,5 @@ def test_the_trail_is_turned_over_at_a_size(tmp_path: Path) -> None:
     assert read_events(tmp_path / "events.jsonl")[-1]["step"] == 99
     (tmp_path / "events.jsonl.10").write_text("")
     (tmp_path / "events.jsonl.bak").write_text("")
-    names = [file.name.removeprefix("events.jsonl") for file in trail_files(tmp_path / "events.jsonl")]
+    names = [file.name.removeprefix("events.jsonl") for file in event_log_files(tmp_path / "events.jsonl")]
     assert names == [".10", ".2", ".1", ""], "oldest first"

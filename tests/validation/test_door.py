@@ -99,6 +99,44 @@ async def test_a_good_group_is_accepted_with_prompt_and_rewards_made_here(identi
     assert verdict.group.rewards == (1.0, 0.0)
 
 
+class _CountingScorer(_Scorer):
+    """Counts the texts that it scores."""
+
+    num_texts = 0
+
+    async def score(
+        self, item: TaskItem, texts: Sequence[str], *, cost: ScoringCost | None = None
+    ) -> list[tuple[float, CompletionStatus]]:
+        self.num_texts += len(texts)
+        return await super().score(item, texts, cost=cost)
+
+
+@pytest.mark.parametrize(("ids", "num_scored"), [((10, 11, EOS), 0), ((10, 12, EOS), 2)])
+async def test_a_group_that_this_node_scored_is_not_scored_again(
+    identity: Identity, ids: tuple[int, ...], num_scored: int
+) -> None:
+    scorer, statuses = _CountingScorer(), (CompletionStatus.SCORED, CompletionStatus.UNSCORED)
+    sealed = _ours(identity)
+    made = replace(
+        _ours(identity, completions=(make_completion(*ids, reward=1.0), make_completion(12, 13))), statuses=statuses
+    )
+    data = seal_group(sealed, identity).to_bytes()
+    verdict = await validate(data, _context(scorer=scorer), made=made)
+    assert isinstance(verdict, Accepted)
+    assert scorer.num_texts == num_scored
+    assert verdict.group.rewards == (1.0, 0.0)
+    assert (verdict.group.statuses == statuses) is (num_scored == 0)
+    assert verdict.group.tokens == sealed.tokens
+
+
+async def test_an_own_group_with_other_rewards_than_it_was_scored_with_is_refused(identity: Identity) -> None:
+    made = _ours(identity)
+    data = seal_group(replace(made, rewards=(0.0, 0.0)), identity).to_bytes()
+    verdict = await validate(data, _context(), made=made)
+    assert isinstance(verdict, Refused)
+    assert verdict.refusal.reason == "reward_mismatch"
+
+
 def _with_logprob(value: float):
     completion = make_completion(10, 11, EOS, reward=1.0)
     logprobs = completion.logprobs.copy()

@@ -43,5 +43,5 @@ def test_the_rows_say_whom_the_node_blames() -> None:
         if reason in {"quota", "scoring_quota", "wrong_encoding", "run", *AFTER_VALIDATION}:
             continue  # these depend on more than the reason
         blamed, conduct = attribute_refusal(reason, origin="relay", sender="signer", signed=True)
-        expected = "nobody's" if conduct is Behaviour.HARMLESS else f"{blamed}: {conduct.value}"
+        expected = "nobody" if conduct is Behaviour.HARMLESS else f"{blamed}: {conduct.value}"
         assert fault.startswith(expected), reason

@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
-from ftis_node.cli.options import HomeOption, home_at
+from ftis_node.cli.options import HomeOption, LogFormat, LogFormatOption, home_at
 from ftis_node.config.disk_room import replace_file
 from ftis_node.errors import ConfigError
+from ftis_node.telemetry.log import log_as_json
 
 PUBLIC = 0o644
 
@@ -27,6 +28,11 @@ def bootstrap(
             help="Address to announce instead of the detected ones, such as /dns4/NAME/tcp/4001. Repeatable.",
         ),
     ] = None,
+    status_port: Annotated[
+        int,
+        typer.Option("--status-port", min=0, max=65535, help="Local HTTP port of its page; 0: any free port."),
+    ] = 0,
+    log_format: LogFormatOption = LogFormat.TEXT,
     address_file: Annotated[
         Path | None,
         typer.Option("--address-file", metavar="FILE", help="File for the addresses, to use with --peers @FILE."),
@@ -36,6 +42,8 @@ def bootstrap(
 
     It holds no model and no rollouts. Give one of the printed lines to `join --peers`. The home keeps its peer id.
     """
+    if log_format is LogFormat.JSON:
+        log_as_json()
     from ftis_node.node.startup.bootstrap import run_bootstrap_node
 
     run_bootstrap_node(
@@ -43,6 +51,7 @@ def bootstrap(
         listen=tuple(listen or ()),
         peers=tuple(peers or ()),
         announce=tuple(announce or ()),
+        status_port=status_port,
         show=partial(_show_addresses, address_file),
     )
 

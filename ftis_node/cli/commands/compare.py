@@ -235,7 +235,8 @@ def _base(
     """Return the manifest that all trials start from."""
     from pydantic import ValidationError
 
-    from ftis_node.config.manifest import MethodSection, first_problem, load_manifest, preset_for_task
+    from ftis_node.config.manifest import MethodSection, load_manifest, preset_for_task
+    from ftis_node.config.section import first_problem
     from ftis_node.lab.experiment.pairs import TINY_PAIRS
     from ftis_node.tasks import parse_spec
 

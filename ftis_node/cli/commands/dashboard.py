@@ -23,6 +23,7 @@ def dashboard(
     web: Annotated[bool, typer.Option("--web", help="Serve it in a browser.")] = False,
     host: Annotated[str, typer.Option("--host", help="With --web: address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="With --web: port.")] = DEFAULT_PORT,
+    swarm: Annotated[bool, typer.Option("--swarm", help="Show all peers of the run.")] = False,
     once: Annotated[bool, typer.Option("--once", hidden=True, help="End after the first paint.")] = False,
 ) -> int:
     """Show live whether a node contributes, learns and is healthy. Works for a stopped node, too.
@@ -30,7 +31,7 @@ def dashboard(
     Keys: Enter opens a peer, g the groups, e the events, ? explains all terms, q quits (the node keeps running).
     """
     where = home_at(home)
-    if not (where.status.exists() or where.settings.exists()):
+    if not (swarm or where.status.exists() or where.settings.exists()):
         raise ConfigError(f"no node has run in {where.root}: give its home with --home")
     if web:
         from ftis_node.dashboard.web import check_port, new_token, serve_dashboard, warning_of
@@ -41,10 +42,16 @@ def dashboard(
         token = new_token(host)
         address = f"http://{host}:{port}" + (f"/?token={token}" if token else "")
         typer.echo(f"the dashboard is at {address} (ctrl-C ends it; the node keeps running)", err=True)
-        serve_dashboard(where, host=host, port=port, token=token)
+        serve_dashboard(where, host=host, port=port, token=token, is_swarm=swarm)
         return 0
     if not (sys.stdin.isatty() and sys.stderr.isatty()) and "TEXTUAL_DRIVER" not in os.environ:
         raise UsageError("the dashboard needs a terminal: use `ftis-node status`, or --web for a browser")
+    if swarm:
+        from ftis_node.dashboard.swarm_app import SwarmApp
+
+        swarm_app = SwarmApp(lambda: read_document(where, "/swarm"), once=once)
+        swarm_app.run()
+        return swarm_app.return_code or 0
     from ftis_node.dashboard.app import DashboardApp
 
     def open_watcher() -> Watcher:

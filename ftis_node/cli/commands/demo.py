@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ftis_node.lab.demo import DemoResult
-    from ftis_node.lab.learning_curves import Curves
+    from ftis_node.lab.learning_curves import LearningCurves
 
 DEFAULT_STEPS = 40
 LOG_PERIOD_S = 10.0
@@ -53,7 +53,7 @@ def demo(
 
 
 @contextmanager
-def _live_view() -> Iterator[Callable[[str, Mapping[str, Curves]], None]]:
+def _live_view() -> Iterator[Callable[[str, Mapping[str, LearningCurves]], None]]:
     """Show a table that is redrawn on a terminal, or a line from time to time elsewhere."""
     started_at = time.monotonic()
     if not sys.stderr.isatty():
@@ -66,7 +66,7 @@ def _live_view() -> Iterator[Callable[[str, Mapping[str, Curves]], None]]:
         yield lambda text, curves: live.update(_progress_table(text, curves, time.monotonic() - started_at))
 
 
-def _progress_table(text: str, curves: Mapping[str, Curves], elapsed_s: float) -> Table:
+def _progress_table(text: str, curves: Mapping[str, LearningCurves], elapsed_s: float) -> Table:
     from rich.table import Table
 
     table = Table(title=f"{text} ({elapsed_s:.0f} s)", title_justify="left")
@@ -84,10 +84,10 @@ def _progress_table(text: str, curves: Mapping[str, Curves], elapsed_s: float) -
     return table
 
 
-def _lines_now_and_then(started_at: float) -> Callable[[str, Mapping[str, Curves]], None]:
+def _lines_now_and_then(started_at: float) -> Callable[[str, Mapping[str, LearningCurves]], None]:
     last_line_at = 0.0
 
-    def show(text: str, curves: Mapping[str, Curves]) -> None:
+    def show(text: str, curves: Mapping[str, LearningCurves]) -> None:
         nonlocal last_line_at
         if time.monotonic() - last_line_at < LOG_PERIOD_S:
             return

@@ -76,7 +76,7 @@ def doctor(
         bool, typer.Option("--verbose", help="Also show each part of the memory plan, and each suggested change.")
     ] = False,
 ) -> None:
-    """Check the machine. Each finding says what to do (docs/reference/doctor.md lists them all).
+    """Check the machine. Each finding says what to do (ftis-node docs reference/doctor lists them all).
 
     Peers, given here or in the home's node.toml, are dialed one by one, and their clocks compared with this one.
 

@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
+import logging
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ftis_node.cli.completion import ENGINES, PRESETS, ROLES, one_of, peer_ids, task_specs
-from ftis_node.cli.options import GpusOption, HomeOption, TensorParallelOption, home_at, spread_over
+from ftis_node.cli.options import (
+    GpusOption,
+    HomeOption,
+    LogFormat,
+    LogFormatOption,
+    TensorParallelOption,
+    home_at,
+    spread_over,
+)
 from ftis_node.cli.progress import show_fraction
-from ftis_node.errors import ConfigError
+from ftis_node.config.resume import remembered_settings
+from ftis_node.errors import ConfigError, UsageError
+from ftis_node.telemetry.log import log_as_json
+from ftis_node.telemetry.progress import unwatched
+
+log = logging.getLogger(__name__)
 
 
 def join(
     model: Annotated[
         str | None,
-        typer.Option("--model", help="Hub id or folder of the model to train.", show_default="that of node.toml"),
+        typer.Option(
+            "--model",
+            help="Hub id or folder of the model to train.",
+            show_default="that of node.toml, or of the last start",
+        ),
     ] = None,
     run: Annotated[
         str | None,
@@ -47,8 +66,12 @@ def join(
         ),
     ] = None,
     peers: Annotated[
-        list[str] | None, typer.Option("--peers", help="Multiaddr of a peer, or @FILE. Repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--peers", help="Multiaddr of a peer, or @FILE. Repeatable.", show_default="those of the last start"
+        ),
     ] = None,
+    no_peers: Annotated[bool, typer.Option("--no-peers", help="Forget the peers of the last start.")] = False,
     home: HomeOption = None,
     role: Annotated[
         str | None, typer.Option("--role", help="full, generator or learner.", autocompletion=one_of(*ROLES))
@@ -60,7 +83,13 @@ def join(
         ),
     ] = None,
     engine: Annotated[
-        str | None, typer.Option("--engine", help="auto, vllm or torch.", autocompletion=one_of(*ENGINES))
+        str | None,
+        typer.Option(
+            "--engine",
+            help="auto, vllm or torch.",
+            autocompletion=one_of(*ENGINES),
+            show_default="that of the last start, else auto",
+        ),
     ] = None,
     lora: Annotated[bool | None, typer.Option("--lora/--full", help="Train a LoRA adapter, or all weights.")] = None,
     gpus: GpusOption = None,
@@ -79,19 +108,27 @@ def join(
         list[str] | None, typer.Option("--track", help="Tracker: tensorboard, wandb or trackio. Repeatable.")
     ] = None,
     status_port: Annotated[int | None, typer.Option("--status-port", help="Local HTTP port; 0: any free port.")] = None,
+    log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
     """Generate, share and learn: run a node until stopped or until its budget, such as --steps, is used up.
 
     A learner (--role learner) trains on groups from peers. A generator (--role generator) uses weights from a learner.
-    See docs/train/roles.md. Without --peers the node runs standalone. A home keeps its run: a restart resumes it.
+    See ftis-node docs train/roles. A home keeps its run, model, peers and engine: a restart resumes it. Without peers
+    the node runs standalone.
     """
+    if log_format is LogFormat.JSON:
+        log_as_json()
     from ftis_node.config.node import load_node_settings
     from ftis_node.models import check_name
 
+    if peers and no_peers:
+        raise UsageError("--peers and --no-peers contradict each other: omit one of the two")
     where = home_at(home)
+    last = remembered_settings(where)
     budget = {"learn_steps": steps, "generate_tokens": generate_tokens, "learn_tokens": learn_tokens}
     settings = load_node_settings(
         where.node_toml,
+        remembered=last,
         model=_absolute_folder(model) if model is not None else None,
         role=role,
         roles={"follow": follow} if follow else None,
@@ -102,7 +139,7 @@ def join(
         gpus=gpus,
         generation=spread_over(tensor_parallel),
         listen=tuple(listen) if listen else None,
-        peers=tuple(peers) if peers else None,
+        peers=() if no_peers else tuple(peers) if peers else None,
         name=name,
         seed=seed,
         status_port=status_port,
@@ -111,6 +148,8 @@ def join(
     if (tensor_parallel or 1) > 1 and settings.engine == "torch":
         raise ConfigError("--tensor-parallel needs vLLM, but --engine torch uses one GPU: omit one of the two")
     check_name(settings.model)
+    if settings.peers and not peers and settings.peers == tuple(last.get("peers", ())):
+        log.info("peers are those of the last start (%s); --no-peers forgets them", ", ".join(settings.peers))
 
     from ftis_node.node.startup.find_run import (
         find_run,  # these take a second, and are not needed to say what is wrong above
@@ -126,7 +165,7 @@ def join(
         find=lambda run_id: find_run(run_id, settings, where),
         data_paths=settings.data_paths,
     )
-    with show_fraction("start") as progress:
+    with show_fraction("start") if log_format is LogFormat.TEXT else nullcontext(unwatched) as progress:
         run_until_stopped(settings, plan, where, steps=settings.budget.learn_steps, on_progress=progress)
 
 

@@ -37,7 +37,7 @@ def peers(context: typer.Context, home: HomeOption = None, as_json: JsonOption =
     reasons: {reason: n}, trusted, wire_schema, wire_words, teaching}]. `teaching` is null before a step took a group of
     the peer, then {steps, groups, completions, kept, kept_negatives, signal, ess, teaches, weight_mean,
     weight_variance, clipped, truncated, low_ratio, mean_log_ratio, mean_kl} over its last 20 steps
-    (docs/operate/dashboard.md).
+    (ftis-node docs operate/dashboard).
     """
     context.obj = home
     if context.invoked_subcommand is not None:

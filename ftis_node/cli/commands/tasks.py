@@ -48,7 +48,7 @@ def _lines(document: dict[str, Any]) -> list[str]:
     ]
     return [
         *(f"built in  task {spec}" for spec in document["built_in"]),
-        *(plugins or ["no plug-ins (docs/train/tasks.md)"]),
+        *(plugins or ["no plug-ins (ftis-node docs train/tasks)"]),
     ]
 
 

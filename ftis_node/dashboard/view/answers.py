@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ftis_node.dashboard.snapshot import Phase
+from ftis_node.dashboard.snapshot import NodePhase
 from ftis_node.dashboard.view.spans import Line, Span, Tone, ago, count, labelled, line, moment, percent, sanitized
 from ftis_node.telemetry.health_summary import OFF, AnswerWord, summarize_health
 from ftis_node.telemetry.status import starting, stopped
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 LABEL_WIDTH, WORD_WIDTH = 14, 9
 MIN_STEPS = 8  # with fewer, a trend is noise
-MARKS = ("start", "stop", "failed")  # events that show whether a node runs
 CLEAR_ERRORS = 2.0  # two means differ if they are so many standard errors apart
 STALL_FACTOR, STALL_AT_LEAST_S = 10.0, 120.0
 RAM_FULL = 0.95
@@ -38,9 +37,9 @@ def answer_lines(snapshot: NodeSnapshot) -> tuple[Line, Line, Line]:
 def health_of(snapshot: NodeSnapshot) -> HealthSummary:
     """Return the answers for this status, or for that of a node that starts or no longer runs."""
     status = snapshot.status
-    if snapshot.phase is Phase.STARTING:
+    if snapshot.phase is NodePhase.STARTING:
         status = starting(status)
-    elif snapshot.phase is Phase.STOPPED:
+    elif snapshot.phase is NodePhase.STOPPED:
         status = stopped(status)
     return summarize_health(msgspec.to_builtins(status), now=snapshot.taken_at)
 
@@ -62,11 +61,10 @@ def contributing(snapshot: NodeSnapshot) -> Line:
     """Return whether the node's groups, or a learner's weights, reach peers."""
     status, swarm = snapshot.status, snapshot.status.swarm
     answer = health_of(snapshot).contributing
-    made = f"{count(status.generation.groups_made)} groups made"
-    tally = f"{made}, {count(swarm.groups_sent)} sent, {count(swarm.groups_confirmed)} confirmed"
-    if snapshot.phase is Phase.STOPPED:
+    tally = f"{count(swarm.groups_sent)} groups sent, {count(swarm.groups_confirmed)} confirmed"
+    if snapshot.phase is NodePhase.STOPPED:
         return _answer("contributing", answer.word, f"not running; {tally}", tone=Tone.FAINT)
-    if answer.word is AnswerWord.NO or snapshot.phase is Phase.STARTING:
+    if answer.word is AnswerWord.NO or snapshot.phase is NodePhase.STARTING:
         return _answer("contributing", answer.word, said(answer))
     if status.generation.state == OFF:
         return _answer("contributing", answer.word, f"{swarm.weights_bytes_out / 1e6:.1f} MB of weights sent")
@@ -119,7 +117,7 @@ def healthy(snapshot: NodeSnapshot) -> Line:
     """Answer with the first problem, what to do about it, and the number of further problems."""
     answer = health_of(snapshot).healthy
     if not snapshot.is_live:
-        return _not_running(snapshot, answer.word)
+        return _not_running(snapshot, answer)
     if not (found := problems(snapshot)):
         swarm = snapshot.status.swarm
         return _answer("healthy", answer.word, f"{swarm.state}: {sanitized(swarm.reason)}")
@@ -128,24 +126,16 @@ def healthy(snapshot: NodeSnapshot) -> Line:
     return _answer("healthy", answer.word, found[0] + more, tone=tone)
 
 
-def _not_running(snapshot: NodeSnapshot, word: AnswerWord) -> Line:
-    if snapshot.phase is Phase.STARTING:
+def _not_running(snapshot: NodeSnapshot, answer: HealthAnswer) -> Line:
+    if snapshot.phase is NodePhase.STARTING:
         why = f"the node starts; a large model takes a while; see {snapshot.logs}"
-        return _answer("healthy", word, why, tone=Tone.WARN)
-    if snapshot.phase is Phase.SILENT:
+        return _answer("healthy", answer.word, why, tone=Tone.WARN)
+    if snapshot.phase is NodePhase.SILENT:
         return _answer("healthy", AnswerWord.NO, f"it runs and does not answer: see {snapshot.logs}")
-    if not snapshot.history.events:
-        return _answer("healthy", word, "the node is not running", tone=Tone.WARN)
-    if ended_cleanly(snapshot):
-        why = f"stopped on request {ago(snapshot.reported_at, snapshot.taken_at)} ago"
-        return _answer("healthy", word, why, tone=Tone.WARN)
-    return _answer("healthy", word, f"ended without a stop event (killed, or a fault): see {snapshot.logs}")
-
-
-def ended_cleanly(snapshot: NodeSnapshot) -> bool:
-    """Return whether the last start in the event log has its stop without a fault before it."""
-    marks = [event.get("event") for event in snapshot.history.events if event.get("event") in MARKS]
-    return marks[-1:] == ["stop"] and marks[-2:] != ["failed", "stop"]
+    if answer.is_well:
+        why = f"{answer.why}, {ago(snapshot.reported_at, snapshot.taken_at)} ago"
+        return _answer("healthy", answer.word, why, tone=Tone.GOOD)
+    return _answer("healthy", answer.word, f"{answer.why}: see {snapshot.logs}")
 
 
 def problems(snapshot: NodeSnapshot) -> list[str]:
@@ -175,7 +165,7 @@ def _stalled_s(snapshot: NodeSnapshot) -> float | None:
 
 def next_lines(snapshot: NodeSnapshot) -> tuple[Line, ...]:
     """Return how to start a stopped node again and the age of its values; nothing for a running node."""
-    if snapshot.phase is not Phase.STOPPED:
+    if snapshot.phase is not NodePhase.STOPPED:
         return ()
     told = f"status of {moment(snapshot.reported_at)}" if snapshot.reported_at else "it left no status"
     return (

@@ -20,16 +20,21 @@ TONES = {
     **dict.fromkeys(("failed", "loop_blocked", "loop_stuck"), Tone.BAD),
 }
 ROUTINE = frozenset(
-    {"admitted", "announced", "taken", "confirmed", "served", "backfill_requested"}
+    {"admitted", "announced", "taken", "confirmed", "served", "backfill_requested", "released"}
 )  # hundreds a minute
 MAX_DETAIL = 240
 WORD_WIDTH = 14
 GROUP_WIDTH = 12
 
 
+def is_notable(name: str) -> bool:
+    """Return whether an event is worth a look: not one that every group causes."""
+    return name not in ROUTINE
+
+
 def notable_events(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return the events except those that every group causes."""
-    return [event for event in events if event.get("event") not in ROUTINE and not (event.get("event") == "released")]
+    return [event for event in events if is_notable(str(event.get("event")))]
 
 
 def event_line(event: Mapping[str, Any]) -> Line:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ftis_node.dashboard.snapshot import Phase
+from ftis_node.dashboard.snapshot import NodePhase
 from ftis_node.dashboard.view.answers import health_of, problems, said
 from ftis_node.dashboard.view.spans import Line, Span, Tone, labelled, line
 
@@ -26,7 +26,7 @@ TERMS = (
     ("healthy", "yes: no problem with workers, steps, peers, clock, disk, memory"),
     ("trained on", "groups used in steps since the home was created"),
     ("groups", "sent, confirmed by a peer, received, rejected; since the start"),
-    ("kept", "fraction of tokens that the filter left in the loss"),
+    ("kept", "share of completions that the filter kept"),
     ("standing", "good, probation (all its groups are audited), banned, trusted"),
     ("score", "0 for a new peer, at most 10; below -3 probation, at -10 banned"),
     ("taken", "groups of that peer that passed validation"),
@@ -36,7 +36,7 @@ TERMS = (
 
 def start_lines(snapshot: NodeSnapshot) -> list[Line]:
     """Return the command that starts a stopped node again, for copying."""
-    if snapshot.phase is not Phase.STOPPED:
+    if snapshot.phase is not NodePhase.STOPPED:
         return []
     return [line(Span("start it again:", Tone.WARN)), line("  ", snapshot.start_command), line()]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ftis_node.dashboard.snapshot import Phase
+from ftis_node.dashboard.snapshot import NodePhase
 from ftis_node.dashboard.view.spans import (
     Line,
     Span,
@@ -45,8 +45,8 @@ def head_line(snapshot: NodeSnapshot) -> Line:
     """Return name, model, run and state of the node."""
     status = snapshot.status
     node, run = status.node, status.run
-    state = node.state if snapshot.phase is Phase.RUNNING else snapshot.phase.value
-    up = f" {duration(node.uptime_s)}" if snapshot.phase is Phase.RUNNING else ""
+    state = node.state if snapshot.phase is NodePhase.RUNNING else snapshot.phase.value
+    up = f" {duration(node.uptime_s)}" if snapshot.phase is NodePhase.RUNNING else ""
     role = "" if node.role == "full" else f"  {node.role}"
     who = (Span(sanitized(node.name) or "ftis-node", Tone.STRONG), "  ", state_span(state), up, role)
     if not run.id:  # the node ended before its first status

@@ -11,17 +11,22 @@ are not those of the distribution that it was drawn from.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
+from uuid import uuid4
 
-from ftis_node.records.group import Completion, join_completions
+from ftis_node.records.group import (
+    Completion,
+    SamplingSettings,  # msgspec reads the annotations
+    join_completions,
+)
 from ftis_node.workers.wire import Message
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from ftis_node.records.group import FinishReason, SamplingSettings
+    from ftis_node.records.group import FinishReason
     from ftis_node.records.token_batch import TokenBatch
     from ftis_node.workers.weights.shared_weights import SharedWeights
 
@@ -65,21 +70,22 @@ class EngineSettings(Message, frozen=True):
     options: dict[str, Any] = {}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
     """A request for one group: `num_completions` of one prompt, each up to `max_tokens` or one of `eos_ids`.
 
-    With a `seed` the same engine, weights and settings give the same tokens, up to rounding that depends on other
+    It is the same record from the caller to the engine. `request_id` is what `Engine.cancel` takes. With a `seed` the
+    same engine, weights and settings give the same tokens, up to rounding that depends on other
     requests in the batch. Raises ValueError for invalid values.
     """
 
-    request_id: str
     prompt_ids: tuple[int, ...]
     num_completions: int
     sampling: SamplingSettings
     max_tokens: int
     eos_ids: frozenset[int]
     seed: int | None = None
+    request_id: str = field(default_factory=lambda: uuid4().hex)
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-class Adapters:
+class LoraAdapters:
     """The adapters of one core; `current` is the number of the one that is served, None for none.
 
     `make_request` is vLLM's `LoRARequest`, `num_places` the number of adapters that the core can hold.

@@ -25,7 +25,7 @@ WAKE_ORDER = ("weights", "kv_cache")
 DISCARDED = "the engine has discarded its weights: it serves nothing before it is given others"
 
 
-class Core:
+class VllmCore:
     """An adapter of vLLM's `EngineCoreClient`, for one thread only. `can_sleep`: whether it frees memory.
 
     `is_asleep`: whether it computes nothing; `has_weights`: whether it holds any.

@@ -31,7 +31,7 @@ HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TensorTarget:
     """One parameter of a module, and the file's tensors that form it, in order; `shape` is that of all together."""
 
     module: Any
@@ -44,7 +44,7 @@ class Target:
 class DirectLoader:
     """The loader of files of one model, one after the other."""
 
-    def __init__(self, targets: Sequence[Target], dtype: torch.dtype) -> None:
+    def __init__(self, targets: Sequence[TensorTarget], dtype: torch.dtype) -> None:
         self._targets = targets
         self._dtype = dtype
         self._scratch = torch.empty(max(prod(target.shape) for target in targets), dtype=dtype)
@@ -101,7 +101,7 @@ def held_checksums(model: Any, entries: Mapping[str, Any]) -> dict[str, int]:
     return checksums
 
 
-def _targets(model: Any, entries: Mapping[str, Any]) -> Iterator[Target]:
+def _targets(model: Any, entries: Mapping[str, Any]) -> Iterator[TensorTarget]:
     """Return every parameter that the file has tensors for. A tied head, which is the embedding, comes only once."""
     fused: Mapping[str, Sequence[str]] = getattr(model, "packed_modules_mapping", {})
     for path, module in model.named_modules():
@@ -112,10 +112,10 @@ def _targets(model: Any, entries: Mapping[str, Any]) -> Iterator[Target]:
                 shapes = [tuple(entries[name]["shape"]) for name in parts]
                 shape = (sum(each[0] for each in shapes), *shapes[0][1:])
                 is_packed = parameter == "weight" and hasattr(module, "cpu_linear") and leaf != "embed_tokens"
-                yield Target(module, parameter, tuple(parts), shape, is_packed)
+                yield TensorTarget(module, parameter, tuple(parts), shape, is_packed)
 
 
-def _fits(model: Any, targets: Sequence[Target], dtype: torch.dtype) -> bool:
+def _fits(model: Any, targets: Sequence[TensorTarget], dtype: torch.dtype) -> bool:
     """Return whether the targets are complete, and each is a plain, unsharded layer of the file's type."""
     covered = {id(getattr(target.module, target.parameter)) for target in targets}
     if any(id(value) not in covered for _, value in model.named_parameters()):
@@ -128,13 +128,13 @@ def _fits(model: Any, targets: Sequence[Target], dtype: torch.dtype) -> bool:
     return True
 
 
-def _is_plain(target: Target) -> bool:
+def _is_plain(target: TensorTarget) -> bool:
     """Return whether the layer is not quantised."""
     method = getattr(target.module, "quant_method", None)
     return method is None or type(method).__name__.startswith("Unquantized")
 
 
-def _is_whole(value: torch.Tensor, target: Target) -> bool:
+def _is_whole(value: torch.Tensor, target: TensorTarget) -> bool:
     """Return whether a parameter can hold all that the file has; a vocabulary may be padded to more rows."""
     return tuple(value.shape[1:]) == target.shape[1:] and value.shape[0] >= target.shape[0]
 
@@ -149,7 +149,7 @@ def _read_into(file: FileIO, target: torch.Tensor) -> int:
     return target.numel()
 
 
-def _place(target: Target, values: torch.Tensor) -> None:
+def _place(target: TensorTarget, values: torch.Tensor) -> None:
     """Pack `values`, which are overwritten afterwards, or copy them to where the model reads them."""
     module = target.module
     if not target.is_packed:

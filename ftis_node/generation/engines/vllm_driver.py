@@ -1,6 +1,6 @@
 """The thread that drives vLLM's engine core: requests in, a step, tokens out, again and again.
 
-    other threads --post(command)--> [commands] --between two steps--> admit -> step -> take -> admit ...
+    other threads --commands.post()--> [commands] --between two steps--> admit -> step -> take -> admit ...
 
 The driver uses the core directly (`EngineCoreClient`, the base of vLLM's own `LLM` and `AsyncLLM`). Ids and log-probs
 come as arrays, step by step, so a group can be ended with the tokens that it has. None of vLLM's text handling runs.
@@ -14,20 +14,25 @@ from __future__ import annotations
 
 import itertools
 import logging
-import queue
 import threading
 from collections import deque
 from concurrent.futures import Future
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from ftis_node.errors import FtisError, ModelError, WorkerTaskError
-from ftis_node.generation.engines.vllm_adapters import Adapters
-from ftis_node.generation.engines.vllm_core import Core
-from ftis_node.generation.engines.vllm_jobs import FINISH_REASONS, Job, PendingProbe, VllmCompletion, fail
+from ftis_node.errors import ModelError, WorkerTaskError
+from ftis_node.generation.engines.vllm_adapters import LoraAdapters
+from ftis_node.generation.engines.vllm_core import VllmCore
+from ftis_node.generation.engines.vllm_jobs import (
+    FINISH_REASONS,
+    CommandQueue,
+    PendingProbe,
+    VllmCompletion,
+    VllmJob,
+    fail,
+)
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH, num_loras
 from ftis_node.generation.engines.vllm_requests import core_request, probe_params, sampling_params
 from ftis_node.records.group import FinishReason
@@ -46,13 +51,9 @@ logger = logging.getLogger(__name__)
 ENDED = "the engine was closed, or failed"
 MAX_DRAWS = 100  # of a first token; a correct model hardly ever needs a second
 
-Answer = TypeVar("Answer")
 
-
-class Driver:
-    """The driver of one engine core. `post` and `call` are safe from any thread; call the rest in the driver's thread
-    only.
-    """
+class VllmDriver:
+    """The driver of one engine core. `commands` is safe from any thread; call the rest in the driver's thread only."""
 
     def __init__(
         self, open_core: Callable[[], tuple[Any, int]], settings: EngineSettings, on_progress: Callable[[], None]
@@ -61,17 +62,16 @@ class Driver:
         self._settings = settings
         self._max_batch = settings.max_batch or DEFAULT_MAX_BATCH
         self._on_progress = on_progress
-        self._commands: queue.SimpleQueue[tuple[Callable[[], None], Future[Any] | None]] = queue.SimpleQueue()
-        self._waiting: deque[Job] = deque()
+        self.commands = CommandQueue(ENDED)
+        self._waiting: deque[VllmJob] = deque()
         self._running: dict[str, VllmCompletion] = {}
         self._probes: dict[str, PendingProbe] = {}
-        self._adapters = Adapters(LoRARequest, num_loras(can_sleep=settings.can_sleep))
+        self._adapters = LoraAdapters(LoRARequest, num_loras(can_sleep=settings.can_sleep))
         self._request_numbers = itertools.count()
-        self._is_stopped = False
         self._sleepers: list[Future[None]] = []
         self._may_discard = False  # discard the weights, if all callers of `sleep` allow it
         self._core: Any = None
-        self._state = Core(None, can_sleep=False)
+        self._state = VllmCore(None, can_sleep=False)
         self.thread = threading.Thread(target=self._run, name="vllm", daemon=True)
         self.opened: Future[None] = Future()
         self.broken: Future[str] = Future()
@@ -84,44 +84,24 @@ class Driver:
     def core_is_dead(self) -> bool:
         """Return whether the core's own process has ended without a request. A core inside this process never has."""
         resources = getattr(self._core, "resources", None)
-        return not self._is_stopped and resources is not None and bool(resources.engine_dead)
+        return not self.commands.is_closed and resources is not None and bool(resources.engine_dead)
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._running or self._probes or self._sleepers or (self._waiting and not self.is_asleep))
 
     @property
     def is_asleep(self) -> bool:
         """Return whether nothing runs and nothing is admitted."""
         return self._state.is_asleep
 
-    def post(self, command: Callable[[], None], answer: Future[Any] | None = None) -> None:
-        """Have `command` run in the driver's thread before the next step. If it never will, `answer` fails."""
-        self._commands.put((command, answer))
-        if self._is_stopped:  # the thread may have ended before it could see the command
-            self._refuse_commands()
-
-    def call(self, work: Callable[[], Answer]) -> Future[Answer]:
-        """Post `work` and return its answer. Its errors go to the caller; all but an FtisError end the driver."""
-        answer: Future[Answer] = Future()
-
-        def command() -> None:
-            if not answer.set_running_or_notify_cancel():
-                return
-            try:
-                answer.set_result(work())
-            except FtisError as error:
-                answer.set_exception(error)
-            except Exception as error:
-                answer.set_exception(error)
-                raise
-
-        self.post(command, answer)
-        return answer
-
     # The commands.
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: VllmJob) -> None:
         """Queue a group."""
         self._waiting.append(job)
 
-    def drop(self, job: Job) -> None:
+    def drop(self, job: VllmJob) -> None:
         """Drop a group that no caller waits for any more."""
         if job in self._waiting:
             self._waiting.remove(job)
@@ -200,43 +180,31 @@ class Driver:
 
     def stop(self) -> None:
         """End the thread after this command."""
-        self._is_stopped = True
+        self.commands.close()
 
     # The loop.
 
     def _run(self) -> None:
         try:
             self._core, self.max_model_len = self._open_core()
-            self._state = Core(self._core, can_sleep=self._settings.can_sleep)
+            self._state = VllmCore(self._core, can_sleep=self._settings.can_sleep)
         except Exception as error:
             self.opened.set_exception(error)
             return
         try:
             self._core.set_weight_version(str(self.policy_version))
             self.opened.set_result(None)
-            while not self._is_stopped:
-                self._obey()
+            while not self.commands.is_closed:
+                self.commands.run(wait=not self._has_work)
                 self._admit()
                 self._work()
         except Exception as error:
             logger.exception("vLLM's engine core failed")
             self.broken.set_result(f"failed in vLLM: {type(error).__name__}: {error}")
         finally:
-            self._is_stopped = True
+            self.commands.close()
             self._end_all(WorkerTaskError(ENDED))
             self._core.shutdown()
-
-    def _obey(self) -> None:
-        """Run the commands that have come; wait for one if there is nothing else to do."""
-        has_work = self._running or self._probes or self._sleepers or (self._waiting and not self.is_asleep)
-        try:
-            command, _ = self._commands.get(block=not has_work)
-            command()
-            while not self._is_stopped:
-                command, _ = self._commands.get(block=False)
-                command()
-        except queue.Empty:
-            return
 
     def _admit(self) -> None:
         """Pass groups to the core while the batch has space. The last may exceed it; its rest waits in the core."""
@@ -371,11 +339,4 @@ class Driver:
         answers: list[Future[Any]] = [*(probe.answer for probe in self._probes.values()), *self._sleepers]
         for answer in answers:
             fail(answer, error)
-        self._refuse_commands()
-
-    def _refuse_commands(self) -> None:
-        """Fail commands that came after the driver's end."""
-        with suppress(queue.Empty):
-            while True:
-                _, answer = self._commands.get(block=False)
-                fail(answer, WorkerTaskError(ENDED))
+        self.commands.refuse()

@@ -34,7 +34,7 @@ from ftis_node.errors import (
     says_out_of_memory,
 )
 from ftis_node.generation.engines.published import check_adapter, check_published, check_shared, shapes_in
-from ftis_node.generation.engines.vllm_jobs import Job
+from ftis_node.generation.engines.vllm_jobs import VllmJob
 from ftis_node.generation.engines.vllm_options import (
     CPU_BLOCK_TOKENS,
     check_options,
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ftis_node.generation.engines.base import EngineSettings, GenerateRequest, GenerationResult
-    from ftis_node.generation.engines.vllm_driver import Driver
+    from ftis_node.generation.engines.vllm_driver import VllmDriver
     from ftis_node.models import ModelSource
     from ftis_node.workers.weights.shared_weights import SharedWeights
 
@@ -77,7 +77,7 @@ class VllmEngine:
 
     name = "vllm"
 
-    def __init__(self, driver: Driver, settings: EngineSettings, source: ModelSource, log: WorkerLog) -> None:
+    def __init__(self, driver: VllmDriver, settings: EngineSettings, source: ModelSource, log: WorkerLog) -> None:
         self._driver = driver
         self._log = log
         self._settings = settings
@@ -102,12 +102,12 @@ class VllmEngine:
         limit = self._driver.max_model_len
         if len(request.prompt_ids) + request.max_tokens > limit:
             raise ValueError(f"{len(request.prompt_ids)} + {request.max_tokens} tokens: the engine takes {limit}")
-        job = Job(request)
-        self._driver.post(partial(self._driver.submit, job), job.result)
+        job = VllmJob(request)
+        self._driver.commands.post(partial(self._driver.submit, job), job.result)
         try:
             return await asyncio.wrap_future(job.result)
         except asyncio.CancelledError:
-            self._driver.post(partial(self._driver.drop, job))
+            self._driver.commands.post(partial(self._driver.drop, job))
             raise
 
     async def load_weights(self, path: Path, version: int, *, is_locked: bool = False) -> dict[str, int]:
@@ -115,21 +115,23 @@ class VllmEngine:
         if path.name == ADAPTER_FILE:
             max_rank = self._settings.lora_rank
             await asyncio.to_thread(check_adapter, path.parent, self._shapes, max_rank=max_rank)
-            await asyncio.wrap_future(self._driver.call(partial(self._driver.adapt, path.parent, version)))
+            await asyncio.wrap_future(self._driver.commands.call(partial(self._driver.adapt, path.parent, version)))
             return await asyncio.to_thread(file_checksums, path)  # vLLM keeps adapters in another form
         await asyncio.to_thread(check_published, path, self._shapes, optional=self._optional)
         load = partial(self._driver.load, path, version, is_locked=is_locked)
-        return await asyncio.wrap_future(self._driver.call(load))
+        return await asyncio.wrap_future(self._driver.commands.call(load))
 
     async def load_shared(self, shared: SharedWeights, version: int) -> dict[str, int]:
         """Serve the learner's own tensors from now on; see `base.Engine`."""
         check_shared(shared, self._shapes, optional=self._optional)
-        return await asyncio.wrap_future(self._driver.call(partial(self._driver.load_shared, encode(shared), version)))
+        return await asyncio.wrap_future(
+            self._driver.commands.call(partial(self._driver.load_shared, encode(shared), version))
+        )
 
     async def probe(self, token_ids: Sequence[int]) -> list[float]:
         """Return log-probs of fixed tokens under the weights served, computed beside the completions in flight."""
         answer: Future[list[float]] = Future()
-        self._driver.post(partial(self._driver.probe, token_ids, answer), answer)
+        self._driver.commands.post(partial(self._driver.probe, token_ids, answer), answer)
         return await asyncio.wrap_future(answer)
 
     @property
@@ -141,16 +143,16 @@ class VllmEngine:
         """Sleep; see `base.Engine`. The weights under adapters are kept."""
         asleep: Future[None] = Future()
         may_discard = discard and self._settings.lora_rank is None
-        self._driver.post(partial(self._driver.sleep, asleep, discard=may_discard), asleep)
+        self._driver.commands.post(partial(self._driver.sleep, asleep, discard=may_discard), asleep)
         await asyncio.wrap_future(asleep)
 
     async def wake(self) -> None:
         """Wake; see `base.Engine`."""
-        await asyncio.wrap_future(self._driver.call(self._driver.wake))
+        await asyncio.wrap_future(self._driver.commands.call(self._driver.wake))
 
     def cancel(self, request_ids: Iterable[str]) -> None:
         """End requests early; see `base.Engine`."""
-        self._driver.post(partial(self._driver.cut, frozenset(request_ids)))
+        self._driver.commands.post(partial(self._driver.cut, frozenset(request_ids)))
 
     async def wait_broken(self) -> str:
         """Return when the core failed, or its process died."""
@@ -162,7 +164,7 @@ class VllmEngine:
 
     async def close(self) -> None:
         """End the driver and the core; requests in flight raise."""
-        self._driver.post(self._driver.stop)
+        self._driver.commands.post(self._driver.stop)
         await asyncio.to_thread(self._driver.thread.join)
 
 
@@ -179,12 +181,12 @@ async def open_engine(source: ModelSource, settings: EngineSettings, on_progress
     logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])  # until vLLM sets up its own loggers
     warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")  # for its developers, not for users
     try:
-        from ftis_node.generation.engines.vllm_driver import Driver
+        from ftis_node.generation.engines.vllm_driver import VllmDriver
     except ImportError as error:
         raise EngineError(
             f"vLLM cannot be imported ({error}): use --engine torch, or see `ftis-node doctor`"
         ) from error
-    driver = Driver(partial(_open_core, source, settings, device), settings, on_progress)
+    driver = VllmDriver(partial(_open_core, source, settings, device), settings, on_progress)
     driver.thread.start()
     try:
         await asyncio.wrap_future(driver.opened)

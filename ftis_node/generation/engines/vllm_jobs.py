@@ -1,4 +1,4 @@
-"""Completions in flight, as the vLLM engine keeps them: plain records that import nothing of vLLM.
+"""Completions in flight and commands of the vLLM engine. Nothing here imports vLLM.
 
 A group becomes one vLLM request for each completion, so that single completions can be ended and each has its own
 versions. `version` is that of the weights served when a completion was passed to the engine. Prompts computed before an
@@ -9,20 +9,24 @@ adapter that it began with, and has that one version.
 from __future__ import annotations
 
 import math
+import queue
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from ftis_node.errors import NonFiniteError
+from ftis_node.errors import FtisError, NonFiniteError, WorkerTaskError
 from ftis_node.generation.engines.base import GenerationResult
 from ftis_node.records.group import Completion, FinishReason
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ftis_node.generation.engines.base import GenerateRequest
+
+Answer = TypeVar("Answer")
 
 FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}  # anything else: cut short
 
@@ -35,7 +39,7 @@ class VllmCompletion:
     often it was restarted because its first id was no token.
     """
 
-    job: Job
+    job: VllmJob
     index: int
     salt: str
     version: int
@@ -90,7 +94,7 @@ class PendingProbe:
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class VllmJob:
     """A group from its request to its result, a future that any thread may await."""
 
     request: GenerateRequest
@@ -117,6 +121,59 @@ class Job:
     def fail(self, error: Exception) -> None:
         """Raise an error in the caller."""
         fail(self.result, error)
+
+
+class CommandQueue:
+    """A queue of commands from any thread to one. Each command runs, or its answer fails with `refusal`."""
+
+    def __init__(self, refusal: str) -> None:
+        self._refusal = refusal
+        self._commands: queue.SimpleQueue[tuple[Callable[[], None], Future[Any] | None]] = queue.SimpleQueue()
+        self.is_closed = False
+
+    def post(self, command: Callable[[], None], answer: Future[Any] | None = None) -> None:
+        """Have `command` run by the next `run`. If it never will, `answer` fails."""
+        self._commands.put((command, answer))
+        if self.is_closed:  # the thread may have ended before it could see the command
+            self.refuse()
+
+    def call(self, work: Callable[[], Answer]) -> Future[Answer]:
+        """Post `work` and return its answer. Its errors go to the caller; all but an FtisError leave `run`, too."""
+        answer: Future[Answer] = Future()
+
+        def command() -> None:
+            if not answer.set_running_or_notify_cancel():
+                return
+            try:
+                answer.set_result(work())
+            except FtisError as error:
+                answer.set_exception(error)
+            except Exception as error:
+                answer.set_exception(error)
+                raise
+
+        self.post(command, answer)
+        return answer
+
+    def run(self, *, wait: bool) -> None:
+        """Run the commands that have come, until one closes the queue. With `wait`, wait for the first one."""
+        with suppress(queue.Empty):
+            command, _ = self._commands.get(block=wait)
+            command()
+            while not self.is_closed:
+                command, _ = self._commands.get(block=False)
+                command()
+
+    def close(self) -> None:
+        """Run no more commands."""
+        self.is_closed = True
+
+    def refuse(self) -> None:
+        """Fail the commands that came after the end."""
+        with suppress(queue.Empty):
+            while True:
+                _, answer = self._commands.get(block=False)
+                fail(answer, WorkerTaskError(self._refusal))
 
 
 def fail(answer: Future[Any] | None, error: Exception) -> None:

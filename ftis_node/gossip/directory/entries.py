@@ -7,7 +7,7 @@ key:
     entry = kind (1) + peer id (38) + expiry (8, Unix time as float64) + signature (64)
             + length of the run id (1) + run id + payload
 
-A `RECORD` has a key of its own. A run's `MANIFEST` is under the run's key, with the same contents from every node that
+A `RECORD` has a separate key. A run's `MANIFEST` is under the run's key, with the same contents from every node that
 stores it. A `MEMBER` is in one of the run's buckets, with the peer id as subkey. A joining node reads buckets until it
 knows enough members, and no bucket grows beyond the size of a reply. A node that stores entries, such as a bootstrap
 node, need not know the run.

@@ -1,8 +1,8 @@
 """Validation of directory traffic: what this node stores for others, accepts from others, and answers.
 
-hivemind's DHT stores any value until any expiry and answers requests of any size. Two of its hooks restrict that: a
-record validator (signed by its owner, under the right key, valid expiry) and an authorizer, which sees every request
-before it is processed.
+hivemind's DHT stores any value until any expiry and answers requests of any size. Two of its hooks restrict that. A
+record validator checks the owner's signature, the key and the expiry. An authorizer sees every request before it is
+processed.
 """
 
 from __future__ import annotations
@@ -97,9 +97,9 @@ class EntryValidator(RecordValidatorBase):  # type: ignore[misc]
 class RequestLimiter(AuthorizerBase):  # type: ignore[misc]
     """Authorizer that truncates requests that cost too much work or memory. It signs nothing: entries are signed.
 
-    A serving node rejects no request completely. hivemind treats a peer that rejects as dead, forgets it, meets it
-    again and sends the same entries again, without end. A node that does not serve rejects all requests, so that peers
-    forget it.
+    A serving node rejects no request completely. hivemind treats a peer that rejects as dead and forgets it. It then
+    meets the peer again and sends the same entries again, without end. A node that does not serve rejects all requests,
+    so that peers forget it.
     """
 
     def __init__(self, own_node_id: bytes = b"", *, guard: PeerGuard | None = None) -> None:
@@ -147,8 +147,8 @@ class RequestLimiter(AuthorizerBase):  # type: ignore[misc]
     async def validate_response(self, response: Any, request: Any) -> bool:
         """Truncate a peer's answer; `EntryValidator` checks its values one by one.
 
-        A peer may name this node among the nearest, maliciously or because this node announced no id (while it does not
-        serve). hivemind assumes that this is impossible.
+        A peer may name this node among the nearest nodes, maliciously or because this node announced no id. A node
+        announces none while it does not serve. hivemind assumes that this is impossible.
         """
         with self._guard.work_for(UNPROVEN, Place.DIRECTORY):
             return self._cut_answer(response)

@@ -73,7 +73,7 @@ class Membership:
         self._next_round_at = 0.0  # time of the event loop
         self._alone = asyncio.Event()
         self._facts = ConnectionFacts(num_given=len(self._dialler.given))
-        self._probe = MemberProbe(_ask_nobody)
+        self._probe = MemberProbe(_probe_none)
         self.addresses: list[str] = []
 
     @property
@@ -113,10 +113,10 @@ class Membership:
 
     async def _watch(self, session: Session, group: asyncio.TaskGroup) -> None:
         while True:
-            self._probe.update(await self.look(session), group)
+            self._probe.update(await self.poll(session), group)
             await asyncio.sleep(self._settings.poll_s)
 
-    async def look(self, session: Session) -> set[str]:
+    async def poll(self, session: Session) -> set[str]:
         """Poll p2pd: update state and own addresses; return the ids of connected peers."""
         connected = await connected_ids(session)
         num_members = len(connected.intersection(self._probe.members))
@@ -140,7 +140,7 @@ class Membership:
             self._probe.recheck()
             await self._round(session)
             self._has_looked = True
-            await self.look(session)
+            await self.poll(session)
             if self._facts.num_members:
                 self._num_rounds_alone = 0
                 delay_s = self._settings.check_s
@@ -209,5 +209,5 @@ class Membership:
         await self._dialler.dial(session, {peer_id: self._known[peer_id] for peer_id in chosen})
 
 
-async def _ask_nobody(peer_id: str) -> bool | None:
+async def _probe_none(peer_id: str) -> bool | None:
     return None

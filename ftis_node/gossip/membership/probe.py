@@ -1,6 +1,6 @@
 """Tests given addresses one by one with a temporary p2pd and identity; `doctor` shows the results.
 
-Each address gets a p2pd of its own, because p2pd would hide a dead address behind a working one of the same peer.
+Each address gets a separate p2pd, because p2pd would hide a dead address behind a working one of the same peer.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Awaits a coroutine that may swallow a cancellation (CPython issue 86296).
+"""Await a coroutine that may swallow a cancellation (CPython issue 86296).
 
-Before Python 3.12 `asyncio.wait_for` loses a cancellation that arrives at the moment in which the awaited call
-finishes: https://github.com/python/cpython/issues/86296. hivemind waits for each peer's answer in this way. A task that
-awaits hivemind and is cancelled at that moment continues to run, and the task that waits for its end hangs.
+Before Python 3.12 `asyncio.wait_for` loses a cancellation that arrives just when the awaited call finishes:
+https://github.com/python/cpython/issues/86296. hivemind waits for each peer's answer in this way. A task that awaits
+hivemind and is canceled at that moment continues to run, and the task that waits for its end hangs.
 """
 
 from __future__ import annotations

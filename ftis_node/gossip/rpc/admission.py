@@ -52,7 +52,7 @@ class AdmissionControl:
         self._budget = UploadBudget(
             max_bytes_per_s=limits.max_upload_bytes_per_s, max_requests_per_minute=limits.max_requests_per_minute
         )
-        self.is_refused: Callable[[str], bool] = _refuse_nobody
+        self.is_refused: Callable[[str], bool] = _admit_all
 
     def enter(self, peer_id: str, service: RpcService) -> None:
         """Take a slot, which `leave` gives back. Raises OverBudget if the peer must retry later."""
@@ -77,5 +77,5 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _refuse_nobody(peer_id: str) -> bool:
+def _admit_all(peer_id: str) -> bool:
     return False

@@ -92,7 +92,7 @@ class PeerCalls(ABC):
         self._counters.body_bytes_in += sum(map(len, fetched.bodies))
         return fetched
 
-    async def ask(self, peer_id: str, question: bytes, *, timeout_s: float | None = None) -> Fetched:
+    async def request_backfill(self, peer_id: str, question: bytes, *, timeout_s: float | None = None) -> Fetched:
         """See `interface.Gossip.ask`."""
         max_bytes = self._limits.max_announcement_bytes
         if len(question) > max_bytes:
@@ -101,10 +101,10 @@ class PeerCalls(ABC):
         items = ItemCollector(max_items=max_items, max_item_bytes=max_bytes, max_bytes=max_items * max_bytes)
         return await self._counted_pull(peer_id, RpcService.ASK, question, items=items, timeout_s=timeout_s)
 
-    async def ask_weights(
+    async def request_weights(
         self, peer_id: str, question: bytes, *, max_items: int, timeout_s: float | None = None
     ) -> Fetched:
-        """See `interface.Gossip.ask_weights`."""
+        """See `interface.Gossip.request_weights`."""
         max_item_bytes = self._limits.max_weights_item_bytes
         items = ItemCollector(max_items=max_items, max_item_bytes=max_item_bytes, max_bytes=max_items * max_item_bytes)
         fetched = await self._counted_pull(peer_id, RpcService.WEIGHTS, question, items=items, timeout_s=timeout_s)

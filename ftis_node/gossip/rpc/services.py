@@ -30,8 +30,8 @@ class Services:
     def __init__(self, *, limits: GossipLimits, counters: GossipCounters) -> None:
         self._limits = limits
         self._counters = counters
-        self._lookup: Lookup = _hold_nothing
-        self._lookup_text: Lookup = _hold_nothing
+        self._lookup: Lookup = _find_none
+        self._lookup_text: Lookup = _find_none
         self._on_confirm: OnConfirm | None = None
         self._on_sent: OnSent | None = None
         self._answer: AnswerQuery | None = None
@@ -60,7 +60,7 @@ class Services:
     ) -> None:
         """Set the callbacks."""
         self._lookup, self._on_confirm, self._answer = lookup, on_confirm, answer
-        self._lookup_text = lookup_text or _hold_nothing
+        self._lookup_text = lookup_text or _find_none
         self._on_sent = on_sent
 
     def use_weights(self, give: ServeWeights) -> None:
@@ -112,5 +112,5 @@ class Services:
                 self._counters.weights_bytes_out += len(item)
 
 
-async def _hold_nothing(ids: Sequence[bytes]) -> Sequence[bytes]:
+async def _find_none(ids: Sequence[bytes]) -> Sequence[bytes]:
     return ()

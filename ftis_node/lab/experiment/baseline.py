@@ -30,7 +30,7 @@ CONTROLS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Alone:
+class BaselineSpec:
     """Parsed baseline. `updates` None: as in the run's manifest."""
 
     own: bool
@@ -43,7 +43,7 @@ def is_alone(method: str) -> bool:
     return method.partition(":")[0] == ALONE
 
 
-def parse_alone(text: str) -> Alone:
+def parse_alone(text: str) -> BaselineSpec:
     """Parse `text`. Raises UsageError."""
     rest = text.split(":")[1:]
     own = rest[:1] == [OWN]
@@ -54,4 +54,4 @@ def parse_alone(text: str) -> Alone:
         if not number.isdecimal() or not 1 <= int(number) <= MAX_UPDATES:
             raise UsageError(f"{text!r}: updates is a number from 1 to {MAX_UPDATES}")
         updates = int(number)
-    return Alone(own, updates, ":".join(rest) or DEFAULT_METHOD)
+    return BaselineSpec(own, updates, ":".join(rest) or DEFAULT_METHOD)

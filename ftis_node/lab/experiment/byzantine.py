@@ -83,7 +83,7 @@ class ByzantineNode:
                 for _ in range(self._parts.context.manifest.step.own_groups):
                     await self._send(await scored.get())
                     slots.fill()
-                slots.hold(0)
+                slots.set_held(0)
             generating.cancel()
 
     async def _send(self, group: Group) -> None:

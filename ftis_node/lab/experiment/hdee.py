@@ -29,7 +29,7 @@ from ftis_node.lab.experiment.final_evaluation import FinalEvaluation
 from ftis_node.lab.experiment.pairs import HDEE, Pair
 from ftis_node.lab.experiment.rounds import Rounds
 from ftis_node.lab.experiment.trial import Trial, TrialMember
-from ftis_node.lab.experiment.trial_matrix import Setting, with_key
+from ftis_node.lab.experiment.trial_matrix import TrialSetting, with_key
 from ftis_node.lab.experiment.trial_result import GENERATED_COST, TRAINED_COST
 from ftis_node.lab.tiny import RECIPES
 
@@ -112,7 +112,7 @@ def _trials(
         for name, size, domain, last in zip(names, ARMS[arm].sizes, domains, steps, strict=True)
     ]
     num_nodes = 1 if is_apart else len(members)
-    setting = Setting(experiment, Pair(f"{HDEE}:{arm}", (), seed), method, "none", num_nodes=num_nodes)
+    setting = TrialSetting(experiment, Pair(f"{HDEE}:{arm}", (), seed), method, "none", num_nodes=num_nodes)
     trial = setting.trial(members, trial_seed)
     base = experiment.base
     exam = (

@@ -12,13 +12,13 @@ import hashlib
 import os
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import FtisError
-from ftis_node.generation.client import PROOF_TOLERANCES
 from ftis_node.generation.engines import choose_engine
-from ftis_node.generation.local import LocalGenerator
+from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.learner.data.groups import unpack_train_group
 from ftis_node.learner.messages import AuditReply
 from ftis_node.memory.placement import WorkerPlacement
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
     from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
-    from ftis_node.generation.client import ProofToCome
-    from ftis_node.generation.engines.base import Engine, GenerationResult
+    from ftis_node.generation.engines.base import Engine, GenerateRequest, GenerationResult
     from ftis_node.generation.messages import GenerationBoot
+    from ftis_node.generation.weight_loader import ProofToCome
     from ftis_node.gossip.loopback import LoopbackGossip, LoopbackSwarm
     from ftis_node.lab.experiment.delay import Delay
     from ftis_node.learner.client import OnPublished
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from ftis_node.learner.messages import LearnerBoot, LearnerState, TrainGroup, TrainReply
     from ftis_node.models import ModelSource
     from ftis_node.node.startup.factories import NodeInputs
-    from ftis_node.records.group import SamplingSettings
     from ftis_node.workers.weights.store import PublishedWeights, WeightProof
 
 
@@ -65,7 +64,6 @@ class InProcessGeneration:
         self._transit = transit
         self._held = held
         self._proof_tolerance = proof_tolerance
-        self._generators: dict[str, LocalGenerator] = {}
         self._engines: dict[str, Engine] = {}
         self.engine: str = boot.engine
         self.policy_version = 0
@@ -96,9 +94,7 @@ class InProcessGeneration:
         for use in ("newest", "late") if has_delay else ("newest",):
             engine = await choose_engine(self._boot.engine)(self._source, self._boot.settings)
             self._engines[use], self.engine = engine, engine.name
-            self._generators[use] = LocalGenerator(engine, eos_ids=self._boot.eos_ids)
         self._engines.setdefault("late", self._engines["newest"])
-        self._generators.setdefault("late", self._generators["newest"])
 
     async def run(self) -> None:
         """Do nothing: there is no process to supervise."""
@@ -107,25 +103,15 @@ class InProcessGeneration:
         for engine in set(self._engines.values()):
             await engine.close()
 
-    async def generate(
-        self,
-        prompt_ids: Sequence[int],
-        *,
-        num_completions: int,
-        sampling: SamplingSettings,
-        max_tokens: int,
-        seed: int | None = None,
-        use: str = "late",
-    ) -> GenerationResult:
+    async def generate(self, request: GenerateRequest, *, use: str = "late") -> GenerationResult:
         """Generate one unscored group. Without a seed it follows from prompt and version, so that trials are
         repeatable.
         """
-        if seed is None:
-            text = f"{self._boot.settings.seed}/{self.policy_version}/{list(prompt_ids)}"
+        if request.seed is None:
+            text = f"{self._boot.settings.seed}/{self.policy_version}/{list(request.prompt_ids)}"
             seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little")
-        return await self._generators[use].generate(
-            prompt_ids, num_completions=num_completions, sampling=sampling, max_tokens=max_tokens, seed=seed
-        )
+            request = replace(request, seed=seed)
+        return await self._engines[use].generate(request)
 
     async def probe(self, token_ids: Sequence[int]) -> list[float]:
         """Return the log-probs of `token_ids[1:]` under the newest weights."""
@@ -186,23 +172,8 @@ class NewestWeights:
     def __init__(self, generation: InProcessGeneration) -> None:
         self._generation = generation
 
-    async def generate(
-        self,
-        prompt_ids: Sequence[int],
-        *,
-        num_completions: int,
-        sampling: SamplingSettings,
-        max_tokens: int,
-        seed: int | None = None,
-    ) -> GenerationResult:
-        return await self._generation.generate(
-            prompt_ids,
-            num_completions=num_completions,
-            sampling=sampling,
-            max_tokens=max_tokens,
-            seed=seed,
-            use="newest",
-        )
+    async def generate(self, request: GenerateRequest) -> GenerationResult:
+        return await self._generation.generate(request, use="newest")
 
 
 class InProcessLearner:

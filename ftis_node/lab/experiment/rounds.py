@@ -38,7 +38,7 @@ class Rounds:
         return all((self.own + self.foreign) % count == 0 for count in counts)
 
 
-class Quota:
+class RoundQuota:
     """Groups of one sender in each step: as the rounds say, unless it calls `plan` for a step.
 
     A sender that plans each of its steps is waited for until it has.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from ftis_node.lab.experiment.rounds import Quota
+from ftis_node.lab.experiment.rounds import RoundQuota
 from ftis_node.node.training.foreign_shortfall import ForeignShortfall
 from ftis_node.swarm.reputation.reasons import AFTER_VALIDATION
 
@@ -46,7 +46,7 @@ class Enrollment(NamedTuple):
 
     sender: Participant
     last_step: int
-    quota: Quota
+    quota: RoundQuota
     validator: Validator | None
 
     def due(self, step: int) -> int:
@@ -63,10 +63,15 @@ class SynchronousRounds:
         self._begun: dict[str, int] = {}  # by peer id: the step that it waits for; all before it are finished
 
     def enter(
-        self, sender: Participant, validator: Validator | None = None, *, last_step: int, quota: Quota | None = None
+        self,
+        sender: Participant,
+        validator: Validator | None = None,
+        *,
+        last_step: int,
+        quota: RoundQuota | None = None,
     ) -> None:
         """Add a sender up to `last_step`; with `validator`, as a node that validates the others' groups."""
-        self._enrolled.append(Enrollment(sender, last_step, quota or Quota(self.rounds), validator))
+        self._enrolled.append(Enrollment(sender, last_step, quota or RoundQuota(self.rounds), validator))
 
     def due(self, peer_id: str, step: int) -> int:
         """Return the groups that this sender has generated when the round of `step` is complete."""
@@ -114,10 +119,10 @@ class RoundGate:
     round.
     """
 
-    def __init__(self, lockstep: SynchronousRounds, parts: NodeComponents, *, quota: Quota | None = None) -> None:
+    def __init__(self, lockstep: SynchronousRounds, parts: NodeComponents, *, quota: RoundQuota | None = None) -> None:
         self._lockstep = lockstep
         self._parts = parts
-        self._quota = quota or Quota(lockstep.rounds)
+        self._quota = quota or RoundQuota(lockstep.rounds)
         self._fill = ForeignShortfall()
         self._parts.slots.capacity = self._made(1)
 

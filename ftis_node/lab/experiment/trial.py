@@ -26,7 +26,7 @@ from ftis_node.lab.experiment.byzantine import ByzantineNode
 from ftis_node.lab.experiment.final_evaluation import run_final_evaluation
 from ftis_node.lab.experiment.in_process import InProcessGeneration, InProcessNodeFactory
 from ftis_node.lab.experiment.provenance import made_by
-from ftis_node.lab.experiment.rounds import Quota, Rounds
+from ftis_node.lab.experiment.rounds import RoundQuota, Rounds
 from ftis_node.lab.experiment.synchronous_rounds import RoundGate, SynchronousRounds, Validator
 from ftis_node.lab.experiment.trial_result import TrialResult, read_member
 from ftis_node.node.startup.assemble import running_components
@@ -72,7 +72,7 @@ class Trial:
     """Parameters of one trial. `manifest` says what a step takes and how it learns; the specs contain local paths.
 
     `labels` are the trial's cell of the matrix, `key` its name among stored results. Members that are `apart` never
-    meet: each is a swarm of its own. The `exam` evaluates all of them together after training.
+    meet: each is a separate swarm. The `exam` evaluates all of them together after training.
     """
 
     key: str
@@ -121,13 +121,13 @@ class HonestSender:
         return self.parts.counters.groups_sent
 
 
-class Node(NamedTuple):
+class TrialNode(NamedTuple):
     """A member that was built, the rounds that it keeps to, and what it makes of them."""
 
     member: TrialMember
     parts: NodeComponents
     lockstep: SynchronousRounds
-    quota: Quota
+    quota: RoundQuota
 
 
 def run_trial(
@@ -169,8 +169,8 @@ async def _run(
             seed = trial.seed * len(trial.members) + index
             makers = InProcessNodeFactory(swarm, delay=trial.delay_of(member), seed=seed)
             parts = await stack.enter_async_context(running_components(_settings(trial, member), plan, home, makers))
-            quota = Quota(together.rounds, plans=trial.manifest.step.backfill_with_own and member.lie is None)
-            nodes.append(Node(member, parts, together, quota))
+            quota = RoundQuota(together.rounds, plans=trial.manifest.step.backfill_with_own and member.lie is None)
+            nodes.append(TrialNode(member, parts, together, quota))
         await _run_together(trial, nodes, on_progress)
         honest = [node for node in nodes if node.member.lie is None]
         names = {node.parts.context.peer_id: node.member.name for node in nodes}
@@ -181,7 +181,7 @@ async def _run(
         return results, await run_final_evaluation(trial.exam, learners, folder / "trained")
 
 
-async def _run_together(trial: Trial, nodes: Sequence[Node], on_progress: Callable[[int], None]) -> None:
+async def _run_together(trial: Trial, nodes: Sequence[TrialNode], on_progress: Callable[[int], None]) -> None:
     """Wait until the last member has ended; the first failure ends all and is raised."""
     for node in nodes:
         if node.member.lie is None:
@@ -203,7 +203,7 @@ async def _run_together(trial: Trial, nodes: Sequence[Node], on_progress: Callab
         raise first_error(group) from group
 
 
-async def _live(trial: Trial, node: Node, index: int, *, learner: Generation) -> None:
+async def _live(trial: Trial, node: TrialNode, index: int, *, learner: Generation) -> None:
     member, parts, lockstep, quota = node
     last_step = trial.last_step(member)
     if member.lie is not None:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import ValidationError
 
 from ftis_node.algorithms import find_method, method_parameters
-from ftis_node.config.manifest import MethodSection, RunManifest, first_problem
+from ftis_node.config.manifest import MethodSection, RunManifest
+from ftis_node.config.section import first_problem
 from ftis_node.errors import UsageError
 from ftis_node.lab.experiment.baseline import ALONE, CONTROLS, is_alone, parse_alone
 from ftis_node.lab.experiment.byzantine import LIES
@@ -86,22 +87,22 @@ class Experiment:
         controls = (ALONE, *CONTROLS) if self.controls and has_swarm else ()
         return tuple(dict.fromkeys((*controls, *self.methods)))
 
-    def _settings(self) -> Iterator[Setting]:
+    def _settings(self) -> Iterator[TrialSetting]:
         for pair, method, delay in product(self.pairs, self.all_methods, self.delays):
             if is_alone(method):
                 own_delay = delay_alone(delay)
                 if not parse_alone(method).own:
-                    yield Setting(self, pair, method, own_delay)
+                    yield TrialSetting(self, pair, method, own_delay)
                     continue
                 for share, num_nodes in product(self.shares, self.num_nodes):
-                    yield Setting(self, pair, method, own_delay, share=share, num_nodes=num_nodes)
+                    yield TrialSetting(self, pair, method, own_delay, share=share, num_nodes=num_nodes)
                 continue
             for share, num_nodes, lie, codec in product(self.shares, self.num_nodes, self.lies, self.codecs):
-                yield Setting(self, pair, method, delay, share=share, num_nodes=num_nodes, lie=lie, codec=codec)
+                yield TrialSetting(self, pair, method, delay, share=share, num_nodes=num_nodes, lie=lie, codec=codec)
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class TrialSetting:
     """One cell of the trial matrix."""
 
     experiment: Experiment

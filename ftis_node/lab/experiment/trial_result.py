@@ -50,11 +50,11 @@ class LogRatios(msgspec.Struct, frozen=True):
 class MemberResult(msgspec.Struct, frozen=True):
     """One node's trial. `steps` holds a list of values a step for each of STEP_FIGURES and SENDER_FIGURES.
 
-    `peer_weights` has a step's weights of the other members by name, where the method weighs them.
-    `division` has a step's shares of the task's parts in what it generates, where the run has `step.task_allocation`.
-    `refused` counts by reason. `log_ratios` are those of the first step, one in the middle, and the last.
-    `tokens_generated` and `tokens_trained` are completion tokens of all its steps; `domain` is None where it generated
-    for the whole task.
+    `peer_weights` has a step's weights of the other members by name, if the method weights them. `division` has the
+    shares of the task's parts in a step's generation, if the run has `step.task_allocation`. `refused` counts by
+    reason. `log_ratios` are those of the first step, one in the middle, and the last. `tokens_generated` and
+    `tokens_trained` are completion tokens of all its steps. `domain` is None if the member generated for the whole
+    task.
     """
 
     name: str

@@ -5,8 +5,9 @@ per batch). This excludes that the gain comes from more steps only. Differences 
 initial model, prompts and seeds in each run. The interval is Student's, over the values from which the error of the
 mean is computed.
 
-*Worth of a remote group*: the gain in the mean of the curve over `alone:own`, divided by the gain of as many own
-groups, which is that of `alone`. 1 means that a peer's group is as good as an own one.
+*Worth of a remote group*: the gain from a peer's group, relative to that of one more own group. It is the gain in the
+mean of the curve over `alone:own`, divided by the gain of `alone`, which has as many own groups. At 1 both are worth
+the same.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ SMALLEST_GAIN: Final = 0.005  # of whole updates over own ones: below it a worth
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class PairedDifference:
     """A mean of paired differences with its standard error and 95 % interval; None where there is one value."""
 
     mean: float
@@ -58,7 +59,7 @@ class Difference:
 
 def paired_difference(
     line: MethodResult, other: MethodResult, value: Callable[[MemberResult], float]
-) -> Difference | None:
+) -> PairedDifference | None:
     """`line` minus `other`, over the runs that both have; None where they share none."""
     ours, theirs = line.values(value), other.values(value)
     shared = {seeds: ours[seeds] - theirs[seeds] for seeds in ours if seeds in theirs}
@@ -67,14 +68,14 @@ def paired_difference(
     return interval(over_seeds(shared))
 
 
-def interval(differences: Sequence[float]) -> Difference:
+def interval(differences: Sequence[float]) -> PairedDifference:
     """Return the mean of at least one difference, with Student's 95 % interval."""
     found = estimate(differences)
     if found.error is None:
-        return Difference(found.mean, None, None, None)
+        return PairedDifference(found.mean, None, None, None)
     freedom = len(differences) - 1
     reach = found.error * (STUDENT[freedom - 1] if freedom <= len(STUDENT) else NORMAL)
-    return Difference(found.mean, found.error, found.mean - reach, found.mean + reach)
+    return PairedDifference(found.mean, found.error, found.mean - reach, found.mean + reach)
 
 
 def best_control(lines: Sequence[MethodResult], line: MethodResult, task: str) -> MethodResult | None:

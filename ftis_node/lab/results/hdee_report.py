@@ -1,7 +1,7 @@
 """Report of the experiment with domain experts: accuracy of each expert and of all together, and the cost.
 
-Values are means over seeds with the standard error of the mean: over those of the initial models if there are several,
-after averaging over the other seeds of each. A *cell* is one arm, separate or sharing.
+Values are means over seeds, with the standard error of the mean. If there are several initial models, that is the error
+over the models, after averaging over the other seeds of each. A *cell* is one arm, separate or sharing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ftis_node.lab.experiment.trial_matrix import Experiment
     from ftis_node.lab.experiment.trial_result import MemberResult, TrialResult
-    from ftis_node.lab.results.baseline_comparison import Difference
+    from ftis_node.lab.results.baseline_comparison import PairedDifference
     from ftis_node.lab.results.summary import Estimate
 
     Figure = Callable[[TrialResult, str], float]  # of a trial, for a domain's task
@@ -172,7 +172,7 @@ def differences_table(cells: Sequence[Cell]) -> str:
     return markdown(rows)
 
 
-def _less_one(cell: Cell, one: Cell, figure: Figure) -> Difference:
+def _less_one(cell: Cell, one: Cell, figure: Figure) -> PairedDifference:
     ours = cell.values(lambda trial: _over_domains(figure, trial))
     theirs = one.values(lambda trial: _over_domains(_at(ONE, -1), trial))
     return interval(over_seeds({seeds: ours[seeds] - theirs[seeds] for seeds in ours}))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     from ftis_node.lab.tiny.recipes import Size
-    from ftis_node.tasks.sums import Sum
+    from ftis_node.tasks.sums import SumProblem
 
 SKILLS: Final = (0.15, 0.4, 0.8)  # shares of lessons in which a pair's column is right; each pair draws one of them
 LONG_SHARE: Final = 0.3
@@ -87,7 +87,7 @@ def draw_skill(size: Size, seed: int) -> Skill:
 
 
 def working(
-    problem: Sum, habit: Size, *, skill: Mapping[tuple[int, int], float], mistake: int, draws: random.Random
+    problem: SumProblem, habit: Size, *, skill: Mapping[tuple[int, int], float], mistake: int, draws: random.Random
 ) -> str:
     """Return the working of one sum in the notation of that size. Later columns use a wrong column's carry.
 
@@ -111,6 +111,6 @@ def _terms(upper: int, lower: int, carry: int, habit: Size) -> str:
     return f"{upper}+{lower}+{carry}" if carry or habit == "l" else f"{upper}+{lower}"
 
 
-def _held_out() -> list[Sum]:
+def _held_out() -> list[SumProblem]:
     task = SumsTask("test")
     return [task.problem(index) for index in range(len(task))]

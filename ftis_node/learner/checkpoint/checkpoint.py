@@ -77,6 +77,16 @@ class CheckpointState(msgspec.Struct, frozen=True):
     versions: dict[str, str]
 
 
+@dataclass(slots=True)
+class TrainingProgress:
+    """A learner's progress: the last step done, the last one that changed the weights, its report and its groups."""
+
+    step: int = 0
+    policy_version: int = 0
+    last_report: StepReport | None = None
+    last_groups: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A checkpoint that was read: the state, and tensors by parameter name (`moments` as `<name>.<moment>`)."""
@@ -99,17 +109,18 @@ def owner_of(policy: Policy, boot: LearnerBoot) -> CheckpointOwner:
     )
 
 
-def state_of(
-    *,
-    owner: CheckpointOwner,
-    step: int,
-    policy_version: int,
-    last_report: StepReport | None,
-    last_groups: tuple[str, ...],
-) -> CheckpointState:
+def state_of(owner: CheckpointOwner, progress: TrainingProgress) -> CheckpointState:
     """Return the content of `state.json` for a learner."""
     versions = {"ftis-node": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
-    return CheckpointState(FORMAT, owner, step, policy_version, last_report, last_groups, versions)
+    return CheckpointState(
+        FORMAT,
+        owner,
+        progress.step,
+        progress.policy_version,
+        progress.last_report,
+        progress.last_groups,
+        versions,
+    )
 
 
 def write_checkpoint(

@@ -31,6 +31,7 @@ from ftis_node.learner.data.batch import MicroBatch
 from ftis_node.learner.distributed.rank_commands import RankCommand
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.models import pick_device
+from ftis_node.workers.wire import dec_hook, enc_hook
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -199,9 +200,9 @@ def join(address: RankAddress, boot: LearnerBoot | None = None) -> tuple[RankGro
     """Connect to the other ranks. Rank 0 passes `boot`; the others receive it."""
     store = _open_store(address)
     if boot is None:
-        boot = msgspec.msgpack.decode(store.get(BOOT_KEY), type=LearnerBoot)
+        boot = msgspec.msgpack.decode(store.get(BOOT_KEY), type=LearnerBoot, dec_hook=dec_hook)
     else:
-        store.set(BOOT_KEY, msgspec.msgpack.encode(boot))
+        store.set(BOOT_KEY, msgspec.msgpack.encode(boot, enc_hook=enc_hook))
     return RankGroup(address, store, on_gpu=pick_device(boot.device) != "cpu"), boot
 
 

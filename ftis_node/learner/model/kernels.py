@@ -50,7 +50,7 @@ PROMPT_TOKENS, COMPLETION_TOKENS, GROUP_SIZE = 128, 384, 12  # of the texts that
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class KernelMeasurement:
     """The cost of a forward and a backward pass of one layer; `peak_bytes` is in addition to the model."""
 
     seconds: float
@@ -59,12 +59,12 @@ class Measured:
 
 def check_kernels(boot: LearnerBoot) -> None:
     """Raise ConfigError for kernels that this learner cannot have."""
-    if boot.kernels in ("compile", "liger") and boot.num_processes > 1:
+    if boot.settings.kernels in ("compile", "liger") and boot.settings.num_processes > 1:
         raise ConfigError(
-            f"learner.kernels = '{boot.kernels}' is for a learner of one process: use 'auto', or leave learner.gpus "
-            "and learner.processes out"
+            f"learner.kernels = '{boot.settings.kernels}' is for a learner of one process: use 'auto', or leave "
+            "learner.gpus and learner.processes out"
         )
-    if boot.kernels == "compile" and boot.measure_agreement:
+    if boot.settings.kernels == "compile" and boot.measure_agreement:
         raise ConfigError(
             "learner.kernels = 'compile' leaves out the hooks of method.peer_weights = \"agreement\": use 'plain'"
         )
@@ -72,15 +72,15 @@ def check_kernels(boot: LearnerBoot) -> None:
 
 def choose_kernels(policy: Policy, boot: LearnerBoot) -> Policy:
     """Return `policy` with the kernels that `boot` sets, or the fastest that are correct here."""
-    if boot.kernels == "plain" or boot.measure_agreement or policy.root is not None:
+    if boot.settings.kernels == "plain" or boot.measure_agreement or policy.root is not None:
         return policy
-    if boot.kernels != "auto":
-        problem = _problem(policy, boot.kernels)
+    if boot.settings.kernels != "auto":
+        problem = _problem(policy, boot.settings.kernels)
         if problem is not None:
-            log.warning("kernels: plain, because %s cannot be used: %s", boot.kernels, problem)
+            log.warning("kernels: plain, because %s cannot be used: %s", boot.settings.kernels, problem)
             return policy
-        log.info("kernels: %s, as set", boot.kernels)
-        return _with_kernels(policy, boot.kernels)
+        log.info("kernels: %s, as set", boot.settings.kernels)
+        return _with_kernels(policy, boot.settings.kernels)
     if policy.causal_lm.device.type == "cpu":
         return policy
     return _fastest(policy, boot)
@@ -179,7 +179,7 @@ def use_liger(causal_lm: Any) -> Callable[[], None]:
 SWITCHES = {"compile": compile_layers, "liger": use_liger}
 
 
-def measure(policy: Policy, micro_batch: MicroBatch) -> Measured:
+def measure(policy: Policy, micro_batch: MicroBatch) -> KernelMeasurement:
     """A pass forward and back through the first layer, the median of a few after one that does not count.
 
     Memory is that of a GPU; 0 on a CPU.
@@ -206,10 +206,10 @@ def measure(policy: Policy, micro_batch: MicroBatch) -> Measured:
                     torch.cuda.synchronize()
                 seconds.append(time.perf_counter() - began)
     except torch.OutOfMemoryError:
-        return Measured(float("inf"), sys.maxsize)
+        return KernelMeasurement(float("inf"), sys.maxsize)
     finally:
         decoder.layers = all_layers
-    return Measured(float(np.median(seconds)), torch.cuda.max_memory_allocated() - before if on_gpu else 0)
+    return KernelMeasurement(float(np.median(seconds)), torch.cuda.max_memory_allocated() - before if on_gpu else 0)
 
 
 def _pass(policy: Policy, micro_batch: MicroBatch, wanted: list[torch.Tensor]) -> None:

@@ -88,7 +88,7 @@ def load_sharded_policy(
 
 
 def _metered(policy: Policy, boot: LearnerBoot) -> Policy:
-    return replace(policy, entropies=EntropyMeter()) if boot.report_entropy else policy
+    return replace(policy, entropies=EntropyMeter()) if boot.settings.report_entropy else policy
 
 
 class _Root(nn.Module):

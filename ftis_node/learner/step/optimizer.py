@@ -36,14 +36,14 @@ LOOK_UP_TABLES = ("qmap1", "qmap2")  # the values of 8-bit codes: always the sam
 
 def check_optimizer_states(boot: LearnerBoot) -> None:
     """Raise MachineError where the wanted form needs what is not installed, ConfigError where it has no meaning."""
-    if boot.optimizer_states != "float32" and boot.num_processes > 1:
+    if boot.settings.optimizer_states != "float32" and boot.settings.num_processes > 1:
         raise ConfigError(
-            f"learner.optimizer_states = '{boot.optimizer_states}' is for a learner of one process: use 'float32', "
-            "which several divide among them"
+            f"learner.optimizer_states = '{boot.settings.optimizer_states}' is for a learner of one process: use "
+            "'float32', which several divide among them"
         )
-    if boot.optimizer_states == "8bit":
+    if boot.settings.optimizer_states == "8bit":
         _bitsandbytes()
-    if boot.optimizer_states == "offload" and pick_device(boot.device) == "cpu":
+    if boot.settings.optimizer_states == "offload" and pick_device(boot.device) == "cpu":
         raise ConfigError(
             "learner.optimizer_states = 'offload' moves memory from a GPU to the host: without one use 'float32' or "
             "'8bit'"
@@ -52,7 +52,7 @@ def check_optimizer_states(boot: LearnerBoot) -> None:
 
 def make_masters(weights: Mapping[str, Parameter], boot: LearnerBoot) -> MasterWeights:
     """Return the masters of a policy's trainable weights, on the device that the optimizer's form needs."""
-    return MasterWeights(weights, home=torch.device("cpu") if boot.optimizer_states == "offload" else None)
+    return MasterWeights(weights, home=torch.device("cpu") if boot.settings.optimizer_states == "offload" else None)
 
 
 def make_optimizer(masters: MasterWeights, boot: LearnerBoot) -> torch.optim.Optimizer:
@@ -99,12 +99,12 @@ def moment_shapes(shape: torch.Size) -> tuple[torch.Size, ...]:
 
 def _adam(parameters: list[Parameter], boot: LearnerBoot) -> torch.optim.Optimizer:
     how: dict[str, Any] = {
-        "lr": boot.effective_learning_rate,
-        "betas": boot.betas,
-        "eps": boot.eps,
-        "weight_decay": boot.weight_decay,
+        "lr": boot.peak_learning_rate,
+        "betas": boot.optimizer.betas,
+        "eps": boot.optimizer.eps,
+        "weight_decay": boot.optimizer.weight_decay,
     }
-    if boot.optimizer_states == "8bit":
+    if boot.settings.optimizer_states == "8bit":
         small: Any = _bitsandbytes().optim.AdamW8bit(parameters, **how)
         for number, parameter in enumerate(parameters):
             small.init_state(small.param_groups[0], parameter, 0, number)

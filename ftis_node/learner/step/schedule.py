@@ -1,10 +1,10 @@
-"""The course of the learning rate: a function of the step's number and nothing else.
+"""Learning-rate schedule: a function of the step's number and nothing else.
 
     rate
     peak |      ________                 constant
          |     /  '-._                   linear, cosine: from the peak to final_share of it
          |    /       '-._
-         |   /            '-------       ... where it stays
+         |   /            '-------       ... constant from here
          |__/________________________
             warmup   decay          step
 
@@ -15,27 +15,22 @@ step of a warm-up has the rate 0, and without a warm-up the first step has the p
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import TYPE_CHECKING
 
-import msgspec
+from ftis_node.config.optimizer import DEFAULT_FINAL_SHARE
 
-
-class Schedule(msgspec.Struct, frozen=True):
-    """`decay_steps` and `final_share` mean nothing to a constant rate."""
-
-    kind: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: int = 0
-    decay_steps: int = 1
-    final_share: float = 0.1
+if TYPE_CHECKING:
+    from ftis_node.config.optimizer import OptimizerSection
 
 
-def learning_rate(schedule: Schedule, step: int, *, peak: float) -> float:
+def learning_rate(optimizer: OptimizerSection, step: int, *, peak: float) -> float:
     """Return the rate of step `step`, counted from 1; `peak` is the highest rate."""
-    if step < schedule.warmup_steps:
-        return peak * step / schedule.warmup_steps
-    if schedule.kind == "constant":
+    if step < optimizer.warmup_steps:
+        return peak * step / optimizer.warmup_steps
+    if optimizer.decay_steps is None:  # a constant rate
         return peak
-    first_at_peak = max(1, schedule.warmup_steps)
-    progress = min(1.0, (step - first_at_peak) / schedule.decay_steps)
-    left = 1 - progress if schedule.kind == "linear" else (1 + math.cos(math.pi * progress)) / 2
-    return peak * (schedule.final_share + (1 - schedule.final_share) * left)
+    first_at_peak = max(1, optimizer.warmup_steps)
+    progress = min(1.0, (step - first_at_peak) / optimizer.decay_steps)
+    left = 1 - progress if optimizer.schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2
+    final_share = DEFAULT_FINAL_SHARE if optimizer.final_share is None else optimizer.final_share
+    return peak * (final_share + (1 - final_share) * left)

@@ -1,4 +1,4 @@
-"""The local HTTP port: `/status`, `/peers`, `/events`.
+"""The local HTTP port: `/status`, `/peers`, `/swarm`, `/events`, and `/` with links to them.
 
 `monitoring_api.py` adds metrics and health, `operator_api.py` adds changes.
 
@@ -17,7 +17,7 @@ from aiohttp import web
 from ftis_node.errors import UsageError
 from ftis_node.node.http_api.auth import own_names_only
 from ftis_node.node.http_api.connection_limits import HttpGuard
-from ftis_node.node.http_api.monitoring_api import Observed, add_probes
+from ftis_node.node.http_api.monitoring_api import MonitoringApi, add_probes
 from ftis_node.node.http_api.operator_api import MAX_REQUEST_BYTES, add_control
 
 if TYPE_CHECKING:
@@ -30,8 +30,16 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 EVENT_PERIOD_S = 1.0
+INDEX_PATHS = ("/status", "/peers", "/events", "/metrics", "/healthz", "/readyz")
 MAX_STREAMS = 32  # of `/events`; each holds its connection for as long as the client likes
 WRITE_S = 10.0  # for a client to read one event
+
+
+async def show_index(request: web.Request) -> web.Response:
+    """Return links to the documents of this port."""
+    links = "".join(f'<li><a href="{path}">{path}</a></li>' for path in INDEX_PATHS)
+    page = f"<!doctype html><title>ftis-node</title><h1>ftis-node</h1><ul>{links}</ul>"
+    return web.Response(text=page, content_type="text/html")
 
 
 class LocalApi:
@@ -52,6 +60,10 @@ class LocalApi:
     async def show_peers(self, request: web.Request) -> web.Response:
         """Return the peer table."""
         return web.json_response(self._peer_table.rows())
+
+    async def show_swarm(self, request: web.Request) -> web.Response:
+        """Return the view of the swarm, in a list."""
+        return web.json_response([self._peer_table.swarm().as_dict()])
 
     async def stream_events(self, request: web.Request) -> web.StreamResponse:
         """Stream the snapshot as server-sent events, one a second, until the client is gone or stops reading."""
@@ -78,10 +90,12 @@ class LocalApi:
     async def serve(self, *, port: int) -> AsyncIterator[str]:
         """Serve while the block runs; yield the base URL. Raise UsageError if the port is taken."""
         app = web.Application(middlewares=[own_names_only], client_max_size=MAX_REQUEST_BYTES)
+        app.router.add_get("/", show_index)
         app.router.add_get("/status", self.show_status)
         app.router.add_get("/peers", self.show_peers)
+        app.router.add_get("/swarm", self.show_swarm)
         app.router.add_get("/events", self.stream_events)
-        add_probes(app, Observed(self._status))
+        add_probes(app, MonitoringApi(self._status))
         add_control(app, self._control, self._token_file)
         guard = HttpGuard(self._status.http_refused)
         runner = guard.runner(app)

@@ -33,7 +33,7 @@ STARTING = starting(Status())
 
 
 @dataclass(slots=True)
-class Observed:
+class MonitoringApi:
     """What there is to see: `status` is None until the node's parts are up. `refused` are requests, by reason."""
 
     status: StatusLoop | None = None
@@ -56,7 +56,7 @@ class Observed:
         return _answer("\n".join(self.status.problems) or self.status.latest.health.waits_for, well="ready")
 
 
-def add_probes(app: web.Application, observed: Observed) -> None:
+def add_probes(app: web.Application, observed: MonitoringApi) -> None:
     """Add the three routes."""
     app.router.add_get("/metrics", observed.show_metrics)
     app.router.add_get("/healthz", observed.show_health)
@@ -65,7 +65,7 @@ def add_probes(app: web.Application, observed: Observed) -> None:
 
 @asynccontextmanager
 async def serve_observed(
-    observed: Observed, address: tuple[str, int] | None, *, token: str | None
+    observed: MonitoringApi, address: tuple[str, int] | None, *, token: str | None
 ) -> AsyncIterator[int | None]:
     """Serve the three routes at host and port while the block runs, and yield the port. Without `address` yield None.
 

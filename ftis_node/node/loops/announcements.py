@@ -43,7 +43,7 @@ MAX_REFUSED = 4096
 KeyT = TypeVar("KeyT")
 
 
-class Members(NamedTuple):
+class AssignmentMembers(NamedTuple):
     """Other members of the run as far as they are known, and those of this node's own shard."""
 
     known: Sequence[str]
@@ -73,18 +73,21 @@ class AnnouncementHandler:
         self._counters = counters
         self._guard = gossip.guard
         self._own_tokenizer = about.tokenizer_prefix
+        self._reset_at = reader.reset_at() + context.settings.validation.max_clock_skew_s
         self._num_shards = self._context.manifest.wire.announcement_shards
-        self._heard: dict[str, SequenceTracker] = {}
-        self.wants = PullQueue()
+        self._trackers: dict[str, SequenceTracker] = {}
+        self.queue = PullQueue()
         self._refused: dict[bytes, None] = {}  # not to be pulled again
         self._refused_of: dict[tuple[str, bytes], None] = {}  # by peer: not to be asked of it again
         self._malformed: dict[tuple[str, bytes], None] = {}  # by peer: hashes of what it answers again and again
-        self._voices = AnnounceRateLimiter(max_per_minute=self._context.settings.rate_limits.groups_per_minute)
+        self._announce_limiter = AnnounceRateLimiter(
+            max_per_minute=self._context.settings.rate_limits.groups_per_minute
+        )
         self.changed = asyncio.Event()
         self.reminders = ReconfirmQueue()
         self.reminded = asyncio.Event()  # set when a sender is to be confirmed to
-        self.heard_in_shard: Counter[int] = Counter()
-        self.members: Members | None = None  # among whom duties go round; None: everything is pulled, or none is taken
+        self.announcements_by_shard: Counter[int] = Counter()
+        self.members: AssignmentMembers | None = None  # None: all groups are pulled, or none
 
     async def listen(self) -> None:
         """Take announcements as they come, until canceled."""
@@ -94,17 +97,17 @@ class AnnouncementHandler:
                 message = await anext(messages, None)
             if message is None:
                 return
-            self.heard_in_shard[message.shard] += 1
+            self.announcements_by_shard[message.shard] += 1
             with self._guard.work_for(message.sender, Place.ANNOUNCEMENT):
                 self._take(message)
 
     def _take(self, message: Message) -> None:
         """Handle one announcement, as pubsub delivered it."""
-        if not self._is_listened_to(message.sender):
+        if not self._is_rate_allowed(message.sender):
             return
-        announcement = self.consider(message.sender, message.payload)
+        announcement = self.handle(message.sender, message.payload)
         if announcement is not None and announcement.sender is None:
-            self.heard(message.sender).note(announcement.number, at=time.monotonic())
+            self.tracker_of(message.sender).note(announcement.number, at=time.monotonic())
             self._confirm_again(message.sender, announcement)
 
     def _confirm_again(self, sender: str, announcement: Announcement) -> None:
@@ -113,12 +116,12 @@ class AnnouncementHandler:
             self.reminders.add(sender, announcement.id)
             self.reminded.set()
 
-    def _is_listened_to(self, peer_id: str) -> bool:
+    def _is_rate_allowed(self, peer_id: str) -> bool:
         """Return whether to read an announcement: its peer is not banned, and is within the rate limit of groups."""
         if self._peers.is_banned(peer_id):
             self._count_refusal(peer_id, "announcement_banned")
             return False
-        if self._peers.is_trusted(peer_id) or self._voices.admits(peer_id, now=time.monotonic()):
+        if self._peers.is_trusted(peer_id) or self._announce_limiter.admits(peer_id, now=time.monotonic()):
             return True
         self._count_refusal(peer_id, "announcement_flood")
         self._peers.note(peer_id, Behaviour.RATE_LIMITED, reason="announcement_flood")
@@ -138,23 +141,23 @@ class AnnouncementHandler:
         for group_id in ids:
             _remember(self._refused_of, (peer_id, group_id))
 
-    def may_give(self, peer_id: str, group_id: bytes) -> bool:
+    def can_serve(self, peer_id: str, group_id: bytes) -> bool:
         """Return whether a peer may be asked for a group: not if it sent another body for it."""
         return (peer_id, group_id) not in self._refused_of
 
     def senders(self) -> list[str]:
         """Peers whose numbers are followed."""
-        return list(self._heard)
+        return list(self._trackers)
 
-    def heard(self, sender: str) -> SequenceTracker:
+    def tracker_of(self, sender: str) -> SequenceTracker:
         """Return the tracker of a sender's numbers; create it if there is none."""
-        heard = self._heard.pop(sender, None) or SequenceTracker(at=time.monotonic())
-        self._heard[sender] = heard  # the last place is the freshest
-        if len(self._heard) > MAX_SENDERS:
-            del self._heard[next(iter(self._heard))]
+        heard = self._trackers.pop(sender, None) or SequenceTracker(at=time.monotonic())
+        self._trackers[sender] = heard  # the last place is the freshest
+        if len(self._trackers) > MAX_SENDERS:
+            del self._trackers[next(iter(self._trackers))]
         return heard
 
-    def consider(self, announcer: str, payload: bytes, *, is_repair: bool = False) -> Announcement | None:
+    def handle(self, announcer: str, payload: bytes, *, is_repair: bool = False) -> Announcement | None:
         """Put an announced group on the pull list if the learner could use it; return None if it could not."""
         try:
             announcement = open_announcement(payload)
@@ -181,10 +184,10 @@ class AnnouncementHandler:
             created_at=min(announcement.created_at, time.time()),  # the future is no newer than now
             as_text=as_text,
             is_repair=is_repair,
-            is_assigned=self._is_duty(announcement, sender),
+            is_assigned=self._is_assigned(announcement, sender),
         )
-        is_to_be_had = (not as_text or sender == announcer) and self.may_give(announcer, want.id)
-        if is_to_be_had and not self.has(want) and self.wants.add(want, holder=announcer):
+        is_to_be_had = (not as_text or sender == announcer) and self.can_serve(announcer, want.id)
+        if is_to_be_had and not self.has(want) and self.queue.add(want, holder=announcer):
             self.changed.set()
         return announcement
 
@@ -204,7 +207,8 @@ class AnnouncementHandler:
         manifest = self._context.manifest
         is_ignored = as_text and manifest.step.other_tokenizers == "ignore"
         fits = announcement.envelope_bytes <= manifest.wire.max_envelope_bytes
-        return fits and not is_ignored and announcement.created_at > time.time() - manifest.step.max_age_s
+        oldest = max(time.time() - manifest.step.max_age_s, self._reset_at)
+        return fits and not is_ignored and announcement.created_at > oldest
 
     def has(self, want: PullItem) -> bool:
         """Return whether a group is or was here, or was refused.
@@ -217,7 +221,7 @@ class AnnouncementHandler:
         reader = self._reader
         return reader.is_known(group_id) or reader.has_number(sender, number)
 
-    def _is_duty(self, announcement: Announcement, sender: str) -> bool:
+    def _is_assigned(self, announcement: Announcement, sender: str) -> bool:
         if self.members is None:
             return False
         own_id, is_banned = self._context.identity.peer_id, self._peers.is_banned

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from ftis_node.errors import WorkerError
 from ftis_node.models.source import HUB_ID
-from ftis_node.node.loops.train import train_group
 from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.node.training.step_peers import train_group
 from ftis_node.replay.buffer import StoredGroup
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.swarm.peer_guard import Place
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.protocols import Learning
     from ftis_node.node.state import NodeCounters
-    from ftis_node.node.supervision.disk_thread import Disk
+    from ftis_node.node.supervision.disk_thread import DiskThread
     from ftis_node.records.envelope import Accepted
     from ftis_node.records.group import Group
     from ftis_node.replay.buffer import ReplayBuffer
@@ -54,7 +54,7 @@ class AuditLoop:
         about: NodeDescription,
         learner: Learning,
         buffer: ReplayBuffer,
-        disk: Disk,
+        disk: DiskThread,
         peers: PeerManager,
         registry: PeerRegistry,
         counters: NodeCounters,
@@ -95,8 +95,8 @@ class AuditLoop:
     def _share(self, group: Group) -> float:
         """Return the fraction to audit: 1 on probation, and if an unknown peer claims our weights."""
         share, peers = self._context.settings.validation.audit_fraction, self._peers
-        is_strangers_claim = group.weights_of is not None and peers.is_stranger(group.sender)
-        is_doubtful = is_strangers_claim or peers.standing(group.sender) is TrustLevel.PROBATION
+        is_new_peers_claim = group.weights_of is not None and peers.is_new_peer(group.sender)
+        is_doubtful = is_new_peers_claim or peers.standing(group.sender) is TrustLevel.PROBATION
         return 1.0 if share and is_doubtful else share
 
     def _is_comparable(self, group: Group) -> bool:

@@ -87,8 +87,8 @@ class BackfillLoop:
             with waiting_for("the clock"):
                 await asyncio.sleep(PERIOD_S)
             await self._fill_gaps()
-            await self._wake_the_silent()
-            self._tell_how_far()
+            await self._query_silent_members()
+            self._report_progress()
 
     def read_shards(self, shards: frozenset[int]) -> None:
         """Follow only the senders of these shards from now on."""
@@ -101,7 +101,7 @@ class BackfillLoop:
                 await self._catch_up(peer_id)
 
     async def _catch_up(self, peer_id: str) -> None:
-        self._ear.heard(peer_id).at = time.monotonic()
+        self._ear.tracker_of(peer_id).at = time.monotonic()
         is_for_all = peer_id not in self._caught_up_to and self._everybodys.take(1.0, now=time.monotonic())
         max_age_s, asked_at = self._context.manifest.step.max_age_s, time.monotonic()
         if not is_for_all and peer_id in self._caught_up_to:
@@ -122,26 +122,26 @@ class BackfillLoop:
     def note_record(self, record: PeerRecord) -> None:
         """Note the last number of a member, from its directory record."""
         if self._follows(record.peer_id):
-            self._ear.heard(record.peer_id).note_tail(record.last_number)
+            self._ear.tracker_of(record.peer_id).note_tail(record.last_number)
 
-    def _tell_how_far(self) -> None:
+    def _report_progress(self) -> None:
         """Log after an absence how many groups were missed, how many have come, and how many are left."""
-        report = self._catching_up.look(
-            num_left=self._ear.wants.num_missed,
+        report = self._catching_up.check(
+            num_left=self._ear.queue.num_missed,
             num_backfilled=self._counters.groups_repaired,
             now=time.monotonic(),
         )
         if report is None:
             return
         if report.num_left == 0:
-            log.info("caught up: %d missed groups in %.0f s", report.num_here, report.elapsed_s)
+            log.debug("caught up: %d missed groups in %.0f s", report.num_here, report.elapsed_s)
             duration_s = round(report.elapsed_s, 1)
             self._context.events.write("caught_up", num_groups=report.num_here, duration_s=duration_s)
         elif report.time_left_s is None:
-            log.info("catching up: %d groups were missed and are asked for", report.num_left)
+            log.debug("catching up: %d groups were missed and are asked for", report.num_left)
         else:
             whole = report.num_here + report.num_left
-            log.info(
+            log.debug(
                 "catching up: %d of %d missed groups, about %.0f s left", report.num_here, whole, report.time_left_s
             )
 
@@ -150,7 +150,7 @@ class BackfillLoop:
         num_asked = 0
         for sender in self._ear.senders():
             with self._guard.work_for(sender, Place.CATCH_UP):
-                for gap in self._ear.heard(sender).gaps if members and self._follows(sender) else ():
+                for gap in self._ear.tracker_of(sender).gaps if members and self._follows(sender) else ():
                     if num_asked >= GAPS_PER_PERIOD:
                         return
                     num_asked += 1
@@ -164,17 +164,17 @@ class BackfillLoop:
         asked = sender if sender in able and not gap.tries else random.choice(able)
         question = BackfillRequest(sender=sender, first_number=gap.first, last_number=gap.last)
         _, _, outcome = await self._ask(asked, question)
-        heard = self._ear.heard(sender)
-        heard.asked(gap, is_final=asked == sender and outcome is FetchOutcome.COMPLETE)
+        heard = self._ear.tracker_of(sender)
+        heard.note_query(gap, is_final=asked == sender and outcome is FetchOutcome.COMPLETE)
 
-    async def _wake_the_silent(self) -> None:
+    async def _query_silent_members(self) -> None:
         """Ask members that sent nothing for a while, if the learner is short."""
         _, foreign_ready = self._reader.ready_counts()
         if foreign_ready >= self._step_shares.of_next_step()[1]:
             return
         for peer_id in await self._gossip.members():
             with self._guard.work_for(peer_id, Place.CATCH_UP):
-                if self._follows(peer_id) and time.monotonic() - self._ear.heard(peer_id).at > SILENCE_S:
+                if self._follows(peer_id) and time.monotonic() - self._ear.tracker_of(peer_id).at > SILENCE_S:
                     await self.catch_up(peer_id)
 
     async def _ask(self, peer_id: str, question: BackfillRequest) -> tuple[float, int, FetchOutcome]:
@@ -182,15 +182,15 @@ class BackfillLoop:
         fetched = Fetched((), FetchOutcome.BROKEN)
         guarded = self._guard.work_for(peer_id, Place.CATCH_UP)
         with waiting_for("a peer's answer", endless=False), guarded:
-            fetched = await self._gossip.ask(peer_id, question.to_bytes(), timeout_s=ASK_S)
+            fetched = await self._gossip.request_backfill(peer_id, question.to_bytes(), timeout_s=ASK_S)
         newest = 0.0
         for payload in fetched.bodies:
             with self._guard.work_for(peer_id, Place.ANNOUNCEMENT):
-                announcement = self._ear.consider(peer_id, payload, is_repair=True)
+                announcement = self._ear.handle(peer_id, payload, is_repair=True)
                 if announcement is not None:
                     newest = max(newest, announcement.created_at)
                     if announcement.sender is None:
-                        self._ear.heard(peer_id).note(announcement.number, at=time.monotonic())
+                        self._ear.tracker_of(peer_id).note(announcement.number, at=time.monotonic())
         is_answered = fetched.outcome in (FetchOutcome.COMPLETE, FetchOutcome.BUSY)
         is_useless = question.sender == peer_id and bool(fetched.bodies) and not newest
         if is_answered and not is_useless:

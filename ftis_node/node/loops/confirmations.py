@@ -1,4 +1,4 @@
-"""Confirmations: messages that tell the senders of accepted groups which of them this node stores."""
+"""Confirmations: messages to the senders of accepted groups, with the groups that this node stores."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ConfirmationLoop:
         for verdict in verdicts:
             if isinstance(verdict, Accepted):
                 checked[verdict.group.sender].append(verdict.announced_id)
-                self._ear.heard(verdict.group.sender).note(verdict.group.number, at=time.monotonic())
+                self._ear.tracker_of(verdict.group.sender).note(verdict.group.number, at=time.monotonic())
         reachable = {source, *await self._gossip.members()} if checked else set()
         for sender, ids in checked.items():
             if sender in reachable:
@@ -53,4 +53,4 @@ class ConfirmationLoop:
     async def _send(self, sender: str, ids: Sequence[bytes]) -> None:
         with self._guard.work_for(sender, Place.CONFIRM):
             if not await self._gossip.confirm(sender, ids):
-                log.info("%s did not take the confirmation of %d groups", sender, len(ids))
+                log.debug("%s did not take the confirmation of %d groups", sender, len(ids))

@@ -20,7 +20,7 @@ from ftis_node.replay.lifecycle import Freshness, ReleaseReason
 if TYPE_CHECKING:
     from ftis_node.node.context import NodeContext
     from ftis_node.node.peers.confirmations import Confirmations
-    from ftis_node.node.supervision.disk_thread import Disk
+    from ftis_node.node.supervision.disk_thread import DiskThread
     from ftis_node.node.training.slots import SlotPool
     from ftis_node.replay.buffer import ReplayBuffer
     from ftis_node.replay.reader import ReplayReader
@@ -37,7 +37,7 @@ class DeliverLoop:
         context: NodeContext,
         buffer: ReplayBuffer,
         reader: ReplayReader,
-        disk: Disk,
+        disk: DiskThread,
         slots: SlotPool,
         confirmations: Confirmations,
     ) -> None:
@@ -70,4 +70,4 @@ class DeliverLoop:
                 self._context.events.write("released", group=group.id, reason=reason)
         if delivered or stale:
             await self._disk(self._buffer.prune, max_disk_bytes=self._context.settings.buffer.max_disk_bytes)
-            self._slots.hold(self._reader.own_held())
+            self._slots.set_held(self._reader.own_held())

@@ -20,6 +20,7 @@ from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_r
 from ftis_node.records.parsing import SCHEMA
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.tasks import validated_domain
+from ftis_node.telemetry.terminal_text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -28,12 +29,15 @@ if TYPE_CHECKING:
     from ftis_node.node.context import NodeContext, NodeDescription
     from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.protocols import Generation, Learning
+    from ftis_node.node.training.own_stats import OwnStats
     from ftis_node.replay.buffer import ReplayBuffer
 
 log = logging.getLogger(__name__)
 
 LOOK_FOR_MEMBERS_S = 1.0
 MAX_CATCHING_UP = 8
+MAX_NAMED = 4  # peers in one log line
+ID_TAIL = 8
 RECORD_LIVES_PERIODS = 4  # a record survives this many missed renewals
 
 
@@ -58,6 +62,7 @@ class DirectoryLoop:
         buffer: ReplayBuffer,
         registry: PeerRegistry,
         backfill: BackfillSource,
+        stats: OwnStats,
     ) -> None:
         self._context = context
         self._about = about
@@ -67,6 +72,7 @@ class DirectoryLoop:
         self._buffer = buffer
         self._registry = registry
         self._backfill = backfill
+        self._stats = stats
         self._guard = gossip.guard
         self._members: set[str] = set()
         self._words = SwarmLogMessages()
@@ -81,6 +87,7 @@ class DirectoryLoop:
     async def _watch_members(self, tasks: asyncio.TaskGroup) -> None:
         while True:
             present = set(await self._gossip.members())
+            self._log_changes(present)
             for peer_id in present - self._members:
                 self._registry.seen(peer_id)
                 self._context.events.write("peer_joined", peer=peer_id)
@@ -88,11 +95,25 @@ class DirectoryLoop:
             for peer_id in self._members - present:
                 self._context.events.write("peer_left", peer=peer_id)
             self._members = present
-            self._tell_changes(present)
+            self._report_changes(present)
             with waiting_for("the clock"):
                 await asyncio.sleep(LOOK_FOR_MEMBERS_S)
 
-    def _tell_changes(self, members: Collection[str]) -> None:
+    def _log_changes(self, present: set[str]) -> None:
+        """Log the peers that joined or left, at most MAX_NAMED of them by name."""
+        for peers, what in ((present - self._members, "joined"), (self._members - present, "left")):
+            if not peers:
+                continue
+            names = ", ".join(sorted(map(self._name_of, peers))) if len(peers) <= MAX_NAMED else ""
+            who = names or f"{len(peers)} peers"
+            log.info("%s %s, %d connected", who, what, len(present), extra={"fields": {what: sorted(peers)}})
+
+    def _name_of(self, peer_id: str) -> str:
+        record = self._registry.record_of(peer_id)
+        name = printable(record.name) if record is not None else ""
+        return f"peer {name or '..' + peer_id[-ID_TAIL:]}"
+
+    def _report_changes(self, members: Collection[str]) -> None:
         """Log the state of this node in the swarm when it changes."""
         gossip = self._gossip
         told = self._words.lines(
@@ -113,7 +134,8 @@ class DirectoryLoop:
     async def _renew_records(self) -> None:
         period_s = self._context.settings.swarm.directory_period_s
         while True:
-            record = seal_peer_record(self._own_record(), self._context.identity)
+            self._registry.own_record = self._own_record()
+            record = seal_peer_record(self._registry.own_record, self._context.identity)
             if not await self._gossip.publish_record(record, ttl_s=RECORD_LIVES_PERIODS * period_s):
                 log.debug("the directory did not keep this node's record; next try in %.0f s", period_s)
             await self._gossip.publish_manifest(
@@ -142,20 +164,21 @@ class DirectoryLoop:
             self._backfill.note_record(record)
 
     def _own_record(self) -> PeerRecord:
-        learner = self._learner.state
+        learner, last_number = self._learner.state, self._buffer.last_number()
         return PeerRecord(
             run_id=self._context.manifest.run_id,
             peer_id=self._context.identity.peer_id,
-            name=self._about.name,
+            name=self._about.name if self._context.settings.swarm.publish_name else "",
             model=self._about.model,
             parameters=learner.parameters if learner else 0,
             tokenizer=self._about.tokenizer,
             role=self._context.settings.role,
-            last_number=self._buffer.last_number(),
+            last_number=last_number,
             policy_version=self._generation.policy_version,
             tokens_per_s=self._generation.tokens_per_s,
             created_at=time.time(),
             software=__version__,
             read_shards=self._context.state.read_shards,
             domain=self._about.domain,
+            stats=self._stats.make(last_number=last_number),
         )

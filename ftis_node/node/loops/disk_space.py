@@ -13,7 +13,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from ftis_node.node.storage.cleanup import reclaim, rotate_logs
-from ftis_node.node.storage.usage import HomeUse, look_at
+from ftis_node.node.storage.usage import HomeUse, measure_usage
 from ftis_node.node.supervision.background import in_background
 from ftis_node.telemetry.sizes import size
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ftis_node.config.home import Home
     from ftis_node.node.context import NodeContext
     from ftis_node.node.storage.disk_space import DiskSpace
-    from ftis_node.node.supervision.disk_thread import Disk
+    from ftis_node.node.supervision.disk_thread import DiskThread
     from ftis_node.replay.buffer import ReplayBuffer
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class DiskSpaceLoop:
         home: Home,
         space: DiskSpace,
         buffer: ReplayBuffer,
-        disk: Disk,
+        disk: DiskThread,
         period_s: float = PERIOD_S,
     ) -> None:
         self._context = context
@@ -53,10 +53,10 @@ class DiskSpaceLoop:
     async def run(self) -> None:
         """Run until canceled. Raise OSError for a home that cannot be read."""
         while True:
-            await self.look()
+            await self.check()
             await asyncio.sleep(self._period_s)
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Rotate long logs, remove files if space is short, and report the disk use."""
         space = self._space
         await in_background(rotate_logs, self._home, max_bytes=self._context.settings.limits.log_file_bytes)
@@ -71,7 +71,7 @@ class DiskSpaceLoop:
                 look=self._use,
             )
             async for what, num_bytes in reclaimed:
-                log.info("%s went to make room: %s", what, size(num_bytes))
+                log.debug("removed %s to free disk space: %s", what, size(num_bytes))
                 self._context.events.write("disk_reclaimed", what=what, num_bytes=num_bytes)
             use = await self._use()
         space.note(use)
@@ -79,7 +79,7 @@ class DiskSpaceLoop:
 
     async def _use(self) -> HomeUse:
         keep = self._context.settings.learner.keep_checkpoints
-        return await in_background(look_at, self._home, keep_checkpoints=keep)
+        return await in_background(measure_usage, self._home, keep_checkpoints=keep)
 
     def _report(self, use: HomeUse) -> None:
         """Log and record when the node pauses, and when it continues."""
@@ -90,6 +90,6 @@ class DiskSpaceLoop:
         change = "paused" if why_full else "resumed"
         self._context.events.write(change, reason=why_full, used_bytes=use.used_bytes, free_bytes=use.free_bytes)
         if why_full:
-            log.warning("nothing is made or pulled until there is room: %s", why_full)
+            log.warning("paused: no generation and no pulls until there is disk space: %s", why_full)
         else:
-            log.info("there is room again, the node goes on")
+            log.info("resumed: there is disk space again")

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import WorkerError
+from ftis_node.generation.engines.base import GenerateRequest
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH
 from ftis_node.node.loops.prompt_order import PromptOrder
 from ftis_node.node.supervision.task_monitor import waiting_for
@@ -100,7 +101,7 @@ class GenerateLoop:
                     await self._slots.charge()
                 with waiting_for("a group under way to end"):  # each has its own limits
                     await in_flight.acquire()
-                with waiting_for("room on the disk"):  # last: it may have filled up while a slot was waited for
+                with waiting_for("disk space"):  # last: the disk may have filled up during the waits above
                     await self._space.wait_available()
                 if not self._budget.may_begin:  # one that ended meanwhile took more than is usual
                     self._slots.cancel()
@@ -150,10 +151,13 @@ class GenerateLoop:
     async def _generate(self, prompt: Prompt) -> tuple[Group, int]:
         """Return a scored group, and how many of its completions scoring did not finish."""
         result = await self._generation.generate(
-            prompt.token_ids,
-            num_completions=self._context.manifest.sampling.group_size,
-            sampling=self._sampling,
-            max_tokens=self._context.manifest.sampling.completion_limit(len(prompt.token_ids)),
+            GenerateRequest(
+                prompt_ids=tuple(prompt.token_ids),
+                num_completions=self._context.manifest.sampling.group_size,
+                sampling=self._sampling,
+                max_tokens=self._context.manifest.sampling.completion_limit(len(prompt.token_ids)),
+                eos_ids=frozenset(self._tokenizer.eos_ids),
+            )
         )
         texts = [self._tokenizer.decode(ids.tolist()) for ids in result.tokens.ids_of_each()]
         cost = ScoringCost()

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.state import NodeCounters
-    from ftis_node.node.supervision.disk_thread import Disk
+    from ftis_node.node.supervision.disk_thread import DiskThread
+    from ftis_node.records.group import Group
     from ftis_node.replay.buffer import ReplayBuffer
     from ftis_node.replay.reader import ReplayReader
     from ftis_node.swarm.peer_guard import PeerGuard, PeerWork
@@ -54,14 +55,19 @@ class Arrival:
     """An envelope that waits for validation.
 
     `origin` is the peer that handed it over. Only the signature proves the sender. `asked` holds the ids that `origin`
-    was asked for; None if it was not asked by id.
+    was asked for; None if it was not asked by id. `made` is the group if this node made it.
     """
 
     data: bytes
     origin: str
-    own: bool
+    made: Group | None
     asked: Container[bytes] | None
     verdict: asyncio.Future[ValidationResult]
+
+    @property
+    def own(self) -> bool:
+        """Return whether this node made the group."""
+        return self.made is not None
 
 
 class _Lane:
@@ -94,10 +100,10 @@ class IntakeLoop:
         context: NodeContext,
         tokenizer: PromptTokenizer,
         scorer: IsolatedScorer,
-        strangers_scorer: IsolatedScorer,
+        new_peers_scorer: IsolatedScorer,
         buffer: ReplayBuffer,
         reader: ReplayReader,
-        disk: Disk,
+        disk: DiskThread,
         peers: PeerManager,
         registry: PeerRegistry,
         counters: NodeCounters,
@@ -121,7 +127,7 @@ class IntakeLoop:
         self.on_foreign: Callable[[Accepted], None] = lambda accepted: None  # called with each READY foreign group
         self._newest_own: asyncio.Queue[Accepted] = asyncio.Queue(1)
         self._known = _Lane(self._checks(scorer))
-        self._strangers = _Lane(self._checks(strangers_scorer))
+        self._new_peers = _Lane(self._checks(new_peers_scorer))
 
     def _checks(self, scorer: IsolatedScorer) -> ValidationContext:
         return ValidationContext(
@@ -138,21 +144,23 @@ class IntakeLoop:
             is_banned=self._peers.is_banned,
             within_quota=self._peers.within_quota,
             copy_of=self._peers.copy_of,
+            reset_at=self._reader.reset_at(),
             limits=self._peers.limits,
             own_id=self._context.identity.peer_id,
             newest_offered=self._newest_offered,
         )
 
     async def submit(
-        self, data: bytes, *, origin: str, own: bool, asked: Container[bytes] | None = None
+        self, data: bytes, *, origin: str, made: Group | None = None, asked: Container[bytes] | None = None
     ) -> ValidationResult:
         """Submit an envelope and wait for its verdict. If it is Accepted, the group is on disk.
 
-        `asked`: the ids that `origin` was asked for; None if it was not asked by id.
+        `made` is the group, already scored, if this node sealed it; None for an envelope of a peer. `asked`: the ids
+        that `origin` was asked for; None if it was not asked by id.
         """
-        arrival = Arrival(data, origin, own, asked, asyncio.get_running_loop().create_future())
-        is_stranger = not own and self._peers.is_stranger(origin)
-        await (self._strangers if is_stranger else self._known).put(arrival)
+        arrival = Arrival(data, origin, made, asked, asyncio.get_running_loop().create_future())
+        is_new_peer = not arrival.own and self._peers.is_new_peer(origin)
+        await (self._new_peers if is_new_peer else self._known).put(arrival)
         return await arrival.verdict
 
     async def next_own(self) -> Accepted:
@@ -162,13 +170,13 @@ class IntakeLoop:
     @property
     def turns(self) -> dict[str, Callable[[], LoopProgress]]:
         """Return the progress of each lane by name; a group in validation or storage counts as waiting."""
-        return {"intake": lambda: self._known.turn, "intake of strangers' groups": lambda: self._strangers.turn}
+        return {"intake": lambda: self._known.turn, "intake of strangers' groups": lambda: self._new_peers.turn}
 
     async def run(self) -> None:
         """Run until canceled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._judge_all(self._known), name="intake-validate")
-            tasks.create_task(self._judge_all(self._strangers), name="intake-validate-strangers")
+            tasks.create_task(self._judge_all(self._new_peers), name="intake-validate-strangers")
             tasks.create_task(self._commit_all(), name="intake-commit")
 
     async def _judge_all(self, lane: _Lane) -> None:
@@ -185,16 +193,16 @@ class IntakeLoop:
     async def _judge(self, arrival: Arrival, context: ValidationContext) -> ValidationResult | None:
         """Return the verdict; None if the envelope made validation fail: then it is refused and its origin charged."""
         with self._work_for(arrival, Place.JUDGE):
-            verdict = await validate(arrival.data, context, asked=arrival.asked)
+            verdict = await validate(arrival.data, context, asked=arrival.asked, made=arrival.made)
             if isinstance(verdict, Accepted):
-                if late := self._came_meanwhile(verdict):
+                if late := self._refuse_if_admitted(verdict):
                     return late
                 self._peers.remember(verdict)  # before the next one is judged, which may be its copy
             return verdict
         self._give_up(arrival)
         return None
 
-    def _came_meanwhile(self, accepted: Accepted) -> Refused | None:
+    def _refuse_if_admitted(self, accepted: Accepted) -> Refused | None:
         """Return a refusal if the other lane has just admitted the same group, its number, or its completions."""
         group, group_id = accepted.group, accepted.envelope.id
         if group_id in self._passed:

@@ -15,8 +15,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import WorkerError
-from ftis_node.node.loops.train import train_group
 from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.node.training.step_peers import train_group
 from ftis_node.records.codec import pack_group
 from ftis_node.replay.buffer import StoredGroup
 from ftis_node.swarm.peer_guard import Place

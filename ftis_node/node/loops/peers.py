@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ftis_node.gossip.interface import Gossip
     from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.training.buffer_limits import BufferLimits
-    from ftis_node.telemetry.events import EventTrail
+    from ftis_node.telemetry.events import EventLog
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ PERIODS_PER_SAVE = 10
 class PeersLoop:
     """Two clocks: the buffer is looked at every second, the book of peers is saved every ten."""
 
-    def __init__(self, *, events: EventTrail, gossip: Gossip, peers: PeerManager, limits: BufferLimits) -> None:
+    def __init__(self, *, events: EventLog, gossip: Gossip, peers: PeerManager, limits: BufferLimits) -> None:
         self._events = events
         self._gossip = gossip
         self._peers = peers
@@ -45,7 +45,7 @@ class PeersLoop:
         while True:
             for peer in await self._gossip.connected_peers():
                 with self._guard.work_for(peer.peer_id, Place.PRESENCE):
-                    self._peers.saw(peer.peer_id, peer.addresses)
+                    self._peers.note_addresses(peer.peer_id, peer.addresses)
             self._peers.save()
             for _ in range(PERIODS_PER_SAVE):
                 await self._limits.enforce()

@@ -69,9 +69,9 @@ class PublishLoop:
         envelope = seal_group(group, self._context.identity, codec=self._context.settings.swarm.codec)
         data = envelope.to_bytes()
         with waiting_for("the verdict of the door"):  # behind those of peers; the intake loop has the limits
-            verdict = await self._intake.submit(data, origin=self._context.identity.peer_id, own=True)
+            verdict = await self._intake.submit(data, origin=self._context.identity.peer_id, made=group)
         if not isinstance(verdict, Accepted):
-            log.error("the door refuses a group of our own: %s", verdict.refusal.detail)
+            log.error("an own group failed validation: %s", verdict.refusal.detail)
             self._slots.cancel()
             return
         self._last_number = group.number

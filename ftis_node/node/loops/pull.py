@@ -25,7 +25,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ftis_node.gossip.interface import FetchOutcome
-from ftis_node.node.loops.announcements import Members
+from ftis_node.node.loops.announcements import AssignmentMembers
 from ftis_node.node.loops.confirmations import ConfirmationLoop
 from ftis_node.node.loops.pull_slots import PullSlots
 from ftis_node.node.supervision.body_memory import HeldBytes
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from ftis_node.node.storage.disk_space import DiskSpace
     from ftis_node.node.training.step_shares import StepShares
     from ftis_node.replay.reader import ReplayReader
-    from ftis_node.swarm.pulling.domains import OwnDomain, Portion
+    from ftis_node.swarm.pulling.domains import DomainPortion, OwnDomain
     from ftis_node.swarm.pulling.pull_queue import PullItem, PullRequest
     from ftis_node.validation import ValidationResult
 
@@ -102,7 +102,7 @@ class PullLoop:
         self._space = space
         self._own_domain = own_domain
         self._guard = gossip.guard
-        self._wants = ear.wants
+        self._queue = ear.queue
         self._later = RetryQueue()
         self._confirmations = ConfirmationLoop(ear=ear, gossip=gossip)
         self._slots = PullSlots(
@@ -124,7 +124,7 @@ class PullLoop:
         """Send requests for wanted groups as soon as there are some, and again while some are left."""
         while True:
             with suppress(TimeoutError), waiting_for("something to pull"):
-                async with asyncio.timeout(LOOK_AGAIN_S if len(self._wants) or len(self._later) else None):
+                async with asyncio.timeout(LOOK_AGAIN_S if len(self._queue) or len(self._later) else None):
                     await self._ear.changed.wait()
             if self._slots.num_in_use:  # the first one goes at once
                 await asyncio.sleep(GATHER_S)
@@ -133,13 +133,13 @@ class PullLoop:
 
     async def _pull_what_is_needed(self, tasks: asyncio.TaskGroup) -> None:
         oldest = time.time() - self._context.manifest.step.max_age_s
-        self._wants.drop_older(oldest)
+        self._queue.drop_older(oldest)
         for want in self._later.due(now=time.monotonic()):
             with self._guard.work_for(want.sender, Place.PULL):
                 is_wanted = want.created_at > oldest and not self._ear.has(want)
-                if is_wanted and self._ear.may_give(want.sender, want.id):
-                    self._wants.add(want, holder=want.sender)
-        self._wants.reroute(self._slots.is_able)
+                if is_wanted and self._ear.can_serve(want.sender, want.id):
+                    self._queue.add(want, holder=want.sender)
+        self._queue.reroute(self._slots.is_able)
         if self._space.why_full:
             return
         need = (await self._demand()).need
@@ -148,12 +148,12 @@ class PullLoop:
             if need is not None:
                 need = max(0, need - num_pulled)
 
-    async def _pull_portion(self, tasks: asyncio.TaskGroup, portion: Portion, *, need: int | None) -> int:
+    async def _pull_portion(self, tasks: asyncio.TaskGroup, portion: DomainPortion, *, need: int | None) -> int:
         """Requests for `need` groups of a portion, and for duties, as far as they can be had; how many were no duty."""
         num_pulled = 0
         while True:
             await self._slots.acquire()
-            batch = self._wants.next_request(
+            batch = self._queue.next_request(
                 most=self._context.settings.swarm.pull_batch,
                 need=None if need is None else need - num_pulled,
                 max_bytes=MAX_BATCH_BYTES,
@@ -168,20 +168,20 @@ class PullLoop:
             await self._keep_to_budget(batch)
             tasks.create_task(self._pull_and_release(batch), name=f"pull-{batch.source.peer_id[-6:]}")
 
-    def _portions(self, need: int | None) -> Sequence[Portion]:
+    def _portions(self, need: int | None) -> Sequence[DomainPortion]:
         """Return what to pull first: what each preferred domain of the run lacks, then any group."""
         domain = self._own_domain
         if domain is None:
             return (ANY,)
         ready = self._reader.ready_foreign_tasks()
         num_near = sum(num for task, num in ready.items() if task in domain.tasks)
-        near_in_flight = self._wants.num_in_flight_of(self._is_near)
+        near_in_flight = self._queue.num_in_flight_of(self._is_near)
         return portions(
             domain.share,
             stock=STEPS_IN_STOCK * self._step_shares.of_next_step()[1],
             need=need,
             num_near=num_near + near_in_flight,
-            num_far=sum(ready.values()) - num_near + self._wants.num_in_flight - near_in_flight,
+            num_far=sum(ready.values()) - num_near + self._queue.num_in_flight - near_in_flight,
         )
 
     def _is_near(self, want: PullItem) -> bool:
@@ -199,7 +199,7 @@ class PullLoop:
             with self._guard.work_for(batch.source.peer_id, Place.PULL) as work:
                 await self._pull(batch)
             if work.failed:  # what of it is not settled yet is not asked of this peer again
-                self._wants.missed(batch, missing=[want.id for want in batch.items])
+                self._queue.missed(batch, missing=[want.id for want in batch.items])
         finally:
             self._slots.release(batch.source.peer_id)
             self._ear.changed.set()  # the next of this peer may be asked for
@@ -214,10 +214,10 @@ class PullLoop:
             small_swarm=self._context.settings.swarm.pull_all_max_peers,
             per_step=self._step_shares.of_next_step()[1],
             num_ready=num_ready,
-            num_in_flight=self._wants.num_in_flight,
+            num_in_flight=self._queue.num_in_flight,
         )
         takes_assigned = wanted.need is not None and wanted.takes_assigned
-        self._ear.members = Members(known, await self._gossip.shard_members()) if takes_assigned else None
+        self._ear.members = AssignmentMembers(known, await self._gossip.shard_members()) if takes_assigned else None
         return wanted
 
     async def _keep_to_budget(self, batch: PullRequest) -> None:
@@ -247,13 +247,13 @@ class PullLoop:
         fetched = await self._gossip.fetch(peer_id, ids, as_text=as_text, timeout_s=timeout_s)
         self._spend_the_rest(batch, fetched.bodies)
         asked = None if as_text else frozenset(ids)  # a group as text has a different id
-        judged = [self._intake.submit(data, origin=peer_id, own=False, asked=asked) for data in fetched.bodies]
+        judged = [self._intake.submit(data, origin=peer_id, asked=asked) for data in fetched.bodies]
         with waiting_for("verdicts of the door"):  # the intake loop has the limits
             verdicts = await asyncio.gather(*judged)
         here = self._settle(batch, verdicts)
         if fetched.outcome is FetchOutcome.BUSY:
             self._slots.backoff.rest(peer_id, BUSY_REST_S * random.uniform(0.75, 1.25), now=time.monotonic())
-            self._wants.put_back(batch)
+            self._queue.put_back(batch)
         else:
             self._note_outcome(batch, fetched.outcome, is_empty=not fetched.bodies)
             missing = [group_id for group_id in ids if group_id not in here]
@@ -267,7 +267,7 @@ class PullLoop:
         here = {want.id for want in batch.items if want.id in judged}
         refused = [v for v in verdicts if isinstance(v, Refused) and not _is_useless(v)]
         self._ear.refuse(v.group_id for v in refused if v.refusal.reason not in PASSING)
-        self._wants.arrived(here)
+        self._queue.arrived(here)
         accepted = {verdict.announced_id for verdict in verdicts if isinstance(verdict, Accepted)}
         self._counters.groups_repaired += sum(want.is_repair and want.id in accepted for want in batch.items)
         return here
@@ -310,7 +310,7 @@ class PullLoop:
             return
         members = await self._gossip.members()
         others = random.sample(members, min(NUM_OTHERS, len(members)))
-        given_up = self._wants.missed(batch, missing=missing, others=others, may_give=self._ear.may_give)
+        given_up = self._queue.missed(batch, missing=missing, others=others, can_serve=self._ear.can_serve)
         if batch.source.as_text and is_answered:
             self._ear.refuse(missing)  # answered, and useless: a text is stored under another id
         for_good = [want for want in given_up if want.as_text or not self._later.put(want, now=time.monotonic())]

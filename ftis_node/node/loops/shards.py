@@ -59,10 +59,10 @@ class ShardsLoop:
         """Run until canceled."""
         await self._choose(count=min(FIRST_SHARDS, self._num_shards))
         while True:
-            before, counted_at = self._num_heard(), time.monotonic()
+            before, counted_at = self._num_announcements(), time.monotonic()
             with waiting_for("the clock"):
                 await asyncio.sleep(LOOK_S)
-            heard_per_s = (self._num_heard() - before) / (time.monotonic() - counted_at)
+            heard_per_s = (self._num_announcements() - before) / (time.monotonic() - counted_at)
             count = num_affordable(
                 heard_per_s,
                 num_read=len(self._read),
@@ -72,8 +72,8 @@ class ShardsLoop:
             if count != len(self._read) or not self._required() <= self._read:
                 await self._choose(count=count)
 
-    def _num_heard(self) -> int:
-        return self._announcements.heard_in_shard.total()
+    def _num_announcements(self) -> int:
+        return self._announcements.announcements_by_shard.total()
 
     def _required(self) -> frozenset[int]:
         """Return the shards of the trusted peers in the directory."""
@@ -99,7 +99,7 @@ class ShardsLoop:
         self._context.state.read_shards = chosen
         self._backfill.read_shards(chosen)
         self._context.events.write("shards", read=sorted(chosen))
-        log.info("reading announcements of %d of %d shards", len(chosen), self._num_shards)
+        log.debug("reading announcements of %d of %d shards", len(chosen), self._num_shards)
         for peer_id in await self._gossip.members():
             with self._guard.work_for(peer_id, Place.CATCH_UP):
                 if shard_of(peer_id, self._num_shards) in news:

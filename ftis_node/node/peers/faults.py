@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.state import NodeCounters
     from ftis_node.swarm.peer_guard import Place
-    from ftis_node.telemetry.events import EventTrail
+    from ftis_node.telemetry.events import EventLog
 
 REASON = "fault"
 MAX_TEXT = 200  # characters of an error that an event keeps: a peer may have chosen them
 
 
 def fault_charger(
-    *, events: EventTrail, counters: NodeCounters, registry: PeerRegistry, peers: PeerManager
+    *, events: EventLog, counters: NodeCounters, registry: PeerRegistry, peers: PeerManager
 ) -> Callable[[str, Place, Exception], None]:
     """Return what a node's guard calls for each fault: (peer id, place, error)."""
 

@@ -28,7 +28,7 @@ P2PDS_PREAMBLE = re.compile(r"failed to dial.*all dials failed \* \[[^]]*\] ")
 UNPRINTABLE = re.compile(r"[^ -~]+")
 
 
-class Line(NamedTuple):
+class LogLine(NamedTuple):
     """A log line and its level."""
 
     level: int
@@ -45,7 +45,7 @@ class SwarmLogMessages:
 
     def lines(
         self, state: SwarmState, *, clock_skew_s: float | None, addresses: Sequence[str], advice: str = ""
-    ) -> Iterator[Line]:
+    ) -> Iterator[LogLine]:
         """Yield the log lines for these facts. `clock_skew_s`: the peers' clocks less ours; None before one was met.
 
         `advice`: what to do if most members have a newer wire version; logged once a start.
@@ -58,16 +58,16 @@ class SwarmLogMessages:
             yield from self._clock(clock_skew_s)
         if advice and not self._was_advised:
             self._was_advised = True
-            yield Line(logging.WARNING, advice)
+            yield LogLine(logging.WARNING, advice)
 
-    def _clock(self, skew_s: float) -> Iterator[Line]:
+    def _clock(self, skew_s: float) -> Iterator[LogLine]:
         off_s = abs(skew_s)
         if not self._clock_is_off and off_s >= SKEW_NOTE_S:
             self._clock_is_off = True
-            yield Line(logging.WARNING, clock_words(skew_s))
+            yield LogLine(logging.WARNING, clock_words(skew_s))
         elif self._clock_is_off and off_s < CALM_SHARE * SKEW_NOTE_S:
             self._clock_is_off = False
-            yield Line(logging.INFO, "this machine's clock agrees with the peers' again")
+            yield LogLine(logging.INFO, "this machine's clock agrees with the peers' again")
 
 
 def clock_words(skew_s: float) -> str:
@@ -88,12 +88,12 @@ def _gist(state: SwarmState) -> str:
     return "" if state.state is SwarmPhase.CONNECTED else re.sub(r"\d+ peers?|\d+", "#", state.reason.split(",")[0])
 
 
-def _standing(state: SwarmState, addresses: Sequence[str]) -> Line:
+def _standing(state: SwarmState, addresses: Sequence[str]) -> LogLine:
     reason = P2PDS_PREAMBLE.sub("", UNPRINTABLE.sub(" ", state.reason))
     if state.state is SwarmPhase.CONNECTED:
-        return Line(logging.INFO, f"in the swarm: {reason}")
+        return LogLine(logging.INFO, f"in the swarm: {reason}")
     if state.reason.startswith(NO_PEERS_GIVEN):
-        return Line(logging.INFO, f"working alone, for {NO_PEERS_GIVEN}; {how_to_be_found(addresses)}")
+        return LogLine(logging.INFO, f"working alone, for {NO_PEERS_GIVEN}; {how_to_be_found(addresses)}")
     if state.reason.startswith(NOBODY_ANSWERS):
-        return Line(logging.WARNING, f"working alone: {reason}; `ftis-node doctor --peers ADDRESS` looks closer")
-    return Line(logging.INFO, f"working alone so far: {reason}")
+        return LogLine(logging.WARNING, f"working alone: {reason}; `ftis-node doctor --peers ADDRESS` looks closer")
+    return LogLine(logging.INFO, f"working alone so far: {reason}")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ftis_node.config.admission import Admission
     from ftis_node.records.group import Group, GroupHeader
     from ftis_node.replay.buffer import StoredGroup
-    from ftis_node.telemetry.events import EventTrail
+    from ftis_node.telemetry.events import EventLog
     from ftis_node.validation import ValidationResult
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class PeerManager:
         *,
         own_id: str,
         settings: Admission,
-        events: EventTrail,
+        events: EventLog,
         clock: Callable[[], float] | None = None,
     ) -> None:
         """Open or create the file; `clock` is Unix time in seconds, None: one that never jumps. Raise ConfigError."""
@@ -75,7 +75,7 @@ class PeerManager:
                 limits.new_peers_scoring_s_per_minute,
             )
         )
-        self._copycats = DuplicateDetector(
+        self._duplicates = DuplicateDetector(
             own_id,
             DuplicateRules(
                 validation.duplicate_min_tokens, validation.duplicate_max_fraction, validation.duplicate_history_size
@@ -92,7 +92,7 @@ class PeerManager:
         """Return this node's bounds for validation."""
         return ValidationLimits(self._settings.validation.max_clock_skew_s, self._settings.validation.min_mean_logprob)
 
-    def saw(self, peer_id: str, addresses: Sequence[str]) -> None:
+    def note_addresses(self, peer_id: str, addresses: Sequence[str]) -> None:
         """Note a peer's multiaddrs: peers of one network share their places in the buffer."""
         self._networks.pop(peer_id, None)
         self._met.pop(peer_id, None)
@@ -128,7 +128,7 @@ class PeerManager:
 
     def is_known(self, peer_id: str) -> bool:
         """Return whether a peer is trusted, or has sent good groups."""
-        return self.is_trusted(peer_id) or not self._is_stranger(peer_id)
+        return self.is_trusted(peer_id) or not self._is_new_peer(peer_id)
 
     def standing(self, peer_id: str) -> TrustLevel:
         """Return the present trust level of the peer."""
@@ -149,7 +149,7 @@ class PeerManager:
             return
         standing = self._standings.note(peer_id, conduct, now=self._clock(), reason=reason)
         if standing is not None:
-            self._tell(peer_id, standing, detail or reason or conduct.value)
+            self._report(peer_id, standing, detail or reason or conduct.value)
             self.save()
         elif self._clock() - self._saved_at >= SAVE_EVERY_S:
             self.save()
@@ -157,14 +157,14 @@ class PeerManager:
     def remember(self, accepted: Accepted) -> None:
         """Add the completions of an accepted group to the catalog of copies."""
         group = accepted.group
-        self._copycats.remember(group.sender, str(group.prompt_ref), _told(group))
+        self._duplicates.remember(group.sender, str(group.prompt_ref), _seen_completions(group))
 
     def settle(self, verdict: ValidationResult, *, origin: str) -> None:
         """Note the verdict on a group that `origin` handed over, and charge the peer that is responsible for it."""
         if isinstance(verdict, Accepted):
             group = verdict.group
             self._charge(group.sender, group.num_tokens)
-            self._vouch(group.sender, origin)
+            self._share_subnet(group.sender, origin)
             self.note(group.sender, Behaviour.ACCEPTED)
             return
         reason = verdict.refusal.reason
@@ -177,23 +177,23 @@ class PeerManager:
         """Return whether a group of this sender is looked at now; asking spends nothing."""
         if peer_id == self._own_id or self.is_trusted(peer_id):
             return True
-        return self._quotas.allows(peer_id, is_new_peer=self._is_stranger(peer_id), now=time.monotonic())
+        return self._quotas.allows(peer_id, is_new_peer=self._is_new_peer(peer_id), now=time.monotonic())
 
     def may_score(self, peer_id: str) -> bool:
         """Return whether a group of this sender is scored now; asking spends nothing."""
         if peer_id == self._own_id or self.is_trusted(peer_id):
             return True
-        return self._quotas.allows_scoring(peer_id, is_new_peer=self._is_stranger(peer_id), now=time.monotonic())
+        return self._quotas.allows_scoring(peer_id, is_new_peer=self._is_new_peer(peer_id), now=time.monotonic())
 
     def charge_scoring(self, peer_id: str, seconds: float) -> None:
         """Take seconds of scoring from the allowance of a group's signer."""
         if peer_id != self._own_id and not self.is_trusted(peer_id):
-            is_stranger = self._is_stranger(peer_id)
-            self._quotas.spend_scoring(peer_id, seconds, is_new_peer=is_stranger, now=time.monotonic())
+            is_new_peer = self._is_new_peer(peer_id)
+            self._quotas.spend_scoring(peer_id, seconds, is_new_peer=is_new_peer, now=time.monotonic())
 
     def copy_of(self, group: Group) -> str | None:
         """Return the reason to refuse a group whose completions were here before; None if they were not."""
-        found = self._copycats.judge(group.sender, str(group.prompt_ref), _told(group))
+        found = self._duplicates.judge(group.sender, str(group.prompt_ref), _seen_completions(group))
         return None if found is None else found.value
 
     def share_cap(self) -> ShareCap:
@@ -213,19 +213,19 @@ class PeerManager:
         if peer_id in self._trusted:
             raise UsageError("node.toml trusts this peer: take it out of access.trust and start the node again")
         self._standings.ban(peer_id, length_s or self._settings.access.ban_max_s, now=self._clock())
-        self._tell(peer_id, TrustLevel.BANNED, "by the operator")
+        self._report(peer_id, TrustLevel.BANNED, "by the operator")
         self.save()
 
     def unban(self, peer_id: str) -> None:
         """End a ban, and forget the peer's past ones."""
         self._standings.unban(peer_id, now=self._clock())
-        self._tell(peer_id, self.standing(peer_id), "by the operator")
+        self._report(peer_id, self.standing(peer_id), "by the operator")
         self.save()
 
     def trust(self, peer_id: str, trusted: bool = True) -> None:
         """Set or end trust: the node never bans a trusted peer, and it may hold more places. Trust ends a ban."""
         self._standings.trust(peer_id, trusted, now=self._clock())
-        self._tell(peer_id, self.standing(peer_id), "by the operator")
+        self._report(peer_id, self.standing(peer_id), "by the operator")
         self.save()
 
     def rows(self) -> dict[str, dict[str, Any]]:
@@ -251,14 +251,14 @@ class PeerManager:
             "trusted": self.is_trusted(peer_id),
         }
 
-    def is_stranger(self, peer_id: str) -> bool:
+    def is_new_peer(self, peer_id: str) -> bool:
         """Return whether a peer has sent no good group yet, and is not trusted."""
-        return not self.is_trusted(peer_id) and self._is_stranger(peer_id)
+        return not self.is_trusted(peer_id) and self._is_new_peer(peer_id)
 
-    def _is_stranger(self, peer_id: str) -> bool:
+    def _is_new_peer(self, peer_id: str) -> bool:
         return not self._standings.reputation(peer_id).is_known(now=self._clock())
 
-    def _vouch(self, sender: str, origin: str) -> None:
+    def _share_subnet(self, sender: str, origin: str) -> None:
         """Share the places of `origin` with a sender that never connected: identities are free."""
         if sender != origin and sender not in self._met and origin != self._own_id:
             self._networks.setdefault(sender, self._networks.get(origin, origin))
@@ -266,10 +266,10 @@ class PeerManager:
 
     def _charge(self, peer_id: str, num_tokens: int) -> None:
         if peer_id != self._own_id and not self.is_trusted(peer_id):
-            is_stranger = self._is_stranger(peer_id)
-            self._quotas.spend(peer_id, num_tokens, is_new_peer=is_stranger, now=time.monotonic())
+            is_new_peer = self._is_new_peer(peer_id)
+            self._quotas.spend(peer_id, num_tokens, is_new_peer=is_new_peer, now=time.monotonic())
 
-    def _tell(self, peer_id: str, standing: TrustLevel, why: str) -> None:
+    def _report(self, peer_id: str, standing: TrustLevel, why: str) -> None:
         row = self.row(peer_id)
         self._events.write(
             "reputation_changed", peer=peer_id, standing=standing.value, why=why, until=row["banned_until"]
@@ -278,7 +278,7 @@ class PeerManager:
             log.warning("%s is refused for %.0f s: %s", peer_id, (row["banned_until"] or 0) - self._clock(), why)
 
 
-def _told(group: Group) -> list[SeenCompletion]:
+def _seen_completions(group: Group) -> list[SeenCompletion]:
     """Return the completions in the form of the catalog of copies."""
     return [
         SeenCompletion(

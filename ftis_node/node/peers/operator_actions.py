@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from ftis_node.config.admission import Admission
-from ftis_node.config.manifest import first_problem
 from ftis_node.config.renamed_keys import NODE_KEYS, with_new_keys
+from ftis_node.config.section import first_problem
 from ftis_node.errors import DamagedError, UsageError
 from ftis_node.files import read_object
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.startup.migrations import opened
 from ftis_node.swarm.peer_lookup import find_peer
-from ftis_node.telemetry.events import EventTrail
+from ftis_node.telemetry.events import EventLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -60,7 +60,7 @@ def stopped_peers(home: Home) -> Iterator[PeerControl]:
     with opened(home):
         settings = read_object(home.settings) if home.settings.exists() else {}
         status = read_object(home.status) if home.status.exists() else {}
-        events = EventTrail(home.events)
+        events = EventLog(home.events)
         node, saved = status.get("node"), status.get("peers")
         own_id = str(node.get("peer_id", "")) if isinstance(node, dict) else ""
         rows = [row for row in saved if isinstance(row, dict)] if isinstance(saved, list) else []

@@ -40,7 +40,7 @@ class PeerActivity:
     taught: deque[SenderStats] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     teaching: dict[str, float | None] | None = None  # over `taught`; None before a step took a group of it
 
-    def note_taught(self, figures: SenderStats) -> None:
+    def note_training(self, figures: SenderStats) -> None:
         """Add what its completions contributed to one more step."""
         self.taught.append(msgspec.structs.replace(figures, positive_log_ratios=(), negative_log_ratios=()))
         recent = add_up(self.taught)
@@ -74,6 +74,7 @@ class PeerRegistry:
 
     def __init__(self) -> None:
         self.peers: dict[str, PeerActivity] = {}
+        self.own_record: PeerRecord | None = None  # as published last; None before the first
 
     def __contains__(self, peer_id: str) -> bool:
         return peer_id in self.peers

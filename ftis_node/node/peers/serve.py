@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.state import NodeCounters
-    from ftis_node.node.supervision.disk_thread import Disk
+    from ftis_node.node.supervision.disk_thread import DiskThread
     from ftis_node.records.backfill_request import BackfillRequest
     from ftis_node.tasks.base import Task
 
@@ -43,7 +43,7 @@ class PeerRequestHandler:
         tokenizer: PromptTokenizer,
         reader: ReplayReader,
         replay_file: Path,
-        disk: Disk,
+        disk: DiskThread,
         announcer: Announcer,
         peers: PeerManager,
         registry: PeerRegistry,
@@ -68,16 +68,16 @@ class PeerRequestHandler:
         """Return the envelopes of those groups that are held here."""
         return self._reader.envelopes(ids)
 
-    async def retell(self, ids: Sequence[bytes]) -> list[bytes]:
+    async def encode_as_text(self, ids: Sequence[bytes]) -> list[bytes]:
         """Return own groups among `ids`, encoded as text; none if the run does not use text."""
         if self._context.manifest.step.other_tokenizers != "text":
             return []
         own = self._reader.envelopes([group_id for group_id in ids if self._reader.is_own(group_id)])
-        told = [self._told_as_text(data) for data in own]
+        told = [self._encode_as_text(data) for data in own]
         max_bytes = self._context.manifest.wire.max_envelope_bytes
         return [data for data in told if data is not None and len(data) <= max_bytes]
 
-    def _told_as_text(self, data: bytes) -> bytes | None:
+    def _encode_as_text(self, data: bytes) -> bytes | None:
         """Return the group as text; None if the prompt is gone from the task, because the data file has changed."""
         envelope = open_envelope(data)
         group = unpack_group(envelope.body)

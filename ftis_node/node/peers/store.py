@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.errors import ConfigError
 from ftis_node.files import check_database
-from ftis_node.replay.soundness import BUSY_TIMEOUT_S, is_busy, readable_rows, told
+from ftis_node.replay.integrity import BUSY_TIMEOUT_S, explained, is_busy, readable_rows
 from ftis_node.swarm.reputation.score import Reputation
 from ftis_node.swarm.reputation.table import PeerReputation
 from ftis_node.telemetry.former_names import present_reason
@@ -69,7 +69,7 @@ class PeerStore:
             self._db.executescript(MAKE)
         except sqlite3.DatabaseError as error:
             self._db.close()
-            raise told(error, path) from None
+            raise explained(error, path) from None
         except ConfigError:
             self._db.close()
             raise

@@ -24,14 +24,16 @@ from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.registry import PeerRegistry
 from ftis_node.node.startup.factories import NodeInputs
 from ftis_node.node.startup.null_workers import NullGeneration, NullLearner
+from ftis_node.node.startup.preflight import checkpoint_step
 from ftis_node.node.startup.prepare import prepare
-from ftis_node.node.startup.recovery import log_unknown_steps, recover_buffer
+from ftis_node.node.startup.recovery import log_unknown_steps, release_damaged
+from ftis_node.node.startup.summary import start_lines
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.state import NodeCounters, NodeState
 from ftis_node.node.storage.cleanup import CHECKPOINT_PREFIX
 from ftis_node.node.storage.disk_space import DiskSpace
 from ftis_node.node.storage.quota import num_versions, version_bytes
-from ftis_node.node.supervision.disk_thread import Disk
+from ftis_node.node.supervision.disk_thread import DiskThread
 from ftis_node.node.supervision.shutdown import first_of_ours
 from ftis_node.node.training.division import division_of
 from ftis_node.node.training.evaluation import EvaluationHistory
@@ -41,11 +43,12 @@ from ftis_node.node.training.tracking import make_tracking
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.tasks.scoring.scorer import IsolatedScorer
-from ftis_node.telemetry.events import EventTrail
+from ftis_node.telemetry.events import EventLog
 from ftis_node.telemetry.former_names import EVENT_SCHEMA
+from ftis_node.telemetry.log import log_block
 from ftis_node.telemetry.progress import unwatched
 from ftis_node.telemetry.status import EvalStatus
-from ftis_node.telemetry.trail_summary import read_remembered
+from ftis_node.telemetry.trail_summary import read_event_log_summary
 from ftis_node.workers.durable import remove_leftovers
 from ftis_node.workers.weights.folder import weights_folder
 
@@ -58,10 +61,10 @@ if TYPE_CHECKING:
     from ftis_node.models import ModelSource
     from ftis_node.node.protocols import Generation, Learning
     from ftis_node.node.startup.factories import NodeFactory
-    from ftis_node.node.startup.prepare import Prepared
+    from ftis_node.node.startup.prepare import PreparedNode
     from ftis_node.node.startup.run_plan import RunPlan
     from ftis_node.telemetry.progress import OnProgress
-    from ftis_node.telemetry.trail_summary import Remembered
+    from ftis_node.telemetry.trail_summary import EventLogSummary
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +88,8 @@ async def running_components(
     Raise ModelError, TaskError, ConfigError, UsageError, NetworkError, MachineError, WorkerError.
     """
     makers, prepared = await prepare(settings, plan, home, makers, on_progress)
+    begun_at = checkpoint_step(home) if settings.learns else 0
+    log_block(log, start_lines(prepared, num_parameters=parameter_count(prepared.source), step=begun_at))
     async with AsyncExitStack() as stack:
         parts = _assembled(stack, prepared, makers)
         parts.gossip.guard.on_fault = fault_charger(
@@ -102,22 +107,23 @@ async def running_components(
             await _stop(parts)
 
 
-def _assembled(stack: AsyncExitStack, prepared: Prepared, makers: NodeFactory) -> NodeComponents:
+def _assembled(stack: AsyncExitStack, prepared: PreparedNode, makers: NodeFactory) -> NodeComponents:
     """Return all parts, none of them started; `stack` closes the files that they keep open."""
     settings, manifest, home, identity = prepared.settings, prepared.manifest, prepared.home, prepared.identity
     source, step = prepared.source, prepared.manifest.step
-    events = EventTrail(home.events, max_bytes=settings.limits.event_file_bytes, kept_files=KEPT_EVENT_FILES)
+    events = EventLog(home.events, max_bytes=settings.limits.event_file_bytes, kept_files=KEPT_EVENT_FILES)
     stack.callback(events.close)
     peers = PeerManager(home.peers, own_id=identity.peer_id, settings=settings.admission, events=events)
     stack.callback(peers.close)
-    disk = Disk()
+    disk = DiskThread()
     stack.callback(disk.close)
     buffer = ReplayBuffer(home.replay)
     stack.callback(buffer.close)
     reader = ReplayReader(home.replay)
     stack.callback(reader.close)
-    remembered = read_remembered(home.events)
-    recover_buffer(buffer, remembered, events, peer_id=identity.peer_id)
+    remembered = read_event_log_summary(home.events)
+    release_damaged(buffer, events)
+    buffer.claim_used(remembered.used)
     weights = stack.enter_context(
         weights_folder(
             home,
@@ -151,7 +157,7 @@ def _assembled(stack: AsyncExitStack, prepared: Prepared, makers: NodeFactory) -
         domain=prepared.domain,
         eval_tasks=prepared.eval_tasks,
         scorer=IsolatedScorer(prepared.task, scored_only=prepared.eval_tasks),
-        strangers_scorer=IsolatedScorer(prepared.task),  # starts its process with the first group of an unknown peer
+        new_peers_scorer=IsolatedScorer(prepared.task),  # starts its process with the first group of an unknown peer
         generation=generation,
         evaluated=generation.newest,
         learner=learner,
@@ -202,7 +208,7 @@ async def _start(parts: NodeComponents, on_progress: OnProgress) -> None:
     context.events.write(
         "start", schema=EVENT_SCHEMA, run=context.manifest.run_id, peer=context.peer_id, model=parts.source.name
     )
-    log.info("%s; what they print is in %s", _who_starts(settings), parts.home.logs)
+    log.debug("%s; what they print is in %s", _who_starts(settings), parts.home.logs)
     async with asyncio.TaskGroup() as tasks:
         for name, part in (("generation", parts.generation), ("learner", parts.learner), ("gossip", parts.gossip)):
             tasks.create_task(start(name, part), name=f"start-{name}")
@@ -214,7 +220,7 @@ async def _start(parts: NodeComponents, on_progress: OnProgress) -> None:
     if settings.learns:
         log_unknown_steps(state, done=done, holds=parts.reader.held, events=context.events)
     where = _begins_at(state.step) if settings.learns else f"following {settings.roles.follow}"
-    log.info("%s: %s parameters, %s", parts.source.name, f"{state.parameters:,}", where)
+    log.debug("%s: %s parameters, %s", parts.source.name, f"{state.parameters:,}", where)
     if not settings.generates:
         log.info("generators take this learner's weights by --role generator --follow %s", context.peer_id)
 
@@ -251,7 +257,7 @@ async def _stop(parts: NodeComponents) -> None:
         parts.learner.stop(),
         parts.gossip.close(),
         parts.scorer.close(),
-        parts.strangers_scorer.close(),
+        parts.new_peers_scorer.close(),
         parts.tracking.close(),
         return_exceptions=True,
     )
@@ -264,7 +270,7 @@ async def _stop(parts: NodeComponents) -> None:
     parts.context.events.write("stop", step=parts.context.state.step, **tracked)
 
 
-def _past_evaluations(remembered: Remembered) -> list[EvalStatus]:
+def _past_evaluations(remembered: EventLogSummary) -> list[EvalStatus]:
     """Return the evaluations of former starts, from the event trail, without those that lack a field."""
     fields = EvalStatus.__struct_fields__
     whole = (event for event in remembered.evaluations if all(name in event for name in fields))

@@ -7,6 +7,7 @@ ten minutes, so that a supervisor can restart it.
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING
 
 from ftis_node.config.observe import ObserveSection
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
     from ftis_node.config.home import Home
 
+log = logging.getLogger(__name__)
+
 ALL_INTERFACES = ("/ip4/0.0.0.0/tcp/0",)
 
 
@@ -34,6 +37,7 @@ def run_bootstrap_node(
     peers: tuple[str, ...],
     announce: tuple[str, ...] = (),
     show: Callable[[list[str]], None],
+    status_port: int = 0,
 ) -> None:
     """Serve until SIGINT or SIGTERM. `show` gets the dialable addresses as soon as they are known.
 
@@ -48,17 +52,23 @@ def run_bootstrap_node(
         )
         identity = Identity.load_or_create(home.identity)
         keep_secret(identity.seed)
-        asyncio.run(until_signalled(_serve(settings, identity, show)))
+        asyncio.run(until_signalled(_serve(settings, identity, show, home=home, status_port=status_port)))
 
 
-async def _serve(settings: NetworkSettings, identity: Identity, show: Callable[[list[str]], None]) -> None:
+async def _serve(
+    settings: NetworkSettings, identity: Identity, show: Callable[[list[str]], None], *, home: Home, status_port: int
+) -> None:
     from ftis_node.gossip.bootstrap import BootstrapNode
+    from ftis_node.node.http_api.bootstrap_api import BootstrapApi
 
     node = BootstrapNode(settings, identity=identity)
     with Watchdog(ObserveSection(), manager=ServiceManager.from_environment()).watching():
         try:
             await node.start()
-            show(node.addresses)
-            await node.run_until_closed()
+            async with BootstrapApi(node).serve(port=status_port) as url:
+                home.publish_address(url)
+                log.info("the page of this bootstrap node is at %s", url)
+                show(node.addresses)
+                await node.run_until_closed()
         finally:
             await node.close()

@@ -12,16 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from ftis_node.config.optimizer import DEFAULT_FINAL_SHARE
-from ftis_node.generation.client import PROOF_TOLERANCES, GenerationClient
+from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.engines.vllm_options import check_options
 from ftis_node.generation.messages import GenerationBoot
+from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.gossip import GossipLimits, NetworkSettings
 from ftis_node.gossip.encryption import read_secret
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.messages import LearnerBoot, LoraSettings
-from ftis_node.learner.step.schedule import Schedule
 from ftis_node.memory.components import micro_batch_tokens_of, recomputes
 from ftis_node.memory.placement import WorkerPlacement, arrange, place_single_worker, visible_gpus
 from ftis_node.models import pick_device
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from ftis_node.config.home import Home
     from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
-    from ftis_node.config.optimizer import OptimizerSection
     from ftis_node.generation.client import WriteWeights
     from ftis_node.gossip.interface import Gossip
     from ftis_node.gossip.multiaddr import ListenAddress
@@ -42,7 +40,7 @@ if TYPE_CHECKING:
     from ftis_node.models import ModelSource, PromptTokenizer
     from ftis_node.node.protocols import Generation, Learning
     from ftis_node.records.identity import Identity
-    from ftis_node.telemetry.events import EventTrail
+    from ftis_node.telemetry.events import EventLog
     from ftis_node.workers.supervisor import MakeRoom
 
 log = logging.getLogger(__name__)
@@ -58,7 +56,7 @@ class NodeInputs:
     identity: Identity
     source: ModelSource
     tokenizer: PromptTokenizer
-    events: EventTrail
+    events: EventLog
     arrangement: WorkerPlacement
     weights: Path
     make_room: MakeRoom | None = None  # returns when the learner's step is over and its spare memory is free
@@ -186,7 +184,6 @@ def generation_boot(
     return GenerationBoot(
         model=str(source.folder),
         engine="vllm" if adapters else settings.engine,  # torch cannot take over where the learner sends adapters
-        eos_ids=tokenizer.eos_ids,
         settings=EngineSettings(
             vocab_size=tokenizer.vocab_size,
             device=settings.device,
@@ -216,7 +213,7 @@ def learner_boot(
     adapters: bool = False,
 ) -> LearnerBoot:
     """How the learner's worker is built; it publishes into `weights`, with `adapters` its adapter alone."""
-    adapter, optimizer = settings.lora_adapter, manifest.optimizer
+    adapter = settings.lora_adapter
     is_on_gpu, planned = pick_device(settings.device) != "cpu", arrangement.recompute_activations
     return LearnerBoot(
         model=str(source.folder),
@@ -228,16 +225,9 @@ def learner_boot(
         method_params=dict(manifest.loss_parameters()),
         advantage_scale=manifest.method.advantage_scale,
         temperature=manifest.sampling.temperature,
-        learning_rate=optimizer.lora_learning_rate if settings.lora else optimizer.learning_rate,
-        schedule=schedule_of(optimizer),
-        betas=optimizer.betas,
-        eps=optimizer.eps,
-        weight_decay=optimizer.weight_decay,
-        max_grad_norm=optimizer.max_grad_norm,
-        kl_to_start=optimizer.kl_coef,
+        optimizer=manifest.optimizer,
+        settings=settings.learner,
         max_logprob_gap_nats=math.inf if manifest.sampling.is_cut else settings.validation.max_logprob_gap_nats,
-        updates_per_batch=optimizer.updates_per_batch,
-        optimizer_states=settings.learner.optimizer_states,
         micro_batch_tokens=micro_batch_tokens_of(settings, on_gpu=is_on_gpu),
         lora=LoraSettings(rank=adapter.rank, alpha=adapter.alpha, dropout=adapter.dropout) if settings.lora else None,
         publish_as="adapter" if adapters else "model",
@@ -245,10 +235,6 @@ def learner_boot(
         device=pick_device(settings.device),
         seed=settings.seed,
         num_threads=threads_of(settings.learner.threads, num_processes=settings.learner.num_processes),
-        num_processes=settings.learner.num_processes,
-        keep_checkpoints=settings.learner.keep_checkpoints,
-        checkpoint_every_steps=settings.learner.checkpoint_every_steps,
-        report_entropy=settings.learner.report_entropy,
         measure_agreement=manifest.method.peer_weights == "agreement",
         takes_turns=arrangement.takes_turns,
         hand_over="file" if adapters else arrangement.hand_over,
@@ -258,19 +244,6 @@ def learner_boot(
         and settings.learner.recompute_activations is None
         and settings.learner.num_processes == 1,
         head_chunk_tokens=arrangement.head_chunk_tokens,
-        kernels=settings.learner.kernels,
-    )
-
-
-def schedule_of(optimizer: OptimizerSection) -> Schedule:
-    """Return the learning rate schedule in the learner's form."""
-    if optimizer.decay_steps is None:
-        return Schedule(warmup_steps=optimizer.warmup_steps)
-    return Schedule(
-        kind=optimizer.schedule,
-        warmup_steps=optimizer.warmup_steps,
-        decay_steps=optimizer.decay_steps,
-        final_share=DEFAULT_FINAL_SHARE if optimizer.final_share is None else optimizer.final_share,
     )
 
 
@@ -279,6 +252,6 @@ def threads_of(asked: int, *, num_processes: int = 1) -> int:
     return asked or max(1, (os.cpu_count() or 2) // 2 // num_processes)
 
 
-def _report_skipped(events: EventTrail, skipped: CheckpointSkipped) -> None:
+def _report_skipped(events: EventLog, skipped: CheckpointSkipped) -> None:
     log.warning("checkpoint %s is skipped: %s", skipped.name, skipped.reason)
     events.write("checkpoint_skipped", name=skipped.name, reason=skipped.reason)

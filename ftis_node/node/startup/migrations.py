@@ -93,7 +93,7 @@ def opened(home: Home) -> Iterator[None]:
         except (OSError, sqlite3.Error) as error:
             if is_disk_full(error, home.root):
                 raise disk_full(home.root) from None
-            raise MachineError(f"cannot upgrade {home.root}: {error}; make room there, and start again") from None
+            raise MachineError(f"cannot upgrade {home.root}: {error}; free disk space there, and start again") from None
         yield
 
 
@@ -111,7 +111,7 @@ def upgrade(home: Home, *, after_step: Callable[[int], None] = lambda schema: No
     if schema < HOME_SCHEMA:
         plan = _plan(home, schema)
         if plan.files():
-            _check_room(plan)
+            _check_disk_space(plan)
             log.info("%s is of schema %d: a copy of what is changed is in %s", home.root, schema, _back_up(plan))
         for step in range(schema, HOME_SCHEMA):
             _take_step(plan, step)
@@ -140,12 +140,12 @@ def _plan(home: Home, schema: int) -> Upgrade:
     return Upgrade(home, schema, buffer=buffer, checkpoints=checkpoints, run_id=run_id)
 
 
-def _check_room(plan: Upgrade) -> None:
+def _check_disk_space(plan: Upgrade) -> None:
     needed, free = plan.num_bytes + SPARE_BYTES, shutil.disk_usage(plan.home.root).free
     if free < needed:
         raise MachineError(
             f"upgrading {plan.home.root} needs {needed / 1e6:.0f} MB for a backup and {free / 1e6:.0f} MB are free: "
-            "make room, or move the home to a larger disk (nothing was changed)"
+            "free disk space, or move the home to a larger disk (nothing was changed)"
         )
 
 
@@ -212,7 +212,7 @@ def _renew_settings(home: Home) -> None:
                 _drop(saved, finding["loc"])
         replace_file(home.settings, json.dumps(saved, indent=1).encode())
     except FileError as error:
-        log.warning("%s is damaged (%s); the next start of the node writes it anew", home.settings, error)
+        log.warning("%s is damaged (%s); the next start of the node rewrites it", home.settings, error)
 
 
 def _drop(settings: dict[str, Any], location: tuple[int | str, ...]) -> None:

@@ -15,12 +15,11 @@ from ftis_node.workers.weights.store import WeightProof
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ftis_node.generation.client import ProofToCome
-    from ftis_node.generation.engines.base import GenerationResult
+    from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
+    from ftis_node.generation.weight_loader import ProofToCome
     from ftis_node.learner.client import OnPublished
     from ftis_node.learner.messages import AuditReply, TrainGroup, TrainReply
     from ftis_node.records.envelope import PeerRecord
-    from ftis_node.records.group import SamplingSettings
     from ftis_node.workers.weights.store import PublishedWeights
 
 OFF = "off"
@@ -71,15 +70,7 @@ class NullGeneration:
     async def try_weights(self, weights: PublishedWeights, proof: WeightProof) -> None:
         """Nobody here to serve them."""
 
-    async def generate(
-        self,
-        prompt_ids: Sequence[int],
-        *,
-        num_completions: int,
-        sampling: SamplingSettings,
-        max_tokens: int,
-        seed: int | None = None,
-    ) -> GenerationResult:
+    async def generate(self, request: GenerateRequest) -> GenerationResult:
         """Raise FtisError: the generate loop does not run in this role."""
         _refuse("generates nothing")
 

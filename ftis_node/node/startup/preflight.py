@@ -10,13 +10,16 @@ import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ftis_node.config.disk_room import free_bytes
 from ftis_node.config.home_schema import HOME_SCHEMA, marked_schema
 from ftis_node.errors import ConfigError, FileError, MachineError, ModelError, UsageError
-from ftis_node.files import read_object
+from ftis_node.files import read_file, read_object
 from ftis_node.gossip.p2pd.ports import check_free
 from ftis_node.memory.home_training import CHECKPOINT_PREFIX, checkpoint_owner
 from ftis_node.models import model_fingerprint, other_model, parameter_count, read_shape
+from ftis_node.telemetry.status import Status
 from ftis_node.workers.durable import newest_complete
 
 if TYPE_CHECKING:
@@ -77,7 +80,7 @@ def trained_runs(home: Home) -> list[str]:
     return [run_id for run_id in run_ids if isinstance(run_id, str)]
 
 
-def told_runs(home: Home) -> list[str]:
+def known_runs(home: Home) -> list[str]:
     """`trained_runs`; of a home that has trained nothing (a generator's never does) the run that its last status names.
 
     Empty where that cannot be read either.
@@ -91,7 +94,7 @@ def told_runs(home: Home) -> list[str]:
     return [run_id] if isinstance(run_id, str) and run_id and marked_schema(home) == HOME_SCHEMA else []
 
 
-def check_room(home: Home, source: ModelSource, settings: NodeSettings) -> None:
+def check_disk_space(home: Home, source: ModelSource, settings: NodeSettings) -> None:
     """Raise MachineError if the home's disk has no space for one more checkpoint."""
     needed, free = RESERVE_BYTES, free_bytes(home.root)
     if settings.learns:
@@ -99,18 +102,31 @@ def check_room(home: Home, source: ModelSource, settings: NodeSettings) -> None:
     if free < needed:
         raise MachineError(
             f"the disk is too full: {free / 1e6:.0f} MB are free at {home.root}, {needed / 1e6:.0f} MB are needed: "
-            "make room, or give another --home"
+            "free disk space, or give another --home"
         )
+
+
+def read_last_status(home: Home) -> Status:
+    """Return the status that the last start left, an empty one if there is none that can be read."""
+    try:
+        return Status.from_json(read_file(home.status))
+    except (OSError, FileError, msgspec.MsgspecError):
+        return Status()
+
+
+def checkpoint_step(home: Home) -> int:
+    """Return the step of the home's newest checkpoint, 0 without one."""
+    newest = newest_complete(home.checkpoints, CHECKPOINT_PREFIX)
+    return 0 if newest is None else int(newest.name.removeprefix(CHECKPOINT_PREFIX))
 
 
 def check_saved(home: Home, source: ModelSource, settings: NodeSettings, *, step: int) -> None:
     """Raise MachineError at a node's end if a full disk kept its last steps from being saved."""
-    newest = newest_complete(home.checkpoints, CHECKPOINT_PREFIX)
-    saved = 0 if newest is None else int(newest.name.removeprefix(CHECKPOINT_PREFIX))
+    saved = checkpoint_step(home)
     if saved < step and free_bytes(home.checkpoints) < checkpoint_bytes(source, settings):
         raise MachineError(
             f"the disk is full: no checkpoint after step {saved} of {step} could be written to {home.checkpoints}; "
-            f"make room and start again: it goes on after step {saved}"
+            f"free disk space and start again; the node resumes after step {saved}"
         )
 
 

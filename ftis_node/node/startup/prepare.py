@@ -7,7 +7,6 @@ settings, ports -> model found -> what is trained is chosen -> it fits the home 
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,7 @@ from ftis_node.errors import ConfigError
 from ftis_node.memory.choice import choose_training
 from ftis_node.models import load_tokenizer, resolve_model
 from ftis_node.node.startup.factories import ProcessNodeFactory
-from ftis_node.node.startup.preflight import check_owner, check_ports, check_room
+from ftis_node.node.startup.preflight import check_disk_space, check_owner, check_ports
 from ftis_node.node.storage.quota import limit_of
 from ftis_node.node.supervision.background import in_background
 from ftis_node.records.identity import Identity, peer_id_from_text
@@ -38,11 +37,9 @@ if TYPE_CHECKING:
     from ftis_node.tasks.base import Task
     from ftis_node.telemetry.progress import OnProgress
 
-log = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedNode:
     """What the parts are made of. `training` is what is trained, and why, in one line."""
 
     settings: NodeSettings
@@ -61,7 +58,7 @@ class Prepared:
 
 async def prepare(
     settings: NodeSettings, plan: RunPlan, home: Home, makers: NodeFactory | None, on_progress: OnProgress
-) -> tuple[NodeFactory, Prepared]:
+) -> tuple[NodeFactory, PreparedNode]:
     """Return the factory (`None`: of real workers and a real network) and its inputs.
 
     Raise ModelError, TaskError, ConfigError, UsageError, NetworkError, MachineError.
@@ -77,19 +74,14 @@ async def prepare(
     keep_secret(identity.seed)
     on_progress(None, f"looking for the model {Path(settings.model).name}")
     source = await in_background(partial(resolve_model, settings.model, on_progress=on_progress))
-    log.info("model %s, run %s (%s), home %s", source.name, plan.manifest.name, plan.task_spec, home.root)
-    if plan.domain_spec:
-        log.info("this node's domain is %s; --task %s ends that", plan.domain_spec, plan.manifest.task)
     if settings.learns:
         await in_background(check_owner, home, source, lora=settings.lora)
     least = settings if settings.lora is not None else settings.model_copy(update={"lora": True})
-    await in_background(check_room, home, source, least)  # before torch is loaded, which the choice needs
+    await in_background(check_disk_space, home, source, least)  # before torch is loaded, which the choice needs
     on_progress(None, "planning the memory")
     choice = await in_background(choose_training, settings, plan.manifest, home, source)
     settings = choice.settings
-    if choice.training:
-        log.info("trains %s", choice.training)
-    await in_background(check_room, home, source, settings)
+    await in_background(check_disk_space, home, source, settings)
     limit = await in_background(limit_of, settings, source)
     arrangement = await in_background(makers.arrange, settings, plan.manifest, source)
     on_progress(None, "loading the tokenizer")
@@ -98,7 +90,7 @@ async def prepare(
     task, domain, eval_tasks = await in_background(load_tasks, plan)
     replace_file(home.run_toml, plan.manifest.to_toml().encode())
     replace_file(home.settings, settings.model_dump_json(indent=1).encode())
-    prepared = Prepared(
+    prepared = PreparedNode(
         settings,
         plan.manifest,
         home,

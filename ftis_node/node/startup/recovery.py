@@ -1,12 +1,13 @@
-"""What a node sets right in its home by itself, before it starts: nothing of it needs a person.
+"""Recovery of a home before its node starts: no step needs a person.
 
-    lines that are no events          left out; the trail as it was is kept in damaged/     `saved` in the trail
-    a database that is damaged        moved to damaged/, what can be read of it saved       `saved`
-    a group that is not what it was   released unused                                       `released`, damaged
-    a buffer behind the event trail   what steps have used is used; numbering goes on       `buffer_rolled_back`
-    checkpoints ahead of the trail    it goes on after them, and says so                    `steps_unknown`
+    lines that are no events              left out; the original log is kept in damaged/      `recovered`
+    a damaged `peers.sqlite`              moved to damaged/; readable rows are kept           `recovered`
+    a damaged `replay.sqlite`             moved to damaged/; the buffer starts empty          `recovered`
+    a buffer that lost commits            moved to damaged/; the buffer starts empty          `buffer_rolled_back`
+    a group that differs from its sum     released unused                                     `released`, damaged
+    checkpoints ahead of the event log    training goes on after them                         `steps_unknown`
 
-What is lost so is fetched again from peers while it is fresh, as after any absence.
+A node fetches lost groups of peers no more: they may be used already. New ones take their place within minutes.
 """
 
 from __future__ import annotations
@@ -15,72 +16,108 @@ import logging
 from typing import TYPE_CHECKING
 
 from ftis_node.node.peers.store import copy_peers
-from ftis_node.node.startup.trail_repair import mend_trail
+from ftis_node.node.startup.trail_repair import repair_event_log
+from ftis_node.replay.integrity import rescue
 from ftis_node.replay.lifecycle import ReleaseReason
-from ftis_node.replay.salvage import copy_buffer, missing_columns
-from ftis_node.replay.soundness import rescue
-from ftis_node.telemetry.events import EventTrail
+from ftis_node.replay.reset import LostCommits, find_lost_commits, missing_columns, write_empty_buffer
+from ftis_node.telemetry.events import EventLog
+from ftis_node.telemetry.trail_summary import read_event_log_summary
 
 if TYPE_CHECKING:
+    import sqlite3
     from collections.abc import Callable
+    from pathlib import Path
 
     from ftis_node.config.home import Home
     from ftis_node.learner.messages import LearnerState
     from ftis_node.replay.buffer import ReplayBuffer
-    from ftis_node.telemetry.trail_summary import Remembered
+    from ftis_node.telemetry.trail_summary import EventLogSummary
 
 log = logging.getLogger(__name__)
 
 
 def rescue_files(home: Home) -> None:
-    """Move damaged databases and trails aside, and save what can be read. The caller holds the home's lock.
+    """Replace damaged databases and event logs. The caller holds the home's lock.
 
     Raise OSError and sqlite3.Error for disk errors, MachineError if another program holds one of the files.
     """
-    if num_lines := mend_trail(home.events, home.damaged):
-        log.warning("%d lines of the event trail were damaged: it is as it was in %s", num_lines, home.damaged)
-        _tell(home, file=home.events.name, why="lines that are no events", num_lost=num_lines, folder=str(home.damaged))
-    for path, copy, look, what in (
-        (home.replay, copy_buffer, missing_columns, "groups"),
-        (home.peers, copy_peers, lambda _: "", "peers"),
-    ):
-        rescued = rescue(path, home.damaged, copy=copy, look=look)
-        if rescued is None:
-            continue
-        saved = f"{rescued.num_rows} of its {what} are saved, the file as it was is in {rescued.folder}"
+    if num_lines := repair_event_log(home.events, home.damaged):
+        log.warning("%d lines of the event log were damaged: the original is in %s", num_lines, home.damaged)
+        _note(home, file=home.events.name, why="lines that are no events", num_lost=num_lines, folder=str(home.damaged))
+    _rescue_peers(home)
+    reset_buffer_if_damaged(home, read_event_log_summary(home.events))
+
+
+def _rescue_peers(home: Home) -> None:
+    rescued = rescue(home.peers, home.damaged, copy=copy_peers)
+    if rescued is not None:
+        saved = f"{rescued.num_rows} peers are kept, the original is in {rescued.folder}"
         log.warning("%s was damaged (%s): %s", rescued.name, rescued.why, saved)
-        _tell(home, file=rescued.name, why=rescued.why, num_saved=rescued.num_rows, folder=str(rescued.folder))
+        _note(home, file=rescued.name, why=rescued.why, num_saved=rescued.num_rows, folder=str(rescued.folder))
 
 
-def _tell(home: Home, **fields: str | int) -> None:
-    trail = EventTrail(home.events)
-    trail.write("recovered", **fields)
+def reset_buffer_if_damaged(home: Home, record: EventLogSummary) -> None:
+    """Replace the buffer by an empty one if its file is damaged, or if `record` has commits that it lost.
+
+    `record` is of the event log, which also has the sequence numbers of own groups.
+    """
+    found: list[LostCommits] = []
+
+    def look(buffer: sqlite3.Connection) -> str:
+        if wrong := missing_columns(buffer):
+            return wrong
+        found.extend(filter(None, [find_lost_commits(buffer, record)]))
+        return str(found[0]) if found else ""
+
+    def write_empty(_: sqlite3.Connection, path: Path) -> int:
+        write_empty_buffer(path, last_number=record.last_number)
+        return 0
+
+    reset = rescue(home.replay, home.damaged, copy=write_empty, look=look)
+    if reset is not None:
+        log.warning("replay buffer damaged: it starts empty; %s; the original is in %s", reset.why, reset.folder)
+        if not (found and reset.why == str(found[0])):
+            _note(home, file=reset.name, why=reset.why, num_saved=0, folder=str(reset.folder))
+            return
+        lost = found[0]
+    elif not _has_content(home.replay) and (record.expected or record.used or record.last_number):
+        log.warning("replay buffer missing: it starts empty; the event log knows of groups in it")
+        home.replay.unlink(missing_ok=True)
+        write_empty_buffer(home.replay, last_number=record.last_number)
+        lost = LostCommits(len(record.expected), 0, record.last_number)
+    else:
+        return
+    _write(
+        home,
+        "buffer_rolled_back",
+        num_lost=lost.num_missing,
+        num_used=lost.num_wrong,
+        last_number=lost.last_number,
+    )
+
+
+def _has_content(path: Path) -> bool:
+    return path.exists() and path.stat().st_size > 0
+
+
+def _note(home: Home, **fields: str | int) -> None:
+    _write(home, "recovered", **fields)
+
+
+def _write(home: Home, name: str, **fields: str | int) -> None:
+    trail = EventLog(home.events)
+    trail.write(name, **fields)
     trail.close()
 
 
-def recover_buffer(buffer: ReplayBuffer, remembered: Remembered, events: EventTrail, *, peer_id: str) -> None:
-    """Bring a buffer to the state of the event trail, and release groups that differ from what was stored."""
+def release_damaged(buffer: ReplayBuffer, events: EventLog) -> None:
+    """Release groups that differ from what was stored."""
     for group_id in buffer.release_damaged():
-        log.warning("group %s is not what was stored: it is released unused", group_id.hex()[:12])
+        log.warning("group %s is damaged: released unused", group_id.hex()[:12])
         events.write("released", group=group_id, reason=ReleaseReason.DAMAGED)
-    num_lost, num_used = buffer.follow_trail(
-        expected=remembered.expected,
-        used=remembered.used,
-        in_doubt=remembered.in_doubt,
-        released=remembered.released,
-    )
-    last_number = remembered.last_numbers.get(peer_id, 0)
-    if num_lost or num_used or buffer.last_number() < last_number:
-        buffer.raise_last_number(last_number)
-        log.warning(
-            "the replay buffer is behind the event trail: %d groups are lost (peers' fresh ones are fetched again), %d "
-            "that steps have used are not used again, own groups go on with number %d",
-            *(num_lost, num_used, buffer.last_number() + 1),
-        )
-        events.write("buffer_rolled_back", num_lost=num_lost, num_used=num_used, last_number=buffer.last_number())
 
 
-def log_unknown_steps(state: LearnerState, *, done: int, holds: Callable[[bytes], object], events: EventTrail) -> None:
+def log_unknown_steps(state: LearnerState, *, done: int, holds: Callable[[bytes], object], events: EventLog) -> None:
     """Log and record that the checkpoint is of steps that the event trail does not know; change nothing.
 
     `done` is the trail's last step, `holds` gives None for a group that the buffer does not have. One step further is

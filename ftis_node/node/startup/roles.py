@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from ftis_node.node.daemon import Work, run_loops
+from ftis_node.node.daemon import RoleLoops, run_loops
 from ftis_node.node.http_api.local_api import LocalApi
 from ftis_node.node.peers.operator_actions import PeerControl
 from ftis_node.node.startup.null_workers import NullBackfill
@@ -17,7 +17,7 @@ from ftis_node.swarm.topology.shards import shard_of
 
 if TYPE_CHECKING:
     from ftis_node.node.components import NodeComponents
-    from ftis_node.node.http_api.monitoring_api import Observed
+    from ftis_node.node.http_api.monitoring_api import MonitoringApi
     from ftis_node.node.supervision.watchdog import Watchdog
     from ftis_node.records.group import Group
 
@@ -27,7 +27,7 @@ BUDGET_POLL_S = 0.2
 
 
 async def run_node(
-    node: NodeComponents, *, steps: int | None, observed: Observed | None = None, watchdog: Watchdog | None = None
+    node: NodeComponents, *, steps: int | None, observed: MonitoringApi | None = None, watchdog: Watchdog | None = None
 ) -> None:
     """Run the loops of the node's role until the last step is done or until canceled. Raises what a loop raised.
 
@@ -51,7 +51,7 @@ async def run_node(
     await run_loops(node, work=work, status=status, api=api, health=health, observed=observed)
 
 
-async def work_of_role(wiring: Wiring, *, last_step: int | None) -> Work:
+async def work_of_role(wiring: Wiring, *, last_step: int | None) -> RoleLoops:
     """Return the loops of the node's role, and the work after which the node ends."""
     match wiring.node.context.settings.role:
         case "learner":
@@ -62,7 +62,7 @@ async def work_of_role(wiring: Wiring, *, last_step: int | None) -> Work:
             return _full_work(wiring, last_step)
 
 
-def _full_work(wiring: Wiring, last_step: int | None) -> Work:
+def _full_work(wiring: Wiring, last_step: int | None) -> RoleLoops:
     loops = wiring.rollout_loops() | {
         "check": wiring.check_loop().run(),
         "audit": wiring.audit_loop().run(),
@@ -70,10 +70,10 @@ def _full_work(wiring: Wiring, last_step: int | None) -> Work:
         "shards": wiring.shards_loop().run(),
         "directory": wiring.directory_loop(wiring.backfill).run(),
     }
-    return Work(loops, wiring.train_loop(wiring.step_gate(), last_step=last_step).run())
+    return RoleLoops(loops, wiring.train_loop(wiring.step_gate(), last_step=last_step).run())
 
 
-def _learner_work(wiring: Wiring, last_step: int | None) -> Work:
+def _learner_work(wiring: Wiring, last_step: int | None) -> RoleLoops:
     """Return the work of a node that trains on its peers' groups and offers them its weights."""
     offers = wiring.offer_loop()
     wiring.node.gossip.serve_weights(offers.give)
@@ -86,10 +86,10 @@ def _learner_work(wiring: Wiring, last_step: int | None) -> Work:
         "directory": wiring.directory_loop(wiring.backfill).run(),
         "offer": offers.run(),
     }
-    return Work(loops, wiring.train_loop(wiring.step_gate(), last_step=last_step, deliver=offers.take).run())
+    return RoleLoops(loops, wiring.train_loop(wiring.step_gate(), last_step=last_step, deliver=offers.take).run())
 
 
-async def _generator_work(wiring: Wiring) -> Work:
+async def _generator_work(wiring: Wiring) -> RoleLoops:
     """Return the work of a node that generates by the weights of the learner that it follows."""
     node, context = wiring.node, wiring.node.context
     follow = wiring.follow_loop()
@@ -106,7 +106,7 @@ async def _generator_work(wiring: Wiring) -> Work:
         "reannounce": wiring.reannounce_loop().run(),
         "directory": wiring.directory_loop(NullBackfill()).run(),
     }
-    return Work(loops, _wait_until_generated(wiring))
+    return RoleLoops(loops, _wait_until_generated(wiring))
 
 
 async def _wait_until_generated(wiring: Wiring) -> None:

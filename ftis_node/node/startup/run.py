@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING
 
-from ftis_node.config.disk_room import telling_full_disk
+from ftis_node.config.disk_room import reporting_full_disk
+from ftis_node.config.resume import start_command
 from ftis_node.node.http_api.auth import observe_token
-from ftis_node.node.http_api.monitoring_api import Observed, serve_observed
+from ftis_node.node.http_api.monitoring_api import MonitoringApi, serve_observed
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.migrations import opened
-from ftis_node.node.startup.preflight import check_saved
+from ftis_node.node.startup.preflight import check_saved, read_last_status
 from ftis_node.node.startup.roles import run_node
-from ftis_node.node.supervision.process_limits import keep_to
+from ftis_node.node.startup.summary import end_lines, finished_lines
+from ftis_node.node.supervision.process_limits import apply_limits
 from ftis_node.node.supervision.service_manager import ServiceManager
 from ftis_node.node.supervision.shutdown import until_signalled
 from ftis_node.node.supervision.watchdog import Watchdog
-from ftis_node.replay.soundness import telling_damage
+from ftis_node.replay.integrity import telling_damage
+from ftis_node.telemetry.log import log_block
 from ftis_node.telemetry.progress import unwatched
 
 if TYPE_CHECKING:
@@ -25,6 +29,8 @@ if TYPE_CHECKING:
     from ftis_node.node.components import NodeComponents
     from ftis_node.node.startup.run_plan import RunPlan
     from ftis_node.telemetry.progress import OnProgress
+
+log = logging.getLogger(__name__)
 
 
 def run_until_stopped(
@@ -36,9 +42,12 @@ def run_until_stopped(
 
     Raise FtisError: HomeInUseError, ConfigError, ModelError, NetworkError, MachineError, WorkerError.
     """
-    keep_to(settings.limits)
+    apply_limits(settings.limits)
     watchdog = Watchdog(settings.observe, manager=ServiceManager.from_environment())
-    with telling_full_disk(home.root), telling_damage(home.root), opened(home):
+    with reporting_full_disk(home.root), telling_damage(home.root), opened(home):
+        if lines := finished_lines(read_last_status(home), home, settings=settings):
+            log_block(log, lines)
+            return
         work = _run(settings, plan, home, steps=steps, on_progress=on_progress, watchdog=watchdog)
         asyncio.run(until_signalled(work, on_fault=watchdog.log_fault))
 
@@ -52,7 +61,7 @@ async def _run(
     on_progress: OnProgress,
     watchdog: Watchdog,
 ) -> None:
-    observed, parts = Observed(), None
+    observed, parts = MonitoringApi(), None
     try:
         with watchdog.watching():
             async with (
@@ -66,8 +75,19 @@ async def _run(
                     watchdog.events = None
     except asyncio.CancelledError:  # by a signal: an end as good as any other
         _check_saved(parts)
+        _log_end(observed, home, settings, watchdog)
         raise
     _check_saved(parts)
+    _log_end(observed, home, settings, watchdog)
+
+
+def _log_end(observed: MonitoringApi, home: Home, settings: NodeSettings, watchdog: Watchdog) -> None:
+    if watchdog.has_fault:
+        return
+    if observed.status is None or observed.status.first is None:
+        log_block(log, [f"stopped before the start was complete; nothing is lost, {start_command(home)} begins again"])
+        return
+    log_block(log, end_lines(observed.status.first, observed.status.latest, home, settings=settings))
 
 
 def _check_saved(parts: NodeComponents | None) -> None:

@@ -11,7 +11,7 @@ from ftis_node.config.manifest import RunManifest, load_manifest, preset_for_tas
 from ftis_node.errors import ConfigError, DamagedError, FileError, TaskError
 from ftis_node.files import check_regular, read_object
 from ftis_node.node.startup.find_run import is_run_id
-from ftis_node.node.startup.preflight import told_runs, trained_runs
+from ftis_node.node.startup.preflight import known_runs, trained_runs
 from ftis_node.records.envelope import MAX_DOMAIN_BYTES
 from ftis_node.tasks import TaskSpec, held_out_spec, is_domain, parse_spec
 from ftis_node.tasks.spec import FILE_TASKS
@@ -136,7 +136,7 @@ def own_manifest(home: Home, *, is_given: bool) -> RunManifest | None:
         why = f"it is of run {manifest.run_id}, the checkpoints are of another"
     except ConfigError as error:
         why = str(error).removeprefix(f"{home.run_toml}").lstrip(": ")
-    told = told_runs(home)
+    told = known_runs(home)
     if not is_given:
         which = f"run {told[0]}" if told else "this home's run"
         raise DamagedError(f"{home.run_toml} is damaged ({why}): start once with --run and the manifest of {which}")
@@ -155,7 +155,7 @@ def _check_same_run(manifest: RunManifest, own: RunManifest | None, home: Home) 
         )
     if own is not None:
         return
-    told = told_runs(home) if home.run_toml.exists() else trained_runs(home)  # it is there, and damaged
+    told = known_runs(home) if home.run_toml.exists() else trained_runs(home)  # it is there, and damaged
     if told and manifest.run_id not in told:
         raise ConfigError(
             f"{home.root} belongs to run {told[0]}, not to {manifest.name} ({manifest.run_id}): give the manifest "

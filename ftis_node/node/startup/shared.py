@@ -40,7 +40,7 @@ class SharedComponents:
             context=node.context,
             tokenizer=node.tokenizer,
             scorer=node.scorer,
-            strangers_scorer=node.strangers_scorer,
+            new_peers_scorer=node.new_peers_scorer,
             buffer=node.buffer,
             reader=node.reader,
             disk=node.disk,
@@ -140,7 +140,9 @@ class SharedComponents:
     @cached_property
     def peer_table(self) -> PeerTable:
         node = self.node
-        return PeerTable(registry=node.registry, peers=node.peers, guard=node.gossip.guard)
+        return PeerTable(
+            registry=node.registry, peers=node.peers, guard=node.gossip.guard, manifest=node.context.manifest
+        )
 
     @cached_property
     def reporter(self) -> StepReporter:

@@ -10,19 +10,19 @@ import shutil
 from typing import TYPE_CHECKING
 
 from ftis_node.config.disk_room import replace_file
-from ftis_node.telemetry.events import trail_files
+from ftis_node.telemetry.events import event_log_files
 from ftis_node.telemetry.history import event_name
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-def mend_trail(path: Path, damaged: Path) -> int:
+def repair_event_log(path: Path, damaged: Path) -> int:
     """Remove the lines that are no events, also in rotated files; return their number. Raise OSError."""
-    return sum(_mend(file, damaged) for file in trail_files(path))
+    return sum(_repair(file, damaged) for file in event_log_files(path))
 
 
-def _mend(file: Path, damaged: Path) -> int:
+def _repair(file: Path, damaged: Path) -> int:
     with file.open("rb") as lines:
         num_damaged = sum(line.endswith(b"\n") and event_name(line) is None for line in lines)
     if num_damaged:

@@ -19,7 +19,14 @@ from ftis_node.node.loops.shards import ShardsLoop
 from ftis_node.node.loops.status import StatusLoop
 from ftis_node.node.loops.train import TrainLoop
 from ftis_node.node.startup.shared import SharedComponents
+from ftis_node.node.supervision.health_status import HealthReporter
+from ftis_node.node.supervision.watchdog import Watchdog
+from ftis_node.node.supervision.worker_status import WorkerReporter
+from ftis_node.node.training.buffer_status import BufferReporter
+from ftis_node.node.training.own_stats import OwnStats
 from ftis_node.node.training.step_gate import TimedStepGate
+from ftis_node.node.training.step_groups import StepGroups
+from ftis_node.node.training.step_peers import StepPeers
 from ftis_node.node.training.step_selection import StepSelection
 from ftis_node.node.training.weight_sync import update_engine
 from ftis_node.node.weights.follow import FollowLoop
@@ -31,7 +38,6 @@ if TYPE_CHECKING:
 
     from ftis_node.node.loops.directory import BackfillSource
     from ftis_node.node.supervision.health import RunningLoops
-    from ftis_node.node.supervision.watchdog import Watchdog
     from ftis_node.node.training.step_gate import StepGate
     from ftis_node.node.training.weight_sync import DeliverWeights
     from ftis_node.records.group import Group
@@ -57,7 +63,7 @@ class Wiring(SharedComponents):
             served.lookup,
             on_confirm=served.confirmed,
             answer=served.answer,
-            lookup_text=served.retell,
+            lookup_text=served.encode_as_text,
             is_refused=self.node.peers.is_banned,
             on_sent=served.sent,
             on_refusal=served.announcement_refused,
@@ -150,6 +156,7 @@ class Wiring(SharedComponents):
             buffer=node.buffer,
             registry=node.registry,
             backfill=backfill,
+            stats=OwnStats(context=node.context, counters=node.counters, evaluations=node.evaluations),
         )
 
     def deliver_loop(self) -> DeliverLoop:
@@ -179,23 +186,33 @@ class Wiring(SharedComponents):
         http_refused: Counter[str] | None = None,
     ) -> StatusLoop:
         node = self.node
+        workers = WorkerReporter(
+            context=node.context,
+            about=node.about,
+            generation=node.generation,
+            learner=node.learner,
+            counters=node.counters,
+        )
         return StatusLoop(
             context=node.context,
             about=node.about,
             home=node.home,
-            generation=node.generation,
-            learner=node.learner,
+            workers=workers,
+            health=HealthReporter(
+                workers=workers,
+                gossip=node.gossip,
+                watchdog=watchdog or Watchdog(node.context.settings.observe),
+                loops=loops,
+            ),
             gossip=node.gossip,
             swarm=self.swarm,
             peer_table=self.peer_table,
-            slots=node.slots,
+            buffer=BufferReporter(
+                context=node.context, replay=node.home.replay, reader=node.reader, disk=node.disk, slots=node.slots
+            ),
             space=node.space,
-            reader=node.reader,
             disk=node.disk,
-            counters=node.counters,
             evaluations=node.evaluations,
-            loops=loops,
-            watchdog=watchdog,
             http_refused=http_refused,
         )
 
@@ -254,15 +271,12 @@ class Wiring(SharedComponents):
             learner=node.learner,
             generation=node.generation,
             deliver=deliver or partial(update_engine, generation=node.generation, events=node.context.events),
-            buffer=node.buffer,
-            reader=node.reader,
-            disk=node.disk,
-            slots=node.slots,
-            limits=self.limits,
-            peers=node.peers,
-            registry=node.registry,
-            counters=node.counters,
-            guard=guard,
+            groups=StepGroups(
+                buffer=node.buffer, reader=node.reader, disk=node.disk, slots=node.slots, limits=self.limits
+            ),
+            peers=StepPeers(
+                context=node.context, peers=node.peers, registry=node.registry, counters=node.counters, guard=guard
+            ),
             step_shares=self.step_shares,
             reporter=self.reporter,
             evaluator=self.evaluator,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.node.storage.log_rotation import rotate_log
 from ftis_node.node.supervision.background import in_background
-from ftis_node.telemetry.events import trail_files
+from ftis_node.telemetry.events import event_log_files
 from ftis_node.workers.durable import keep_newest, newest_complete
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ftis_node.config.home import Home
     from ftis_node.node.storage.usage import HomeUse
-    from ftis_node.node.supervision.disk_thread import Disk
+    from ftis_node.node.supervision.disk_thread import DiskThread
     from ftis_node.replay.buffer import ReplayBuffer
 
 CHECKPOINT_PREFIX = "step-"  # as learner/checkpoint/checkpoint.py has it, which imports torch
@@ -38,7 +38,7 @@ async def reclaim(
     *,
     home: Home,
     buffer: ReplayBuffer,
-    disk: Disk,
+    disk: DiskThread,
     learns: bool,
     look: Callable[[], Awaitable[HomeUse]],
 ) -> AsyncIterator[tuple[str, int]]:
@@ -81,7 +81,7 @@ def _old_logs(home: Home) -> Iterator[Path]:
 
 async def _remove_old_events(home: Home, num_bytes: int) -> None:
     """Remove the oldest first, so that the rest is contiguous. Runs in the event loop, which also rotates the trail."""
-    _remove_first((path for path in trail_files(home.events) if path != home.events), num_bytes)
+    _remove_first((path for path in event_log_files(home.events) if path != home.events), num_bytes)
 
 
 def _remove_first(paths: Iterator[Path], num_bytes: int) -> None:

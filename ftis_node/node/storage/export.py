@@ -12,6 +12,8 @@ from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.models import resolve_model
 from ftis_node.node.startup.factories import learner_boot
 from ftis_node.node.startup.migrations import bring_up_to_date
+from ftis_node.node.startup.preflight import read_last_status
+from ftis_node.node.storage.model_card import model_card
 from ftis_node.telemetry.progress import unwatched
 
 if TYPE_CHECKING:
@@ -20,9 +22,11 @@ if TYPE_CHECKING:
     from ftis_node.config.home import Home
     from ftis_node.telemetry.progress import OnProgress
 
+ADAPTER_FILE = "adapter_config.json"
+
 
 def export_model_of(home: Home, out: Path, *, merge: bool, on_progress: OnProgress = unwatched) -> int:
-    """Write the model to `out` and return its training step. It reads the home; an older one is upgraded.
+    """Write the model and its card to `out` and return its training step. It reads the home; an older one is upgraded.
 
     Raise ConfigError if no node has run with the home, or `out` is in use.
     """
@@ -35,4 +39,8 @@ def export_model_of(home: Home, out: Path, *, merge: bool, on_progress: OnProgre
     manifest = load_manifest(str(home.run_toml))
     source, nothing_planned = resolve_model(settings.model, on_progress=on_progress), WorkerPlacement()
     boot = learner_boot(settings, manifest, source, home, nothing_planned, weights=home.weights)
-    return export_newest(boot, out, merge=merge, on_progress=on_progress)
+    step = export_newest(boot, out, merge=merge, on_progress=on_progress)
+    is_adapter = (out.expanduser() / ADAPTER_FILE).exists()
+    card = model_card(manifest, read_last_status(home), base=source.name, step=step, is_adapter=is_adapter)
+    (out.expanduser() / "README.md").write_text(card, encoding="utf-8")
+    return step

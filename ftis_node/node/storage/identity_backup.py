@@ -29,7 +29,7 @@ KEPT_NAME = "%Y%m%dT%H%M%SZ"
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class RestoredIdentity:
     """What `restore_identity` did: `kept` is where the key that was there lies now, if there was another."""
 
     peer_id: str
@@ -54,7 +54,7 @@ def back_up_identity(home: Home, out: Path, *, passphrase: str | None, replace: 
     return identity.peer_id
 
 
-def restore_identity(home: Home, source: Path, *, ask_passphrase: Callable[[], str], replace: bool) -> Restored:
+def restore_identity(home: Home, source: Path, *, ask_passphrase: Callable[[], str], replace: bool) -> RestoredIdentity:
     """Put the identity of a backup into a home on which no node runs; a key that was there is kept under another name.
 
     Raise UsageError and ConfigError: no readable backup, wrong passphrase, another identity in the home (unless
@@ -64,7 +64,7 @@ def restore_identity(home: Home, source: Path, *, ask_passphrase: Callable[[], s
     with opened(home):
         present = _present(home.identity)
         if present == identity:
-            return Restored(identity.peer_id, changed=False, kept=None)
+            return RestoredIdentity(identity.peer_id, changed=False, kept=None)
         if present is not None and not replace:
             raise ConfigError(
                 f"{home.root} has another identity ({present.peer_id}): give another --home, or --force to replace it; "
@@ -73,7 +73,7 @@ def restore_identity(home: Home, source: Path, *, ask_passphrase: Callable[[], s
         kept = _keep(home.identity)
         _go_on_numbering(home.replay, identity)
         identity.save(home.identity)
-    return Restored(identity.peer_id, changed=True, kept=kept)
+    return RestoredIdentity(identity.peer_id, changed=True, kept=kept)
 
 
 def _read(source: Path) -> bytes:

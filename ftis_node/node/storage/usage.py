@@ -69,7 +69,7 @@ class HomeLimit:
         return min(self.limit_bytes - use.used_bytes, use.free_bytes)
 
 
-def look_at(home: Home, *, keep_checkpoints: int) -> HomeUse:
+def measure_usage(home: Home, *, keep_checkpoints: int) -> HomeUse:
     """Return the present use of the home; checkpoints above `keep_checkpoints` will be removed soon."""
     checkpoints: dict[str, int] = {}
     used = passing = 0

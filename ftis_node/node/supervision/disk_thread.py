@@ -14,7 +14,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Disk:
+class DiskThread:
     """Calls run one after the other, in the order in which they were made."""
 
     def __init__(self) -> None:

@@ -44,7 +44,7 @@ class LoopWatch:
             self._seen[name] = (turn.done, since)
             if now - since >= self.still_s:
                 still = f"{turn.waiting} waiting, nothing done for {now - since:.0f} s"
-                problems.append(f"the {name} loop stands still: {still}")
+                problems.append(f"the {name} loop hangs: {still}")
         return problems
 
 

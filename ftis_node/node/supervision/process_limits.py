@@ -88,7 +88,7 @@ def allow_open_files() -> OpenFiles:
     return open_files()
 
 
-def keep_to(limits: LimitsSection) -> None:
+def apply_limits(limits: LimitsSection) -> None:
     """Set the limits before any process or thread starts: all of them inherit the limits.
 
     Raise MachineError if too few files may be opened.

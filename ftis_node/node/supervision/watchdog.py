@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from ftis_node.config.observe import ObserveSection
     from ftis_node.node.supervision.service_manager import ServiceManager
-    from ftis_node.telemetry.events import EventTrail
+    from ftis_node.telemetry.events import EventLog
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ NUM_FRAMES = 12  # of a stack, the innermost
 
 
 @dataclass(slots=True)
-class Lag:
+class LoopDelay:
     """How late the event loop was, in seconds, over the last minute."""
 
     _late_s: deque[float] = field(default_factory=lambda: deque(maxlen=round(LAG_WINDOW_S / BEAT_S)))
@@ -79,8 +79,9 @@ class Watchdog:
     ) -> None:
         """`end_process` is called with the exit code, from the thread, for a loop that stays blocked."""
         self.board = TaskMonitor(limit_s=settings.task_stuck_s)
-        self.lag = Lag()
-        self.events: EventTrail | None = None
+        self.lag = LoopDelay()
+        self.events: EventLog | None = None
+        self.has_fault = False
         self._settings = settings
         self._manager = manager
         self._end_process = end_process
@@ -106,6 +107,7 @@ class Watchdog:
 
     def log_fault(self, where: str, error: BaseException) -> None:
         """Record the reason of an unhandled error, which ends this node (`telemetry/faults.py`), in the trail."""
+        self.has_fault = True
         self._write("failed", where=where, error=f"{type(error).__name__}: {error}")
 
     def _beat(self, loop: asyncio.AbstractEventLoop, due_at: float) -> None:
@@ -116,47 +118,47 @@ class Watchdog:
         self.board.tick(now - due_at + BEAT_S)
         if self._blocked_since is not None:
             for_s, self._blocked_since = time.monotonic() - self._blocked_since, None
-            log.warning("the event loop turns again, after %.0f s", for_s)
+            log.warning("the event loop responds again, after %.0f s", for_s)
             self._write("loop_turns_again", for_s=round(for_s, 1))
-        self._tell_changes()
+        self._report_changes()
         if self._manager is not None and not self.board.stuck():
             self._manager.notify_alive(now=now)
 
-    def _tell_changes(self) -> None:
+    def _report_changes(self) -> None:
         news, again = self.board.changes()
         for stuck in news:
-            log.error("%s; it stands at %s", stuck, " > ".join(stuck.stack))
+            log.error("%s; its stack is %s", stuck, " > ".join(stuck.stack))
             self._write(
                 "loop_stuck", loop=stuck.name, waits_for=stuck.waits_for, for_s=round(stuck.for_s), stack=stuck.stack
             )
         for name in again:
-            log.warning("the %s loop goes on", name)
+            log.warning("the %s loop makes progress again", name)
             self._write("loop_goes_on", loop=name)
 
     def _watch(self, loop_thread: int) -> None:
-        num_still, seen, told_at = 0, -1, self._settings.event_loop_stall_warn_s
+        num_still, seen, reported_at = 0, -1, self._settings.event_loop_stall_warn_s
         while not self._is_over.wait(self._look_s):
             if self._num_beats != seen:
-                num_still, seen, told_at = 0, self._num_beats, self._settings.event_loop_stall_warn_s
+                num_still, seen, reported_at = 0, self._num_beats, self._settings.event_loop_stall_warn_s
                 continue
             num_still += 1
             still_s = num_still * self._look_s
             if still_s >= self._settings.event_loop_stall_exit_s:
-                self._aside(self._give_up, still_s).join(self._settings.event_loop_stall_warn_s)
+                self._in_thread(self._give_up, still_s).join(self._settings.event_loop_stall_warn_s)
                 self._end_process(EXIT_CODE)
                 return
-            if still_s >= told_at and self.events is not None:
-                told_at *= 2
+            if still_s >= reported_at and self.events is not None:
+                reported_at *= 2
                 self._blocked_since = self._blocked_since or time.monotonic() - still_s
-                self._aside(self._tell_blocked, still_s, thread_stack(loop_thread))
+                self._in_thread(self._report_blocked, still_s, thread_stack(loop_thread))
 
-    def _aside(self, work: Callable[..., None], *arguments: object) -> threading.Thread:
-        thread = threading.Thread(target=work, args=arguments, name="watchdog-tells", daemon=True)
+    def _in_thread(self, work: Callable[..., None], *arguments: object) -> threading.Thread:
+        thread = threading.Thread(target=work, args=arguments, name="watchdog-reports", daemon=True)
         thread.start()
         return thread
 
-    def _tell_blocked(self, for_s: float, stack: list[str]) -> None:
-        log.error("the event loop is blocked for %.0f s now: it stands at %s", for_s, " > ".join(stack))
+    def _report_blocked(self, for_s: float, stack: list[str]) -> None:
+        log.error("the event loop has been blocked for %.0f s: its stack is %s", for_s, " > ".join(stack))
         self._write("loop_blocked", for_s=round(for_s, 1), stack=stack)
 
     def _give_up(self, for_s: float) -> None:

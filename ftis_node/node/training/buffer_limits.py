@@ -9,7 +9,7 @@ from ftis_node.replay.lifecycle import ReleaseReason
 if TYPE_CHECKING:
     from ftis_node.node.context import NodeContext
     from ftis_node.node.peers.manager import PeerManager
-    from ftis_node.node.supervision.disk_thread import Disk
+    from ftis_node.node.supervision.disk_thread import DiskThread
     from ftis_node.replay.buffer import ReplayBuffer
     from ftis_node.replay.reader import ReplayReader
 
@@ -18,7 +18,7 @@ class BufferLimits:
     """Keeps the buffer within `[buffer]` of the settings and each peer within its share."""
 
     def __init__(
-        self, *, context: NodeContext, buffer: ReplayBuffer, reader: ReplayReader, disk: Disk, peers: PeerManager
+        self, *, context: NodeContext, buffer: ReplayBuffer, reader: ReplayReader, disk: DiskThread, peers: PeerManager
     ) -> None:
         self._context = context
         self._buffer = buffer

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ftis_node.replay.buffer import StoredGroup
     from ftis_node.replay.lifecycle import Candidate
     from ftis_node.swarm.peer_guard import PeerGuard
-    from ftis_node.telemetry.events import EventTrail
+    from ftis_node.telemetry.events import EventLog
 
 
 class Division:
@@ -70,7 +70,7 @@ def note_signals(
     discarded: Sequence[Candidate],
     *,
     guard: PeerGuard,
-    events: EventTrail,
+    events: EventLog,
 ) -> None:
     """What the groups of a step, and those that its choice passed over, say of where own ones are wanted.
 

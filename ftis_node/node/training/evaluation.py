@@ -6,6 +6,8 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ftis_node.generation.evaluate import evaluate
 from ftis_node.node.training.tracking import track_evaluation
 from ftis_node.telemetry.status import EvalStatus
@@ -85,4 +87,11 @@ class Evaluator:
             "eval", step=entry.step, task=entry.task, pass_at_1=entry.pass_at_1, n=entry.n, duration_s=duration_s
         )
         track_evaluation(self._tracking, entry)
-        log.info("step %d: pass@1 %.3f on %d problems of %s", entry.step, entry.pass_at_1, entry.n, entry.task)
+        log.info(
+            "step %d: pass@1 %.3f on %d problems of %s",
+            entry.step,
+            entry.pass_at_1,
+            entry.n,
+            entry.task,
+            extra={"fields": msgspec.structs.asdict(entry)},
+        )

@@ -40,7 +40,7 @@ def limits_of(asked: MismatchSection, *, dtype: str) -> MismatchLimits:
     )
 
 
-class Change(Enum):
+class MismatchChange(Enum):
     """What a measurement changed."""
 
     ROSE = "rose"  # above a limit, and the one before was not
@@ -54,7 +54,7 @@ class MismatchWatch:
         self.limits = limits
         self._is_high = False
 
-    def note(self, report: StepReport) -> Change | None:
+    def note(self, report: StepReport) -> MismatchChange | None:
         """Return what the mismatch of `report` changed; None if nothing changed, or if it has none."""
         if report.mismatch_kl is None or report.mismatch_share is None:
             return None
@@ -62,7 +62,7 @@ class MismatchWatch:
         if is_high == self._is_high:
             return None
         self._is_high = is_high
-        return Change.ROSE if is_high else Change.FELL
+        return MismatchChange.ROSE if is_high else MismatchChange.FELL
 
 
 def warning_of(report: StepReport, limits: MismatchLimits) -> str:

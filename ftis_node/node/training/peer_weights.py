@@ -23,7 +23,7 @@ MAX_PEERS = 4096
 
 
 @dataclass(slots=True)
-class Mean:
+class RunningMean:
     """An exponential mean, corrected for its start at 0."""
 
     total: float = 0.0
@@ -46,15 +46,15 @@ class PeerWeights:
     """The weights of all peers that a step took groups of; of too many the ones measured longest ago are forgotten."""
 
     def __init__(self) -> None:
-        self._own = Mean()
-        self._peers: dict[str, Mean] = {}
+        self._own = RunningMean()
+        self._peers: dict[str, RunningMean] = {}
 
     def note(self, agreement: Mapping[str, float], among_own: float | None) -> None:
         """Note a step's figures."""
         if among_own is not None:
             self._own.add(among_own)
         for peer_id, value in agreement.items():
-            mean = self._peers.pop(peer_id, None) or Mean()
+            mean = self._peers.pop(peer_id, None) or RunningMean()
             mean.add(value)
             self._peers[peer_id] = mean
         while len(self._peers) > MAX_PEERS:

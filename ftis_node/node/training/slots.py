@@ -41,7 +41,7 @@ class SlotPool:
         self.capacity = capacity
         self._changed.set()
 
-    def hold(self, held: int) -> None:
+    def set_held(self, held: int) -> None:
         """Set the number of own groups that the buffer holds, after a release or a resume."""
         self._held = held
         self._changed.set()

@@ -20,7 +20,7 @@ from ftis_node.replay.lifecycle import Freshness, ReleaseReason
 if TYPE_CHECKING:
     from ftis_node.gossip.interface import Gossip
     from ftis_node.node.context import NodeContext
-    from ftis_node.node.supervision.disk_thread import Disk
+    from ftis_node.node.supervision.disk_thread import DiskThread
     from ftis_node.node.training.buffer_limits import BufferLimits
     from ftis_node.node.training.slots import SlotPool
     from ftis_node.node.training.step_shares import StepShares
@@ -57,7 +57,7 @@ class TimedStepGate:
         slots: SlotPool,
         buffer: ReplayBuffer,
         reader: ReplayReader,
-        disk: Disk,
+        disk: DiskThread,
         gossip: Gossip,
     ) -> None:
         """`stored` is set by the intake loop whenever a group became READY."""
@@ -158,5 +158,5 @@ class TimedStepGate:
         for group in stale:
             self._context.events.write("released", group=group.id, reason=ReleaseReason.STALE)
         if stale:
-            self._slots.hold(self._reader.own_held())
+            self._slots.set_held(self._reader.own_held())
         await self._limits.evict_foreign()

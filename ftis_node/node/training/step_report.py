@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ftis_node.node.training.logprob_mismatch import Change, MismatchWatch, limits_of, warning_of
+from ftis_node.node.training.logprob_mismatch import MismatchChange, MismatchWatch, limits_of, warning_of
 from ftis_node.node.worker_settings import dtype_of
 from ftis_node.swarm.peer_guard import Place
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from ftis_node.swarm.peer_guard import PeerGuard
 
 log = logging.getLogger(__name__)
+
+IN_WORDS = {"no signal": "all answers of each group are equally good, so there is nothing to learn from"}
 
 
 class StepReporter:
@@ -53,12 +55,13 @@ class StepReporter:
         generation_tokens_per_s = round(self._generation.tokens_per_s, 1)
         fields = msgspec.to_builtins(report) | {"generation_tokens_per_s": generation_tokens_per_s}
         self._context.events.write("step", **fields)
+        self._counters.recent_sources.append({taught.sender: taught.groups for taught in report.by_sender})
         for taught in report.by_sender:
             if taught.sender and not taught.own:
                 with self._guard.work_for(taught.sender, Place.COUNT):
-                    self._registry.entry(taught.sender).note_taught(taught)
+                    self._registry.entry(taught.sender).note_training(taught)
         if problem := report.refused or report.skipped:
-            log.warning("step %d changed nothing: %s", report.step, problem)
+            log.warning("step %d changed nothing: %s", report.step, IN_WORDS.get(problem, problem))
         else:
             log.info(
                 "step %d: reward %.3f, %d own and %d foreign groups, %.1f s",
@@ -67,6 +70,7 @@ class StepReporter:
                 report.own_groups,
                 report.foreign_groups,
                 report.duration_s,
+                extra={"fields": fields},
             )
         self._note_mismatch(report)
         await self._tracker.track(report)
@@ -88,7 +92,7 @@ class StepReporter:
             num_tokens=report.mismatch_tokens,
             version=report.mismatch_version,
         )
-        if change is Change.ROSE:
+        if change is MismatchChange.ROSE:
             log.warning("%s", warning_of(report, self._mismatch.limits))
         else:
             log.info("engine and learner agree again: KL %.2g", report.mismatch_kl)

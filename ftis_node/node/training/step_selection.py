@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
     from ftis_node.node.context import NodeContext
     from ftis_node.node.peers.manager import PeerManager
-    from ftis_node.node.supervision.disk_thread import Disk
+    from ftis_node.node.supervision.disk_thread import DiskThread
     from ftis_node.node.training.division import Division
     from ftis_node.replay.buffer import ReplayBuffer, StoredGroup
     from ftis_node.replay.lifecycle import ChoiceRule
     from ftis_node.replay.reader import ReplayReader
     from ftis_node.swarm.peer_guard import PeerGuard
     from ftis_node.swarm.pulling.domains import OwnDomain
-    from ftis_node.telemetry.events import EventTrail
+    from ftis_node.telemetry.events import EventLog
 
 
 class StepSelection:
@@ -39,7 +39,7 @@ class StepSelection:
         context: NodeContext,
         buffer: ReplayBuffer,
         reader: ReplayReader,
-        disk: Disk,
+        disk: DiskThread,
         peers: PeerManager,
         guard: PeerGuard,
         division: Division | None = None,
@@ -77,7 +77,7 @@ class StepSelection:
         return partial(choose_newest, neighbour=neighbour, domain=domain, turn=step)
 
 
-def write_taken(events: EventTrail, groups: Sequence[StoredGroup], *, step: int) -> None:
+def write_taken(events: EventLog, groups: Sequence[StoredGroup], *, step: int) -> None:
     """Write one event a group, with its origin: the line of its admission and the buffer may be damaged one day."""
     for group in groups:
         events.write("taken", group=group.id, step=step, sender=group.sender, number=group.number)

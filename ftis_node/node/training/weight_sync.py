@@ -20,10 +20,10 @@ from ftis_node.workers.weights.store import PublishedWeights
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from ftis_node.generation.client import ProofToCome
+    from ftis_node.generation.weight_loader import ProofToCome
     from ftis_node.learner.messages import TrainReply
     from ftis_node.node.protocols import Generation
-    from ftis_node.telemetry.events import EventTrail
+    from ftis_node.telemetry.events import EventLog
     from ftis_node.workers.weights.store import WeightProof
 
 DeliverWeights: TypeAlias = "Callable[[PublishedWeights, ProofToCome | WeightProof | None], Awaitable[None]]"
@@ -75,7 +75,7 @@ async def update_engine(
     proof: ProofToCome | WeightProof | None,
     *,
     generation: Generation,
-    events: EventTrail,
+    events: EventLog,
 ) -> None:
     """Return when the generator serves a version and has verified it; a worker that dies restarts with it."""
     try:

@@ -37,7 +37,7 @@ class OfferWithdrawnError(Exception):
 
 
 @dataclass(slots=True)
-class Progress:
+class DownloadProgress:
     """Of one download. `num_resumed` chunks were here already, `num_fetched` came, `num_wrong` were thrown away."""
 
     num_resumed: int = 0
@@ -68,7 +68,7 @@ class Download:
         self._whole = hashlib.sha256()
         self._hashes = b""
         self._num_here = 0
-        self.progress = Progress()
+        self.progress = DownloadProgress()
 
     async def run(self) -> Path:
         """Return the complete, checked file, still under its temporary name; `discard` when it is not wanted.
@@ -148,7 +148,7 @@ class Download:
 
     async def _ask(self, question: WeightsRequest, *, max_items: int) -> Fetched:
         """Ask a peer. One that answers completely with no item does not hold the file: raise OfferWithdrawnError."""
-        fetched = await self._gossip.ask_weights(self._offer.peer_id, question.to_bytes(), max_items=max_items)
+        fetched = await self._gossip.request_weights(self._offer.peer_id, question.to_bytes(), max_items=max_items)
         if fetched.outcome is FetchOutcome.COMPLETE and not fetched.bodies:
             raise OfferWithdrawnError(f"version {self._offer.version} is not offered any longer")
         return fetched

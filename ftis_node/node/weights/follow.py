@@ -25,7 +25,7 @@ from ftis_node.models import model_fingerprint
 from ftis_node.node.supervision.background import in_background
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.node.weights.download import Download, OfferWithdrawnError
-from ftis_node.node.weights.store import HeldVersions
+from ftis_node.node.weights.store import VersionStore
 from ftis_node.node.worker_settings import serves_adapters
 from ftis_node.records.weights import WeightsPart, WeightsRequest, open_offer
 from ftis_node.swarm.peer_guard import Place
@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 MAX_TRIES = 2  # of weights over which the worker dies
 
 
-class Heard(NamedTuple):
+class ReceivedOffer(NamedTuple):
     """A signed offer, when it was received (s, steady clock), and how old it was then (s)."""
 
     offer: WeightsOffer
@@ -92,7 +92,7 @@ class FollowLoop:
         self._registry = registry
         self._counters = counters
         self._settings = context.settings.roles
-        self._held = HeldVersions(folder)
+        self._held = VersionStore(folder)
         self._transit = VersionsInTransit(self._settings.delay, random.Random())
         self._newest: WeightsOffer | None = None  # the newest that was taken as far as the disk
         self._refused: bytes | None = None  # the offer refused last: it comes again at each look, and is logged once
@@ -126,17 +126,17 @@ class FollowLoop:
     async def _keep_fetching(self) -> None:
         while True:
             with self._guard.work_for(self._settings.follow, Place.WEIGHTS):
-                heard = await self._look()
-                if heard is not None and self._wants(heard):
+                heard = await self._poll()
+                if heard is not None and self._should_fetch(heard):
                     with waiting_for(f"the file of weights {heard.offer.version}"):  # as long as the learner is away
                         await self._fetch(heard)
             with waiting_for("the clock"):
                 await asyncio.sleep(self._settings.poll_interval_s)
 
-    async def _look(self) -> Heard | None:
+    async def _poll(self) -> ReceivedOffer | None:
         """Return the learner's newest offer, if there is one that may be taken."""
         question = WeightsRequest(WeightsPart.OFFER).to_bytes()
-        fetched = await self._gossip.ask_weights(
+        fetched = await self._gossip.request_weights(
             self._settings.follow, question, max_items=1, timeout_s=self._settings.poll_timeout_s
         )
         self._note_presence(is_away=fetched.outcome is not FetchOutcome.COMPLETE, why=fetched.outcome)
@@ -148,20 +148,20 @@ class FollowLoop:
         except RecordError as error:
             refusal: Refusal | None = Refusal(error.reason, str(error))
         else:
-            refusal = refuse_offer(offer, await self._self_as_follower()) or self._goes_back(offer)
+            refusal = refuse_offer(offer, await self._self_as_follower()) or self._is_older_offer(offer)
         if refusal is None:
-            return Heard(offer, signed, at=time.monotonic(), age_s=max(0.0, time.time() - offer.created_at))
+            return ReceivedOffer(offer, signed, at=time.monotonic(), age_s=max(0.0, time.time() - offer.created_at))
         self._refused = signed
         self._refuse(refusal)
         return None
 
-    def _goes_back(self, offer: WeightsOffer) -> Refusal | None:
+    def _is_older_offer(self, offer: WeightsOffer) -> Refusal | None:
         """Refuse an offer that goes back: a learner that lost its last steps is followed again once it passes them."""
         if self._newest is None or offer.version >= self._newest.version:
             return None
         return Refusal("goes_back", f"version {offer.version} was offered after {self._newest.version}")
 
-    def _wants(self, heard: Heard) -> bool:
+    def _should_fetch(self, heard: ReceivedOffer) -> bool:
         """Return whether the offer is new, and worth its disk space."""
         if self._newest is not None and heard.offer.version <= self._newest.version:
             return False
@@ -172,7 +172,7 @@ class FollowLoop:
             since_last=heard.at - self._wanted_at,
         )
 
-    async def _fetch(self, heard: Heard) -> None:
+    async def _fetch(self, heard: ReceivedOffer) -> None:
         """Fetch the version's file from the learner into a complete folder."""
         offer, began_at = heard.offer, time.monotonic()
         self._held.clear_partial(but=offer.sha256)
@@ -187,7 +187,7 @@ class FollowLoop:
             file = await download.run()
             await in_background(self._held.put, file, offer, heard.signed)
         except OfferWithdrawnError as error:
-            log.info("%s", error)
+            log.debug("%s", error)
             download.discard()
             return
         except RecordError as error:

@@ -32,12 +32,12 @@ from ftis_node.workers.weights.store import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from ftis_node.generation.client import ProofToCome
+    from ftis_node.generation.weight_loader import ProofToCome
     from ftis_node.models import ModelSource
     from ftis_node.node.context import NodeContext, NodeDescription
     from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.protocols import Learning
-    from ftis_node.node.supervision.disk_thread import Disk
+    from ftis_node.node.supervision.disk_thread import DiskThread
     from ftis_node.workers.weights.store import PublishedWeights, WeightProof
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ MAX_READERS = 256  # peers whose downloads are timed; the oldest is forgotten
 
 
 @dataclass(frozen=True, slots=True)
-class Digests:
+class FileDigests:
     """What is said of a file: its size and SHA-256, and that of each chunk one after the other."""
 
     num_bytes: int
@@ -57,7 +57,7 @@ class Digests:
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
+class PendingVersion:
     """A version that is not offered yet."""
 
     weights: PublishedWeights
@@ -67,7 +67,7 @@ class Pending:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class OfferedVersion:
     """A version that is offered."""
 
     offer: WeightsOffer
@@ -80,18 +80,18 @@ class OfferLoop:
     """`take` is the train loop's hand-over, `give` the network's question."""
 
     def __init__(
-        self, *, context: NodeContext, about: NodeDescription, source: ModelSource, disk: Disk, peers: PeerManager
+        self, *, context: NodeContext, about: NodeDescription, source: ModelSource, disk: DiskThread, peers: PeerManager
     ) -> None:
         self._context = context
         self._about = about
         self._source = source
         self._disk = disk
         self._peers = peers
-        self._pending: Pending | None = None
+        self._pending: PendingVersion | None = None
         self._changed = asyncio.Event()
-        self._held: dict[int, Held] = {}
+        self._held: dict[int, OfferedVersion] = {}
         self._asked_at: dict[int, float] = {}
-        self._newest: Held | None = None
+        self._newest: OfferedVersion | None = None
         self._begun_at: dict[tuple[str, bytes], float] = {}
         self._num_taken = 0
 
@@ -106,12 +106,12 @@ class OfferLoop:
         file = Path(weights.path)
         folder = file.parent.parent / OFFERED
         path = folder / f"{weights.version:08d}-{self._num_taken}.safetensors"
-        await self._disk(_hold, file, path, afresh=self._num_taken == 1)
+        await self._disk(_keep_file, file, path, afresh=self._num_taken == 1)
         config = file.parent / ADAPTER_CONFIG_FILE
         adapter_config = config.read_bytes() if file.name == ADAPTER_FILE else b""
         if self._pending is not None:
             self._pending.path.unlink()
-        self._pending = Pending(weights, path, proof, adapter_config)
+        self._pending = PendingVersion(weights, path, proof, adapter_config)
         self._changed.set()
 
     async def run(self) -> None:
@@ -125,7 +125,7 @@ class OfferLoop:
             if pending is not None:
                 await self._offer(pending, started_from=started_from)
 
-    async def _offer(self, pending: Pending, *, started_from: str) -> None:
+    async def _offer(self, pending: PendingVersion, *, started_from: str) -> None:
         began_at = time.monotonic()
         with waiting_for("the learner's proof"):  # its end, or its death, brings one
             proof = await asyncio.shield(pending.proof) if isinstance(pending.proof, asyncio.Future) else pending.proof
@@ -152,7 +152,7 @@ class OfferLoop:
         )
         for version in [version for version in self._held if version >= offer.version]:
             self._drop(version)  # of a life that the learner lost: these numbers mean other weights now
-        self._newest = Held(offer, seal_offer(offer, self._context.identity), pending.path, digests.chunks)
+        self._newest = OfferedVersion(offer, seal_offer(offer, self._context.identity), pending.path, digests.chunks)
         self._held[offer.version], self._asked_at[offer.version] = self._newest, time.monotonic()
         for version in outdated_offers(
             self._asked_at, now=time.monotonic(), max_offered=self._context.settings.roles.max_published_versions
@@ -198,12 +198,12 @@ class OfferLoop:
         if last == held.offer.num_chunks > question.first:
             self._note_end(peer_id, held)
 
-    def _note_begin(self, peer_id: str, held: Held) -> None:
+    def _note_begin(self, peer_id: str, held: OfferedVersion) -> None:
         self._begun_at[peer_id, held.offer.sha256] = time.monotonic()
         if len(self._begun_at) > MAX_READERS:
             del self._begun_at[next(iter(self._begun_at))]
 
-    def _note_end(self, peer_id: str, held: Held) -> None:
+    def _note_end(self, peer_id: str, held: OfferedVersion) -> None:
         """Record that the last chunk was sent; the duration is known if the hashes were requested first."""
         begun_at = self._begun_at.pop((peer_id, held.offer.sha256), None)
         self._context.events.write(
@@ -232,7 +232,7 @@ def newest_offered(context: NodeContext, learner: Learning) -> int | None:
     return version + 1 + unsaved * settings.keep_checkpoints
 
 
-def digests_of(path: Path, *, chunk_bytes: int = MAX_CHUNK_BYTES) -> Digests:
+def digests_of(path: Path, *, chunk_bytes: int = MAX_CHUNK_BYTES) -> FileDigests:
     """Return size and hashes of a file, in one pass over it."""
     whole, chunks, num_bytes = hashlib.sha256(), [], 0
     with path.open("rb") as file:
@@ -240,10 +240,10 @@ def digests_of(path: Path, *, chunk_bytes: int = MAX_CHUNK_BYTES) -> Digests:
             whole.update(chunk)
             chunks.append(hashlib.sha256(chunk).digest())
             num_bytes += len(chunk)
-    return Digests(num_bytes, whole.digest(), b"".join(chunks))
+    return FileDigests(num_bytes, whole.digest(), b"".join(chunks))
 
 
-def _hold(file: Path, path: Path, *, afresh: bool) -> None:
+def _keep_file(file: Path, path: Path, *, afresh: bool) -> None:
     """Link the file to a second name; `afresh`: first remove what a former start held."""
     if afresh:
         shutil.rmtree(path.parent, ignore_errors=True)

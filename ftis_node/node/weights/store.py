@@ -33,14 +33,14 @@ OFFER_FILE = "offer"
 SERVED_MARK = "served"
 
 
-class Found(NamedTuple):
+class StoredVersion(NamedTuple):
     """A version that lies here."""
 
     offer: WeightsOffer
     was_served: bool
 
 
-class HeldVersions:
+class VersionStore:
     """One folder; one writer. Everything here blocks on the disk, `put` for as long as a sync of the file takes."""
 
     def __init__(self, folder: Path) -> None:
@@ -52,14 +52,14 @@ class HeldVersions:
         """The folder of what is on its way."""
         return self._folder / "partial"
 
-    def find(self) -> list[Found]:
+    def find(self) -> list[StoredVersion]:
         """Return the versions that a former start left, oldest first; remove partial ones."""
         remove_leftovers(self._folder, PREFIX)
         found = []
         for folder in sorted(self._folder.glob(f"{PREFIX}*")):
             offer = open_offer(read_file(folder / OFFER_FILE))
             self._offers[offer.version] = offer
-            found.append(Found(offer, (folder / SERVED_MARK).exists()))
+            found.append(StoredVersion(offer, (folder / SERVED_MARK).exists()))
         return found
 
     def put(self, file: Path, offer: WeightsOffer, signed: bytes) -> None:

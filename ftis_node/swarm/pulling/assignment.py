@@ -1,9 +1,8 @@
 """Assigns each group to one member that pulls it, in a swarm so large that no node pulls everything.
 
-If each node chose at random, about a third of all groups would be pulled by no node and others by several.
-Therefore one member of the sender's shard is assigned to each group: the member whose hash with the group's id is
-highest (rendezvous hashing; Thaler and Ravishankar, 1998). All members compute the same assignment without
-communication.
+If each node chose at random, no node would pull about a third of all groups, and several would pull others. Therefore
+rendezvous hashing (Thaler and Ravishankar, 1998) assigns each group to one member of the sender's shard. It is the
+member whose hash with the group's id is highest. All members compute the same assignment without communication.
 
 If the assigned member has left or is overloaded, the group stays unconfirmed. Its sender announces it again, and the
 member with the next highest hash is assigned.

@@ -34,7 +34,7 @@ class BackfillProgress:
         self._reported_here = -1
         self._reported_at = 0.0
 
-    def look(self, *, num_left: int, num_backfilled: int, now: float) -> BackfillReport | None:
+    def check(self, *, num_left: int, num_backfilled: int, now: float) -> BackfillReport | None:
         """Return a report at the start, at the end, and each period in which something arrived; otherwise None.
 
         `num_backfilled` counts all missed groups that ever arrived.

@@ -1,4 +1,4 @@
-"""Pull order of a node with a domain: groups of its own domain and of others, in the proportion that it prefers.
+"""Pull order of a node with a domain: groups of that domain and of others, in the preferred proportion.
 
 The run's `step.own_domain_fraction` is the preferred proportion among the groups that wait for the learner. A sender's
 domain is only a claim, so it affects nothing but the order of pulls. If one side has too few groups, the other fills
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-class Portion(NamedTuple):
+class DomainPortion(NamedTuple):
     """Part of the announced groups: `num` of the own domain (`near`), of others, or (None) of any; `num` None: all."""
 
     num: int | None
     near: bool | None
 
 
-ANY = Portion(num=None, near=None)
+ANY = DomainPortion(num=None, near=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class OwnDomain:
         return bool(parts) and parts <= self.tasks
 
 
-def portions(share: float, *, stock: int, need: int | None, num_near: int, num_far: int) -> tuple[Portion, ...]:
+def portions(share: float, *, stock: int, need: int | None, num_near: int, num_far: int) -> tuple[DomainPortion, ...]:
     """Return the order of pulls for a stock of `stock` groups; `num_near` and `num_far` are stored or in flight.
 
     `need` is the number to pull in all; None: everything. Each side is pulled up to its part of the stock even if the
@@ -43,6 +43,6 @@ def portions(share: float, *, stock: int, need: int | None, num_near: int, num_f
     want_near = round(share * stock)
     lack_near, lack_far = max(0, want_near - num_near), max(0, stock - want_near - num_far)
     if need is None:  # everything, and first the side that is further below its part
-        return Portion(None, near=num_near <= share * (num_near + num_far)), ANY
-    sides = Portion(lack_near, near=True), Portion(lack_far, near=False)
+        return DomainPortion(None, near=num_near <= share * (num_near + num_far)), ANY
+    sides = DomainPortion(lack_near, near=True), DomainPortion(lack_far, near=False)
     return (*(sides if share >= 0.5 else sides[::-1]), ANY)

@@ -5,8 +5,8 @@
                           `--------- missed ---------'   while a peer is left that may hold the group
 
 The newest groups come first. Peers take turns, so that no sender fills a learner's batch alone. A group is requested
-from one peer at a time: its sender, then peers that announced it too, then random members (the caller names them), at
-most `MAX_TRIES`.
+from one peer at a time: first its sender, then other peers that announced it, then random members. The caller names the
+members. At most `MAX_TRIES` peers are asked.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PullItem:
     is_assigned: bool = False
 
 
-class Source(NamedTuple):
+class PullSource(NamedTuple):
     """The peer that holds groups, and the form in which it sends them."""
 
     peer_id: str
@@ -46,7 +46,7 @@ class Source(NamedTuple):
 class PullRequest(NamedTuple):
     """Items to request from a peer in one call."""
 
-    source: Source
+    source: PullSource
     items: tuple[PullItem, ...]
 
 
@@ -73,8 +73,8 @@ class PullQueue:
     def __init__(self, *, max_per_holder: int = 1024, capacity: int = 8192) -> None:
         self._max_per_holder = max_per_holder
         self._capacity = capacity
-        self._waiting: dict[Source, dict[bytes, _Known]] = {}  # in the order of the sources' next turn
-        self._num_assigned: dict[Source, int] = {}  # waiting items; only sources with at least one
+        self._waiting: dict[PullSource, dict[bytes, _Known]] = {}  # in the order of the sources' next turn
+        self._num_assigned: dict[PullSource, int] = {}  # waiting items; only sources with at least one
         self._in_flight: dict[bytes, _Known] = {}
         self._by_id: dict[bytes, _Known] = {}
 
@@ -109,7 +109,7 @@ class PullQueue:
         if item.is_assigned and not known.item.is_assigned:
             known.item = replace(known.item, is_assigned=True)
             if item.id not in self._in_flight:
-                self._count_assigned(Source(known.holder, known.item.as_text), 1)
+                self._count_assigned(PullSource(known.holder, known.item.as_text), 1)
         return False
 
     def num_in_flight_of(self, is_meant: Callable[[PullItem], bool]) -> int:
@@ -151,11 +151,11 @@ class PullQueue:
         *,
         missing: Iterable[bytes],
         others: Sequence[str] = (),
-        may_give: Callable[[str, bytes], bool] = lambda *_: True,
+        can_serve: Callable[[str, bytes], bool] = lambda *_: True,
     ) -> list[PullItem]:
         """Requeue groups of `request` that did not arrive for the next possible holder; return those given up.
 
-        `others` are members to try if no further holder is known. `may_give` says whether a peer may be asked for a
+        `others` are members to try if no further holder is known. `can_serve` says whether a peer may be asked for a
         group.
         """
         given_up = []
@@ -164,7 +164,7 @@ class PullQueue:
             if known is None:
                 continue
             known.asked |= {request.source.peer_id}
-            left = [peer for peer in (*known.spare, *others) if peer not in known.asked and may_give(peer, group_id)]
+            left = [peer for peer in (*known.spare, *others) if peer not in known.asked and can_serve(peer, group_id)]
             if not left or len(known.asked) >= MAX_TRIES or known.item.as_text:  # only its sender has the text form
                 del self._by_id[group_id]
                 given_up.append(known.item)
@@ -221,7 +221,7 @@ class PullQueue:
             chosen.append(known)
         return chosen
 
-    def _send_off(self, source: Source, chosen: Sequence[_Known]) -> PullRequest:
+    def _send_off(self, source: PullSource, chosen: Sequence[_Known]) -> PullRequest:
         waiting = self._waiting.pop(source)
         for known in chosen:
             del waiting[known.item.id]
@@ -232,7 +232,7 @@ class PullQueue:
         return PullRequest(source, tuple(known.item for known in chosen))
 
     def _put(self, known: _Known) -> None:
-        source = Source(known.holder, known.item.as_text)
+        source = PullSource(known.holder, known.item.as_text)
         waiting = self._waiting.setdefault(source, {})
         waiting[known.item.id] = known
         self._by_id[known.item.id] = known
@@ -247,7 +247,7 @@ class PullQueue:
             self._take_out(known)
 
     def _take_out(self, known: _Known) -> None:
-        source = Source(known.holder, known.item.as_text)
+        source = PullSource(known.holder, known.item.as_text)
         waiting = self._waiting.get(source, {})
         if waiting.pop(known.item.id, None) is not None:
             self._count_assigned(source, -known.item.is_assigned)
@@ -271,7 +271,7 @@ class PullQueue:
             if waiting := self._waiting.get(source):
                 heapq.heappush(queue, (self._num_assigned.get(source, 0) - len(waiting), source))
 
-    def _count_assigned(self, source: Source, change: int) -> None:
+    def _count_assigned(self, source: PullSource, change: int) -> None:
         if not change:
             return
         self._num_assigned[source] = self._num_assigned.get(source, 0) + change

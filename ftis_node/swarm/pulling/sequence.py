@@ -53,7 +53,7 @@ class SequenceTracker:
             self._add(SequenceGap(self.highest + 1, last_number))
         self.highest = max(self.highest, last_number)
 
-    def asked(self, gap: SequenceGap, *, is_final: bool) -> None:
+    def note_query(self, gap: SequenceGap, *, is_final: bool) -> None:
         """Note that `gap` was queried and answered. Missing numbers are queried again after an incomplete answer.
 
         The sender's own complete answer is final, because the sender holds all of its fresh groups.

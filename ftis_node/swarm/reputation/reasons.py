@@ -22,7 +22,7 @@ REFUSALS = {
     "sequence_reused": "its sender used the sequence number before, as after a restored backup",
     "weights_of": "it claims weights of this node that this node has not offered",
     "clock_skew": "its time is further ahead than `validation.max_clock_skew_s`: one of the two clocks is wrong",
-    "stale": "it is older than the run's `step.max_age_s`",
+    "stale": "it is older than the run's `step.max_age_s`, or than this node's last buffer reset",
     "tokenizer": "its token ids are those of another tokenizer",
     "group_size": "its number of completions differs from the run's group size",
     "sampling": "it was sampled with other settings than the run's",

@@ -29,7 +29,7 @@ FORGIVE_BAN_S = 86400.0
 class Behaviour(StrEnum):
     """What a peer did."""
 
-    ACCEPTED = "accepted"  # a group of its own was accepted
+    ACCEPTED = "accepted"  # one of its groups was accepted
     CONTRIBUTED = "contributed"  # a step used one of its groups
     HARMLESS = "harmless"  # a group was useless for reasons that an honest peer may have
     PULL_FAILED = "pull_failed"  # it announced a group and did not serve it

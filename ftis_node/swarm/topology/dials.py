@@ -19,7 +19,7 @@ MEMBERS_PER_SHARD = 3  # connected members wanted in each shard that is read
 
 
 def shards_in_need(members: Collection[str], *, read: Collection[int], num_shards: int) -> dict[int, int]:
-    """Return, for each shard that is read, how many more of its own members should be connected; only if any."""
+    """Return how many more members of each shard in `read` should be connected, for shards that need any."""
     missing = dict.fromkeys(sorted(read), MEMBERS_PER_SHARD)
     for peer_id in members:
         shard = shard_of(peer_id, num_shards)

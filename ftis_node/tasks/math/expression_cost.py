@@ -11,7 +11,7 @@ _COUNTED_TO: Final = 1000  # terms and exponents; more are beyond every limit
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class ExpressionCost:
     """Bounds of an expression: bits of its largest number, terms above and below its fraction line."""
 
     bits: float = 1.0
@@ -23,26 +23,26 @@ class Cost:
         """Return its largest possible value as an exponent."""
         return float(2.0 ** min(self.bits, 30.0))
 
-    def plus(self, other: Cost) -> Cost:
+    def plus(self, other: ExpressionCost) -> ExpressionCost:
         """Return the bounds of a sum over one fraction line."""
         terms = self.terms * other.below + other.terms * self.below
         return capped(max(self.bits, other.bits) + 1.0, terms, self.below * other.below)
 
-    def times(self, other: Cost) -> Cost:
+    def times(self, other: ExpressionCost) -> ExpressionCost:
         return capped(self.bits + other.bits, self.terms * other.terms, self.below * other.below)
 
-    def over(self, other: Cost) -> Cost:
-        return self.times(Cost(other.bits, other.below, other.terms))
+    def over(self, other: ExpressionCost) -> ExpressionCost:
+        return self.times(ExpressionCost(other.bits, other.below, other.terms))
 
-    def to_the(self, exponent: Cost) -> Cost:
+    def to_the(self, exponent: ExpressionCost) -> ExpressionCost:
         times = exponent.value
         return capped(
             max(1.0, self.bits) * times, _multiplied_out(self.terms, times), _multiplied_out(self.below, times)
         )
 
 
-def capped(bits: float, terms: float, below: float) -> Cost:
-    return Cost(min(bits, WORST), min(terms, WORST), min(below, WORST))
+def capped(bits: float, terms: float, below: float) -> ExpressionCost:
+    return ExpressionCost(min(bits, WORST), min(terms, WORST), min(below, WORST))
 
 
 def _multiplied_out(terms: float, times: float) -> float:

@@ -2,7 +2,7 @@ r"""Limits of a mathematical answer, checked before any parser or SymPy sees it.
 
 A dozen characters can keep a computer-algebra system busy for hours: `99^{999!}`, `\sum_{k=1}^{9999} 1/k`, thirty
 nested fractions. An answer beyond one of the limits below is a wrong answer: it is scored 0. The limits are constants
-and ask no clock, so that all nodes give the same text the same reward; to change one changes the rewards of a run.
+and none is a time, so that all nodes give the same text the same reward. A changed limit changes a run's rewards.
 
 | limit | value | what it bounds |
 |---|---|---|
@@ -35,7 +35,7 @@ import math
 import re
 from typing import Final
 
-from ftis_node.tasks.math.expression_cost import WORST, Cost, capped
+from ftis_node.tasks.math.expression_cost import WORST, ExpressionCost, capped
 
 MAX_CHARS: Final = 500
 MAX_DEPTH: Final = 8
@@ -173,7 +173,7 @@ class _Reader:
 
     def is_cheap(self) -> bool:
         """Return whether numbers and terms stay within the limits."""
-        cost = Cost()
+        cost = ExpressionCost()
         while self._at < len(self._tokens):
             cost = cost.plus(self._sum())
             self._at += 1  # a closing bracket without an opening one
@@ -186,7 +186,7 @@ class _Reader:
     def _peek(self) -> str:
         return self._tokens[self._at] if self._at < len(self._tokens) else ""
 
-    def _sum(self) -> Cost:
+    def _sum(self) -> ExpressionCost:
         """Read terms up to a closing bracket or the end."""
         cost = self._product()
         while self._peek() in _BETWEEN_TERMS:
@@ -195,9 +195,9 @@ class _Reader:
                 cost = cost.plus(self._product())
         return cost
 
-    def _product(self) -> Cost:
+    def _product(self) -> ExpressionCost:
         """Read factors up to the next term."""
-        cost = Cost(bits=0.0)
+        cost = ExpressionCost(bits=0.0)
         while (token := self._peek()) and token not in _BETWEEN_TERMS and token not in _CLOSE:
             if token == "/":
                 self._at += 1
@@ -207,60 +207,60 @@ class _Reader:
                 cost = cost.times(self._factor())
         return cost
 
-    def _factor(self) -> Cost:
+    def _factor(self) -> ExpressionCost:
         """Read a base with its chained factorials and exponents."""
         began = self._at
         cost = self._base()
         while (token := self._peek()) in _POWER or token == "!":
             self._at += 1
             if token == "!" and not _is_shift_fine(self._tokens[began : self._at]):
-                cost = Cost(bits=WORST)
+                cost = ExpressionCost(bits=WORST)
             elif token == "!":
                 cost = capped(cost.value * max(1.0, cost.bits), cost.terms, cost.below)
             else:
                 cost = cost.to_the(self._exponent())
         return cost
 
-    def _exponent(self) -> Cost:
+    def _exponent(self) -> ExpressionCost:
         """Read one group, command or character with its own exponents; a whole number without braces."""
         while self._peek() in ("-", "+", "^", "*") or self._peek() in _NO_BASE:
             self._at += 1
         if not self._peek() or self._peek() in _CLOSE:
-            return Cost()
+            return ExpressionCost()
         began = self._at
         cost = self._factor()
         is_fine = _is_root_fine(self._tokens[began : self._at])
-        return cost if is_fine else Cost(bits=WORST)
+        return cost if is_fine else ExpressionCost(bits=WORST)
 
-    def _base(self) -> Cost:
+    def _base(self) -> ExpressionCost:
         token = self._peek()
         self._at += 1
         if token in _OPEN:
             return self._group()
         if token in _NO_BASE:
-            return Cost(bits=0.0)
+            return ExpressionCost(bits=0.0)
         if token[0] == "\\":
             return self._command(token)
         if digits := re.sub(r"\D", "", token):
-            return Cost(bits=max(1.0, math.log2(int(digits) + 1)))
-        return Cost(bits=1.0 if token.isalpha() else 0.0)
+            return ExpressionCost(bits=max(1.0, math.log2(int(digits) + 1)))
+        return ExpressionCost(bits=1.0 if token.isalpha() else 0.0)
 
-    def _group(self) -> Cost:
+    def _group(self) -> ExpressionCost:
         cost = self._sum()
         if self._peek() in _CLOSE:
             self._at += 1
         return cost
 
-    def _command(self, name: str) -> Cost:
+    def _command(self, name: str) -> ExpressionCost:
         """Read a command with the groups that follow it, as one base; exponents apply to the last group."""
         self._fractions += name in _FRACTIONS
         self._deepest_fraction = max(self._deepest_fraction, self._fractions)
-        groups: list[Cost] = []
+        groups: list[ExpressionCost] = []
         while self._peek() == "{" or (name == "\\sqrt" and not groups and self._peek() == "["):
             self._at += 1
             groups.append(self._group())
         self._fractions -= name in _FRACTIONS
-        cost = Cost(bits=_BINOMIAL_BITS if _BINOMIAL.match(name) else 1.0)
+        cost = ExpressionCost(bits=_BINOMIAL_BITS if _BINOMIAL.match(name) else 1.0)
         if name in _FRACTIONS and len(groups) > 1:
             return groups[0].over(groups[1])
         for group in groups:

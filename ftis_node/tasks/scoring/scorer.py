@@ -26,7 +26,7 @@ from ftis_node.errors import TaskError, WorkerDiedError
 from ftis_node.records.group import CompletionStatus
 from ftis_node.tasks.mixed import leaves
 from ftis_node.tasks.scoring.cost import ScoringCost
-from ftis_node.tasks.scoring.worker import Done, checked_score, resolve_in_worker, score_in_worker, start_worker
+from ftis_node.tasks.scoring.worker import ScoringReply, checked_score, resolve_in_worker, score_in_worker, start_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -98,8 +98,8 @@ class IsolatedScorer:
     async def resolve(self, ref: PromptRef, *, cost: ScoringCost | None = None) -> TaskItem:
         """Return the problem that `ref` names, made in the scoring process if the task declares this slow.
 
-        Raises KeyError for an unknown problem, TimeoutError if making it exceeds the time limit of a text,
-        WorkerDiedError if no scoring process stays up, and any exception of the task.
+        Raises KeyError for an unknown problem, and TimeoutError if making it exceeds the time limit of a text. Raises
+        WorkerDiedError if no scoring process stays up. Exceptions of the task pass through.
         """
         cost = cost or ScoringCost()
         task = self._resolved.get((ref.task, ref.split))
@@ -190,7 +190,7 @@ class IsolatedScorer:
         cost.num_stopped += 1
         return f"the scoring process died of a text, or ran out of processor time, exit code {error.exitcode}"
 
-    async def _ask_worker(self, function: Callable[..., Done], *args: object, cost: ScoringCost) -> object:
+    async def _ask_worker(self, function: Callable[..., ScoringReply], *args: object, cost: ScoringCost) -> object:
         """Return the worker's result or its exception: BrokenProcessPool unless `args` are at fault."""
         limits = self._limits
         pool = await self._running_pool()
@@ -206,7 +206,7 @@ class IsolatedScorer:
                 raise WorkerDiedError(f"the scoring process was not ready within {limits.start_limit_s:g} s")
             if future.cancelled():
                 raise BrokenProcessPool("closed while a text was waiting")
-            done_there: Done = future.result()
+            done_there: ScoringReply = future.result()
             cost.seconds += done_there.seconds
             if done_there.error is not None:
                 raise done_there.error

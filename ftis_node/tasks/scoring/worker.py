@@ -52,7 +52,7 @@ def start_worker(tasks: Sequence[Task], parent_pid: int, memory_limit_bytes: int
             log.warning("%s", error)
 
 
-class Done(NamedTuple):
+class ScoringReply(NamedTuple):
     """Result of a call in the scoring process: value or exception, and CPU time."""
 
     value: object
@@ -60,25 +60,25 @@ class Done(NamedTuple):
     seconds: float
 
 
-def score_in_worker(item: TaskItem, text: str, time_limit_s: float) -> Done:
+def score_in_worker(item: TaskItem, text: str, time_limit_s: float) -> ScoringReply:
     """Return the reward of one text; the error is a ValueError if the task returns an invalid reward."""
     return _done(lambda: checked_score(_tasks[item.ref.task, item.ref.split], item, text), time_limit_s)
 
 
-def resolve_in_worker(ref: PromptRef, time_limit_s: float) -> Done:
+def resolve_in_worker(ref: PromptRef, time_limit_s: float) -> ScoringReply:
     """Return the problem that `ref` names; the error is a KeyError, or any exception of the task."""
     return _done(lambda: _tasks[ref.task, ref.split].resolve(ref), time_limit_s)
 
 
-def _done(work: Callable[[], object], time_limit_s: float) -> Done:
+def _done(work: Callable[[], object], time_limit_s: float) -> ScoringReply:
     began = time.process_time()
     try:
         with _cpu_limit(time_limit_s):
-            return Done(work(), None, time.process_time() - began)
+            return ScoringReply(work(), None, time.process_time() - began)
     except KeyError as error:
-        return Done(None, KeyError(str(error)), time.process_time() - began)
+        return ScoringReply(None, KeyError(str(error)), time.process_time() - began)
     except Exception as error:  # its own type may not travel
-        return Done(None, ValueError(f"{type(error).__name__}: {error}"), time.process_time() - began)
+        return ScoringReply(None, ValueError(f"{type(error).__name__}: {error}"), time.process_time() - began)
 
 
 def checked_score(task: Task, item: TaskItem, text: str) -> float:

@@ -55,7 +55,7 @@ def weights_folder(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def has_room(num_bytes: int, free_bytes: int) -> bool:
+def has_space(num_bytes: int, free_bytes: int) -> bool:
     """Return whether versions of `num_bytes` together fit in memory of which `free_bytes` are free."""
     return num_bytes <= FREE_SHARE * free_bytes
 
@@ -74,11 +74,11 @@ def _claim(folder: Path, *, num_bytes: int) -> bool:
         if os.path.lexists(folder) and folder.lstat().st_uid == os.getuid():
             shutil.rmtree(folder)  # left by a node that was killed: this process holds the home's lock
         free_bytes = shutil.disk_usage(folder.parent).free
-        if not has_room(num_bytes, free_bytes):
-            log.info("weights go through the home: %s has %d bytes free, %d are wanted", folder, free_bytes, num_bytes)
+        if not has_space(num_bytes, free_bytes):
+            log.debug("weights go through the home: %s has %d bytes free, %d are wanted", folder, free_bytes, num_bytes)
             return False
         folder.mkdir(mode=0o700)  # raises if another user has created anything at this path
     except OSError as error:
-        log.info("weights go through the home: %s", error)
+        log.debug("weights go through the home: %s", error)
         return False
     return True

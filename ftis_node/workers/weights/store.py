@@ -15,8 +15,8 @@ of a few fixed tokens under the published weights. This finds a fault in what is
 the only check of tensors that an engine holds in another form.
 
 Two correct forward passes differ by rounding. In bfloat16 the standard deviation is 0.05 nats a token, and the largest
-of 4,000 tokens differs by 0.66 (`generation.client.PROOF_TOLERANCES` has the sources). So the root of the mean square
-is compared with a bound, never the largest difference.
+of 4,000 tokens differs by 0.66 (`generation.weight_loader.PROOF_TOLERANCES` has the sources). So the root of the mean
+square is compared with a bound, never the largest difference.
 """
 
 from __future__ import annotations

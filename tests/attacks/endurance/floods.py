@@ -81,7 +81,7 @@ async def questions(scene: Scene) -> int:
     async with scene.member() as member:
         for _ in range(NUM_QUESTIONS):
             question = scene.rng.choice((b"", b"\xff\xffrubbish", test_streams.VARINT_4_GIB))
-            await member.gossip.ask(member.victim_id, question)
+            await member.gossip.request_backfill(member.victim_id, question)
     return NUM_QUESTIONS
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftis_node.gossip.interface import GossipMessage as Message
-from ftis_node.node.loops.announcements import Members
+from ftis_node.node.loops.announcements import AssignmentMembers
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.envelope import Announcement
 from ftis_node.swarm.peer_guard import Place
@@ -40,7 +40,7 @@ async def chain(items: Sequence[Item]) -> None:
                 made.answers[HOSTILE[(item.tag & WHO) % len(HOSTILE)].peer_id].append(item.data)
         if any(item.tag & DUTIES for item in items):
             ids = [one.peer_id for one in HOSTILE]
-            made.wiring.announcements.members = Members(ids, ids[:1])
+            made.wiring.announcements.members = AssignmentMembers(ids, ids[:1])
         for _ in range(2):
             _hear(made, items)
             await _repair(made)
@@ -62,8 +62,8 @@ async def _repair(made: World) -> None:
     for member in made.members:
         await repair.catch_up(member.peer_id)
     await repair._fill_gaps()
-    await repair._wake_the_silent()
-    repair._tell_how_far()
+    await repair._query_silent_members()
+    repair._report_progress()
 
 
 def seeds() -> list[bytes]:

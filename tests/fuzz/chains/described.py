@@ -37,12 +37,12 @@ async def chain(items: Sequence[Item]) -> None:
         for item in items:
             identity = HOSTILE[(item.tag & WHO) % len(HOSTILE)]
             if item.tag & HEARD:
-                made.wiring.announcements.heard(identity.peer_id).note(5, at=time.monotonic())
+                made.wiring.announcements.tracker_of(identity.peer_id).note(5, at=time.monotonic())
             record = item.data if item.tag & AS_IS else _signed(identity, item.data)
             made.swarm.put_record(identity.peer_id, record, run_id=MIXED_RUN.run_id, ttl_s=60.0)
             with made.parts.gossip.guard.work_for(identity.peer_id, Place.RECORD):
                 await loop._read_record(identity.peer_id)
-        loop._tell_changes([one.peer_id for one in HOSTILE])
+        loop._report_changes([one.peer_id for one in HOSTILE])
         await made.wiring.backfill._fill_gaps()
         for one in HOSTILE:
             made.pull._is_near(PullItem(bytes(32), one.peer_id, 1, 100, SEEDS_MADE_AT))

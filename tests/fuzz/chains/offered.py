@@ -69,8 +69,8 @@ async def chain(items: Sequence[Item]) -> None:
 
 
 async def _once(loop: FollowLoop) -> None:
-    heard = await loop._look()
-    if heard is not None and loop._wants(heard):
+    heard = await loop._poll()
+    if heard is not None and loop._should_fetch(heard):
         await loop._fetch(heard)
         if loop._newest is not None and loop._newest.version == heard.offer.version:
             loop._held.for_engine(heard.offer.version)

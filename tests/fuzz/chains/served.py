@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.gossip.interface import FetchOutcome
 from ftis_node.gossip.wire_names import RpcService
-from ftis_node.node.weights.offer import Held
+from ftis_node.node.weights.offer import OfferedVersion
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.backfill_request import BackfillRequest
 from ftis_node.records.envelope import Accepted, open_announcement, seal_group
@@ -69,7 +69,7 @@ def _fill(made: World) -> None:
     path.write_bytes(FILE)
     loop = made.wiring.offer_loop()
     offered = offer_of(FILE)
-    loop._newest = Held(offered, seal_offer(offered, OWN), path, hash_chunks(chunks_of(FILE)))
+    loop._newest = OfferedVersion(offered, seal_offer(offered, OWN), path, hash_chunks(chunks_of(FILE)))
     loop._held[1], loop._asked_at[1] = loop._newest, 0.0
     made.gossip.serve_weights(loop.give)
 

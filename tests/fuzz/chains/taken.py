@@ -63,7 +63,7 @@ async def chain(items: Sequence[Item]) -> None:
         await _serve(made)
         groups = made.parts.buffer.take(1, own=0, foreign=len(items), **rule)[0]
         loop = made.wiring.train_loop(made.wiring.step_gate(), last_step=None)
-        batch = loop._batch(groups)
+        batch = loop._peers.batch(groups)
         assert len(batch) == len(groups)
         assert not any(group.own for group in batch), "no group of a peer is own"
         if batch:
@@ -80,7 +80,7 @@ async def _hand_in(made: World, item: Item, number: int) -> None:
             _mend(message, number)
         body = message.SerializeToString()
         data = pb.Envelope(body=body, signature=identity.sign(ENVELOPE_DOMAIN, body)).SerializeToString()
-    verdict: ValidationResult = await made.intake.submit(data, origin=identity.peer_id, own=False)
+    verdict: ValidationResult = await made.intake.submit(data, origin=identity.peer_id)
     made.wiring.announcements.refuse([getattr(verdict, "group_id", None)])
 
 

@@ -99,7 +99,7 @@ async def kept(
     )
     membership.read_shards = frozenset([shard_of(OWN, num_shards)])
     session: Any = FakeSession(control, directory)
-    await membership.look(session)
+    await membership.poll(session)
     keeping = asyncio.create_task(membership.keep(session))
     try:
         yield membership

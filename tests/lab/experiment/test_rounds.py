@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ftis_node.config.manifest import RunManifest
-from ftis_node.lab.experiment.rounds import Quota, Rounds
+from ftis_node.lab.experiment.rounds import RoundQuota, Rounds
 from ftis_node.lab.experiment.synchronous_rounds import RoundGate, SynchronousRounds, Validator
 from ftis_node.node.peers.registry import PeerRegistry
 from ftis_node.node.state import NodeState
@@ -82,7 +82,7 @@ async def test_whoever_sends_without_training_waits_only_for_those_who_still_tra
 
 
 def test_a_plan_changes_what_is_due_from_its_step_on() -> None:
-    quota = Quota(ROUNDS, plans=True)
+    quota = RoundQuota(ROUNDS, plans=True)
     before = [quota.due(step) for step in range(4)]
     quota.plan(2, 4)
     assert [quota.due(step) for step in range(4)] == [*before[:2], before[2] + 1, before[3] + 1]
@@ -90,7 +90,7 @@ def test_a_plan_changes_what_is_due_from_its_step_on() -> None:
 
 def test_a_round_waits_until_those_who_plan_theirs_have() -> None:
     swarm = Swarm()
-    quota = Quota(ROUNDS, plans=True)
+    quota = RoundQuota(ROUNDS, plans=True)
     swarm.lockstep.enter(SimpleNamespace(peer_id="d", groups_sent=9), last_step=3, quota=quota)
     for sender in swarm.senders:
         sender.groups_sent = 11
@@ -115,7 +115,7 @@ async def test_a_gate_plans_its_next_round_by_what_is_missing_of_this_one() -> N
         wait=lambda step: asyncio.sleep(0),
         due=lambda sender, step: due[sender, step],
     )
-    quota, parts = Quota(rounds, plans=True), _parts(fill=True, ready=[("a", 1), ("a", 2), ("a", 3)])
+    quota, parts = RoundQuota(rounds, plans=True), _parts(fill=True, ready=[("a", 1), ("a", 2), ("a", 3)])
     gate = RoundGate(lockstep, parts, quota=quota)
     await gate.wait(1)
     assert (gate.shares(1), gate.shares(2)) == ((2, 4), (3, 3))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ftis_node.errors import UsageError
-from ftis_node.lab.experiment.baseline import Alone, parse_alone
+from ftis_node.lab.experiment.baseline import BaselineSpec, parse_alone
 from ftis_node.lab.experiment.pairs import Pair
 from ftis_node.lab.results.baseline_comparison import best_control, controls_table, paired_difference, worth
 from ftis_node.lab.results.summary import final_accuracy, series_of
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize(
     ("text", "meaning"),
     [
-        ("alone", Alone(own=False, updates=None, method="grpo")),
-        ("alone:own", Alone(own=True, updates=None, method="grpo")),
-        ("alone:own:updates=4", Alone(own=True, updates=4, method="grpo")),
-        ("alone:gepo:clip=false", Alone(own=False, updates=None, method="gepo:clip=false")),
-        ("alone:own:updates=2:ftis:cap=3", Alone(own=True, updates=2, method="ftis:cap=3")),
+        ("alone", BaselineSpec(own=False, updates=None, method="grpo")),
+        ("alone:own", BaselineSpec(own=True, updates=None, method="grpo")),
+        ("alone:own:updates=4", BaselineSpec(own=True, updates=4, method="grpo")),
+        ("alone:gepo:clip=false", BaselineSpec(own=False, updates=None, method="gepo:clip=false")),
+        ("alone:own:updates=2:ftis:cap=3", BaselineSpec(own=True, updates=2, method="ftis:cap=3")),
     ],
 )
-def test_what_a_node_without_peers_is_called(text: str, meaning: Alone) -> None:
+def test_what_a_node_without_peers_is_called(text: str, meaning: BaselineSpec) -> None:
     assert parse_alone(text) == meaning
 
 

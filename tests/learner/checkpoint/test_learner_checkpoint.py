@@ -17,7 +17,6 @@ from ftis_node.errors import ConfigError, ModelError
 from ftis_node.learner.checkpoint.checksum import PIECE_BYTES, checksum_of, write_checksums
 from ftis_node.learner.core import Learner
 from ftis_node.learner.messages import LoraSettings
-from ftis_node.learner.step.schedule import Schedule
 
 LORA = LoraSettings(rank=4, alpha=8)
 FILES = ("weights.safetensors", "optimizer.safetensors", "state.json")
@@ -68,8 +67,10 @@ def test_checksum_is_of_every_piece_in_its_place(tmp_path):
 
 
 SETTINGS = {
-    "schedule": Schedule("cosine", warmup_steps=2, decay_steps=3),
-    "kl_to_start": 0.1,
+    "schedule": "cosine",
+    "warmup_steps": 2,
+    "decay_steps": 3,
+    "kl_coef": 0.1,
     "updates_per_batch": 2,
     "weight_decay": 0.01,
     "micro_batch_tokens": 40,

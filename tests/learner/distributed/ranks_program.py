@@ -20,6 +20,7 @@ from ftis_node.learner.distributed.rank_worker import run_commands
 from ftis_node.learner.distributed.ranks import join
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.workers.owner import die_with_owner
+from ftis_node.workers.wire import dec_hook
 
 SIZES = {"num_groups": 3, "group_size": 4, "max_length": 10}
 
@@ -39,7 +40,10 @@ def train(learner, first, last):
 
 def main():
     die_with_owner(os.getppid())
-    tasks = [(msgspec.convert(boot, LearnerBoot), first, last) for boot, first, last in json.loads(sys.argv[1])]
+    tasks = [
+        (msgspec.convert(boot, LearnerBoot, dec_hook=dec_hook), first, last)
+        for boot, first, last in json.loads(sys.argv[1])
+    ]
     done = []
     with start_ranks(2) as seat:
         ranks, _ = join(seat, tasks[0][0])

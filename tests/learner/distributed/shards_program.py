@@ -20,6 +20,7 @@ import transformers.models.qwen2.modeling_qwen2
 from learner_rig import random_groups
 from transformers import AttentionInterface
 
+from ftis_node.config.workers import LearnerSection
 from ftis_node.learner.data.batch import make_batch
 from ftis_node.learner.data.packing import make_packed_micro_batches
 from ftis_node.learner.distributed.launch import start_ranks
@@ -30,6 +31,7 @@ from ftis_node.learner.model import attention
 from ftis_node.learner.model import policy_loading as policies
 from ftis_node.learner.model.policy_loading import load_policy, open_policy
 from ftis_node.workers.owner import die_with_owner
+from ftis_node.workers.wire import dec_hook
 
 assert transformers.models.qwen2.modeling_qwen2.Qwen2ForCausalLM
 
@@ -44,7 +46,7 @@ real_spread_policy = policies.load_sharded_policy
 
 def differing(boot, policy):
     """Names of parameters and buffers that differ from those of a policy that is loaded whole."""
-    expected = load_policy(msgspec.structs.replace(boot, num_processes=1)).causal_lm
+    expected = load_policy(msgspec.structs.replace(boot, settings=LearnerSection())).causal_lm
     named = [*expected.named_parameters(remove_duplicate=False), *expected.named_buffers()]
     found = dict(policy.causal_lm.named_parameters(remove_duplicate=False)) | dict(policy.causal_lm.named_buffers())
     assert found.keys() == dict(named).keys()
@@ -98,7 +100,7 @@ def main():
     if "FTIS_TEST_PACKING_FAILS" in os.environ:
         fail_when_packed()
     die_with_owner(os.getppid())
-    boots = [msgspec.convert(boot, LearnerBoot) for boot in json.loads(sys.argv[1])]
+    boots = [msgspec.convert(boot, LearnerBoot, dec_hook=dec_hook) for boot in json.loads(sys.argv[1])]
     torch.set_num_threads(1)
     with start_ranks(2) as seat:
         ranks, _ = join(seat, boots[0])

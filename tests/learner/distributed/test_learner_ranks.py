@@ -35,6 +35,7 @@ from ftis_node.learner.messages import LoraSettings
 from ftis_node.workers.restart_policy import RestartPolicy
 from ftis_node.workers.spec import Timing
 from ftis_node.workers.weights.store import WeightStore
+from ftis_node.workers.wire import enc_hook
 
 HERE = Path(__file__).parent
 LIMIT_S = 240  # seconds on two free cores: about 20 each
@@ -50,7 +51,7 @@ def run_two_ranks(tasks, folder, program="ranks_program.py"):
     """The program under torchrun; what rank 0 wrote."""
     store = [f"--rdzv-endpoint={folder / 'rendezvous'}", "--rdzv-conf=store_type=file", "--local-addr=127.0.0.1"]
     python_path = f"{HERE}:{HERE.parent}:{Path(ftis_node.__file__).parents[1]}"
-    arguments = [json.dumps(msgspec.to_builtins(tasks)), str(folder / "out.json")]
+    arguments = [json.dumps(msgspec.to_builtins(tasks, enc_hook=enc_hook)), str(folder / "out.json")]
     environment = {**os.environ, **COMMUNICATION, "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path}
     environment["MALLOC_MMAP_THRESHOLD_"] = "65536"  # so that resident memory is what is in use
     done = subprocess.run(
@@ -73,7 +74,7 @@ def test_two_ranks_learn_as_one_and_take_over_each_others_checkpoints(model_fold
             tmp_path / f"{form}-{home}",
             micro_batch_tokens=60,
             report_entropy=True,
-            kl_to_start=0.1,
+            kl_coef=0.1,
             **FORMS[form],
         )
 

@@ -13,7 +13,7 @@ from learner_rig import make_boot, random_groups
 from ftis_node.errors import ConfigError
 from ftis_node.learner.core import Learner
 from ftis_node.learner.model import kernels
-from ftis_node.learner.model.kernels import Measured, choose_kernels, measure
+from ftis_node.learner.model.kernels import KernelMeasurement, choose_kernels, measure
 from ftis_node.learner.model.policy_loading import load_policy
 
 
@@ -126,7 +126,7 @@ def test_the_fastest_that_is_right_is_taken(model_folder, tmp_path, monkeypatch,
     by_name = dict(zip(((), ("compile",), ("liger",)), figures, strict=True))
     monkeypatch.setattr(kernels, "SWITCHES", {name: switch(name) for name in ("compile", "liger")})
     monkeypatch.setattr(kernels, "find_spec", lambda name: object())
-    monkeypatch.setattr(kernels, "measure", lambda *_: Measured(1e-3 * by_name[tuple(on[-1:])], 100))
+    monkeypatch.setattr(kernels, "measure", lambda *_: KernelMeasurement(1e-3 * by_name[tuple(on[-1:])], 100))
     monkeypatch.setattr(type(policy.causal_lm), "device", SimpleNamespace(type="cuda"), raising=False)
     monkeypatch.setattr(kernels, "probe_values", lambda policy: (torch.zeros(3), torch.zeros(3)))
     found = choose_kernels(policy, make_boot(model_folder, tmp_path, micro_batch_tokens=600))
@@ -138,7 +138,7 @@ def test_the_fastest_that_is_right_is_taken(model_folder, tmp_path, monkeypatch,
 
 def test_kernels_that_take_more_memory_than_planned_are_left_out(model_folder, tmp_path, monkeypatch, caplog):
     policy = load_policy(make_boot(model_folder, tmp_path))
-    measured = iter([Measured(0.010, 100), Measured(0.002, 150)])
+    measured = iter([KernelMeasurement(0.010, 100), KernelMeasurement(0.002, 150)])
     monkeypatch.setattr(kernels, "SWITCHES", {"compile": lambda causal_lm: lambda: None})
     monkeypatch.setattr(kernels, "find_spec", lambda name: None)
     monkeypatch.setattr(kernels, "measure", lambda *_: next(measured))

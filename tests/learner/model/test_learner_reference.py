@@ -48,7 +48,7 @@ def test_kl_is_of_the_model_as_it_came_even_after_a_resume(model_folder, tmp_pat
         tmp_path,
         lora=lora,
         learning_rate=1e-2,
-        kl_to_start=BETA,
+        kl_coef=BETA,
         method="nois",
         micro_batch_tokens=micro_batch_tokens,
     )
@@ -74,7 +74,7 @@ def test_it_draws_the_weights_back(model_folder, tmp_path, lora):
     distances = {}
     for beta in (0.0, 10.0):
         boot = make_boot(
-            model_folder, tmp_path / str(beta), lora=lora, learning_rate=1e-3, kl_to_start=beta, updates_per_batch=8
+            model_folder, tmp_path / str(beta), lora=lora, learning_rate=1e-3, kl_coef=beta, updates_per_batch=8
         )
         learner = Learner(boot)
         for step in (1, 2, 3):

@@ -48,7 +48,8 @@ def test_a_step_that_would_make_weights_not_finite_is_refused(model_folder, tmp_
     assert (reply.weights, reply.proof) == (None, None), "nothing is published"
     assert same(contents(learner), before)
     assert not list((tmp_path / "weights").rglob("*.safetensors"))
-    learner._boot = msgspec.structs.replace(learner._boot, learning_rate=1e-3)
+    optimizer = learner._boot.optimizer.model_copy(update={"learning_rate": 1e-3})
+    learner._boot = msgspec.structs.replace(learner._boot, optimizer=optimizer)
     for group in learner._optimizer.param_groups:
         group.update(eps=1e-8, weight_decay=0.0)
     again = learner.train(groups, step=2)

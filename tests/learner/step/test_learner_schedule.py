@@ -7,8 +7,9 @@ import math
 import pytest
 from learner_rig import make_boot, random_groups
 
+from ftis_node.config.optimizer import OptimizerSection
 from ftis_node.learner.core import Learner
-from ftis_node.learner.step.schedule import Schedule, learning_rate
+from ftis_node.learner.step.schedule import learning_rate
 
 SMALL = {"num_groups": 2, "group_size": 3, "max_length": 6}
 
@@ -16,14 +17,14 @@ SMALL = {"num_groups": 2, "group_size": 3, "max_length": 6}
 @pytest.mark.parametrize(
     ("schedule", "rates"),
     [
-        (Schedule(), [8, 8, 8, 8]),
-        (Schedule(warmup_steps=4), [2, 4, 6, 8, 8]),
-        (Schedule("linear", decay_steps=4, final_share=0.5), [8, 7, 6, 5, 4, 4]),
-        (Schedule("linear", warmup_steps=2, decay_steps=2, final_share=0.0), [4, 8, 4, 0, 0]),
-        (Schedule("linear", warmup_steps=1, decay_steps=2, final_share=0.0), [8, 4, 0]),
-        (Schedule("cosine", decay_steps=3, final_share=0.0), [8, 6, 2, 0, 0]),
-        (Schedule("cosine", warmup_steps=2, decay_steps=2, final_share=0.5), [4, 8, 6, 4, 4]),
-        (Schedule("cosine", decay_steps=4, final_share=1.0), [8, 8, 8, 8, 8]),
+        (OptimizerSection(), [8, 8, 8, 8]),
+        (OptimizerSection(warmup_steps=4), [2, 4, 6, 8, 8]),
+        (OptimizerSection(schedule="linear", decay_steps=4, final_share=0.5), [8, 7, 6, 5, 4, 4]),
+        (OptimizerSection(schedule="linear", warmup_steps=2, decay_steps=2, final_share=0.0), [4, 8, 4, 0, 0]),
+        (OptimizerSection(schedule="linear", warmup_steps=1, decay_steps=2, final_share=0.0), [8, 4, 0]),
+        (OptimizerSection(schedule="cosine", decay_steps=3, final_share=0.0), [8, 6, 2, 0, 0]),
+        (OptimizerSection(schedule="cosine", warmup_steps=2, decay_steps=2, final_share=0.5), [4, 8, 6, 4, 4]),
+        (OptimizerSection(schedule="cosine", decay_steps=4, final_share=1.0), [8, 8, 8, 8, 8]),
     ],
 )
 def test_rates_by_hand(schedule, rates):
@@ -32,8 +33,8 @@ def test_rates_by_hand(schedule, rates):
 
 def test_adam_moves_by_the_rate_of_the_step(model_folder, tmp_path):
     """Adam's first update is the rate times the gradient's sign: the weights say which rate was used."""
-    schedule = Schedule("linear", warmup_steps=4, decay_steps=10)
-    boot = make_boot(model_folder, tmp_path, learning_rate=8e-3, schedule=schedule, max_grad_norm=0.0, eps=1e-30)
+    schedule = {"schedule": "linear", "warmup_steps": 4, "decay_steps": 10}
+    boot = make_boot(model_folder, tmp_path, learning_rate=8e-3, **schedule, max_grad_norm=0.0, eps=1e-30)
     learner = Learner(boot)
     weight = learner.policy.trainable()["model.norm.weight"]
     before = weight.detach().clone()

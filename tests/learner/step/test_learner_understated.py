@@ -16,7 +16,7 @@ from ftis_node.learner.data.batch import make_batch, make_micro_batches
 from ftis_node.learner.data.groups import unpack_train_group
 from ftis_node.learner.step.objective import make_objective
 from ftis_node.learner.step.train_step import compute_logprobs
-from ftis_node.node.loops.train import train_group
+from ftis_node.node.training.step_peers import train_group
 from ftis_node.records.envelope import Accepted, seal_group
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import StoredGroup

@@ -12,7 +12,7 @@ from ftis_node.config.home import Home
 from ftis_node.config.observe import ObserveSection, is_loopback
 from ftis_node.errors import ConfigError
 from ftis_node.node.http_api.auth import observe_token, read_token
-from ftis_node.node.http_api.monitoring_api import Observed, serve_observed
+from ftis_node.node.http_api.monitoring_api import MonitoringApi, serve_observed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +26,7 @@ async def _status(url: str, **headers: str) -> int:
 
 
 async def test_beyond_this_machine_figures_need_the_token_and_probes_do_not() -> None:
-    async with serve_observed(Observed(), ("0.0.0.0", 0), token=TOKEN) as port:
+    async with serve_observed(MonitoringApi(), ("0.0.0.0", 0), token=TOKEN) as port:
         at = f"http://127.0.0.1:{port}"
         assert await _status(f"{at}/metrics") == 401
         assert await _status(f"{at}/metrics", Authorization=f"Bearer {TOKEN[:-1]}0") == 401
@@ -38,7 +38,7 @@ async def test_beyond_this_machine_figures_need_the_token_and_probes_do_not() ->
 
 
 async def test_a_name_that_somebody_points_at_this_machine_is_refused() -> None:
-    async with serve_observed(Observed(), ("127.0.0.1", 0), token=None) as port:
+    async with serve_observed(MonitoringApi(), ("127.0.0.1", 0), token=None) as port:
         at = f"http://127.0.0.1:{port}/metrics"
         assert await _status(at) == 200
         assert await _status(at, Host="localhost:9000") == 200  # through a tunnel

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import socket
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from ftis_node.node.http_api import local_api as http
 from ftis_node.node.http_api.auth import is_same_secret
 from ftis_node.node.http_api.connection_limits import HttpGuard, HttpLimits
 from ftis_node.node.http_api.local_api import LocalApi
-from ftis_node.node.http_api.monitoring_api import Observed, serve_observed
+from ftis_node.node.http_api.monitoring_api import MonitoringApi, serve_observed
 from ftis_node.node.http_api.operator_api import TOKEN_HEADER
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.operator_actions import PeerControl
@@ -262,7 +263,7 @@ async def test_bytes_that_are_no_text_are_no_token(
     port: int, status: StatusLoop, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert (await ask(port, post(b"\xff", b"{}")))[0] == 403
-    async with serve_observed(observed := Observed(), ("127.0.0.1", 0), token=TOKEN) as other:
+    async with serve_observed(observed := MonitoringApi(), ("127.0.0.1", 0), token=TOKEN) as other:
         assert other is not None
         assert (await ask(other, get("/metrics", b"Authorization: Bearer \xff")))[0] == 401
         assert (await ask(other, get("/metrics", f"Authorization: Bearer {TOKEN}".encode())))[0] == 200
@@ -384,3 +385,13 @@ def _first_line(port: int) -> bytes:
             return client.recv(64)
     except OSError:
         return b""
+
+
+async def test_the_address_without_a_path_links_to_the_documents(port: int) -> None:
+    code, page = await ask(port, get("/"))
+    assert code == 200 and b"text/html" in page
+    links = re.findall(rb'href="([^"]+)"', page)
+    assert {b"/status", b"/metrics", b"/healthz"} <= set(links)
+    for path in set(links) - {b"/events"}:
+        answered, _ = await ask(port, get(path.decode()))
+        assert answered in (200, 503), path

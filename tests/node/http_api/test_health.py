@@ -11,7 +11,7 @@ import pytest
 from aiohttp import ClientSession
 
 from ftis_node.errors import UsageError
-from ftis_node.node.http_api.monitoring_api import Observed, serve_observed
+from ftis_node.node.http_api.monitoring_api import MonitoringApi, serve_observed
 from ftis_node.node.supervision.health import LoopProgress, LoopWatch, RunningLoops, not_ready, worker_problems
 from ftis_node.telemetry.status import HealthStatus, Status
 
@@ -24,7 +24,7 @@ def test_a_loop_with_work_that_gets_nowhere_stands_still() -> None:
     assert watch.note({"intake": LoopProgress(done=5, waiting=1)}, now=100.0) == []
     assert watch.note({"intake": LoopProgress(done=5, waiting=2)}, now=109.9) == []
     (problem,) = watch.note({"intake": LoopProgress(done=5, waiting=2)}, now=110.0)
-    assert "intake loop stands still: 2 waiting" in problem
+    assert "intake loop hangs: 2 waiting" in problem
     assert watch.note({"intake": LoopProgress(done=6, waiting=2)}, now=111.0) == [], "it got somewhere"
     assert watch.note({"intake": LoopProgress(done=6, waiting=0)}, now=200.0) == [], "nothing to do"
     assert watch.note({"intake": LoopProgress(done=6, waiting=1)}, now=209.0) == [], "counted from when work came"
@@ -68,7 +68,7 @@ async def _get(port: int | None, path: str) -> tuple[int, str]:
 
 
 async def test_what_the_probes_answer_from_the_first_moment_on() -> None:
-    observed, status = Observed(), FakeStatus()
+    observed, status = MonitoringApi(), FakeStatus()
     async with serve_observed(observed, ("127.0.0.1", 0), token=None) as port:
         assert await _get(port, "/healthz") == (200, "starting\n")
         code, text = await _get(port, "/readyz")
@@ -92,7 +92,7 @@ async def test_an_address_that_is_taken_is_one_line() -> None:
         taken.listen()
         address: Any = taken.getsockname()
         with pytest.raises(UsageError, match=r"observe\.listen 127.0.0.1:\d+ cannot be opened .*node\.toml"):
-            async with serve_observed(Observed(), address, token=None):
+            async with serve_observed(MonitoringApi(), address, token=None):
                 pass
-    async with serve_observed(Observed(), None, token=None) as port:
+    async with serve_observed(MonitoringApi(), None, token=None) as port:
         assert port is None

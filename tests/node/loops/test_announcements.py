@@ -48,7 +48,7 @@ def pulling(node: StubNode, answers: list[bytes]) -> tuple[Wiring, list[Backfill
         asked.append(open_backfill_request(question))
         return Fetched(tuple(answers), FetchOutcome.COMPLETE)
 
-    node.parts.gossip.ask = answer  # type: ignore[method-assign]
+    node.parts.gossip.request_backfill = answer  # type: ignore[method-assign]
     return Wiring(node.parts), asked
 
 
@@ -65,7 +65,7 @@ async def test_no_answer_makes_the_asker_page_into_the_future(tmp_path: Path, ah
         assert alice.parts.counters.refused["announcement_malformed"] == len(asked)
         is_followed = ahead_s <= skew_s
         assert alice.parts.counters.refused["announcement_clock_skew"] == (0 if is_followed else PAGE - 1)
-        assert len(wiring.announcements.wants) == (PAGE - 1 if is_followed else 0)
+        assert len(wiring.announcements.queue) == (PAGE - 1 if is_followed else 0)
 
 
 @pytest.mark.parametrize(("ahead_s", "num_asked"), [(0.0, 4), (3600.0, 1)])
@@ -88,9 +88,9 @@ async def test_a_last_number_from_the_directory_makes_a_question_that_is_taken(t
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice:
         wiring, asked = pulling(alice, [])
-        wiring.announcements.heard(PEER).note(1, at=0.0)
-        wiring.announcements.heard(PEER).note_tail(2**63 - 1)
-        (gap,) = wiring.announcements.heard(PEER).gaps
+        wiring.announcements.tracker_of(PEER).note(1, at=0.0)
+        wiring.announcements.tracker_of(PEER).note_tail(2**63 - 1)
+        (gap,) = wiring.announcements.tracker_of(PEER).gaps
         await wiring.backfill._fill(PEER, gap, [PEER])
         assert [(question.first_number, question.last_number) for question in asked] == [(2, 2**63 - 1)]
 
@@ -114,7 +114,7 @@ async def test_an_announcement_that_names_its_own_announcer_is_as_one_that_names
     async with swarm.node(1) as alice:
         ear = alice.wiring.announcements
         said = Announcement(bytes(32), 1, 278, 5, bytes(8), 3, time.time(), sender=PEER)
-        told = ear.consider(PEER, said.to_bytes())
+        told = ear.handle(PEER, said.to_bytes())
         assert told is not None
         assert told.sender is None
 

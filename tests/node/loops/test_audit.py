@@ -195,11 +195,11 @@ async def test_a_version_that_a_restarted_learner_made_again_accuses_nobody(rig:
 async def test_every_claim_of_our_weights_by_a_stranger_is_compared(rig: MakeRig) -> None:
     claim = accepted(model="any", version=3)
     claim = replace(claim, group=replace(claim.group, weights_of=OURS))
-    for is_stranger, share, asked in ((True, 0.1, 2), (False, 0.1, 0), (True, 0.0, 0)):
+    for is_new_peer, share, asked in ((True, 0.1, 2), (False, 0.1, 0), (True, 0.0, 0)):
         made = rig(kl=0.0, version=3, audit_fraction=share)
-        for _ in range(0 if is_stranger else 12):
+        for _ in range(0 if is_new_peer else 12):
             made.node.peers.note(ANN.peer_id, Behaviour.CONTRIBUTED)
-        assert made.node.peers.is_stranger(ANN.peer_id) is is_stranger
+        assert made.node.peers.is_new_peer(ANN.peer_id) is is_new_peer
         await made.run(claim, claim, dice=Throws(0.99))
         assert made.asked == asked
 

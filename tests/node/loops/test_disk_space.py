@@ -22,14 +22,14 @@ from ftis_node.node.loops.disk_space import DiskSpaceLoop
 from ftis_node.node.state import NodeState
 from ftis_node.node.storage import quota as home_limit
 from ftis_node.node.storage.disk_space import DiskSpace
-from ftis_node.node.storage.usage import HomeLimit, HomeUse, look_at
+from ftis_node.node.storage.usage import HomeLimit, HomeUse, measure_usage
 from ftis_node.node.supervision.body_memory import HeldBytes
-from ftis_node.node.supervision.disk_thread import Disk
+from ftis_node.node.supervision.disk_thread import DiskThread
 from ftis_node.node.supervision.process_limits import MIN_OPEN_FILES, open_files
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.lifecycle import ReleaseReason
-from ftis_node.telemetry.events import EventTrail, read_events, trail_files
+from ftis_node.telemetry.events import EventLog, event_log_files, read_events
 from tests.replay.test_buffer import ANN, ME, accepted
 
 if TYPE_CHECKING:
@@ -59,9 +59,9 @@ def test_what_is_being_written_or_removed_is_what_the_reserve_is_for(tmp_path: P
         (home.checkpoints / name).mkdir()
         (home.checkpoints / name / "weights").write_bytes(bytes(1000))
     (home.logs / "learner.log").write_bytes(bytes(10))
-    before = look_at(home, keep_checkpoints=4)
+    before = measure_usage(home, keep_checkpoints=4)
     assert before.used_bytes == 3010
-    assert look_at(home, keep_checkpoints=2).used_bytes == 2010
+    assert measure_usage(home, keep_checkpoints=2).used_bytes == 2010
 
 
 class FullHome:
@@ -70,8 +70,8 @@ class FullHome:
     def __init__(self, home: Home, stack: ExitStack) -> None:
         self.home = home
         home.create()
-        self.events = EventTrail(home.events, max_bytes=30 * KB)
-        self.disk, self.buffer = Disk(), ReplayBuffer(home.replay)
+        self.events = EventLog(home.events, max_bytes=30 * KB)
+        self.disk, self.buffer = DiskThread(), ReplayBuffer(home.replay)
         for part in (self.disk, self.buffer, self.events):
             stack.callback(part.close)
         for number in range(1, 201):
@@ -79,7 +79,7 @@ class FullHome:
         assert self.buffer.admit(accepted(ANN, 1), own=False)
         self.buffer.take(2, own=200, foreign=0)
         self.buffer.release_step(2, ReleaseReason.TRAINED)
-        while len(trail_files(home.events)) < 3:
+        while len(event_log_files(home.events)) < 3:
             self.events.write("filler", text="x" * 1000)
         for step in (1, 2, 3):
             folder = home.checkpoints / f"step-{step:08}"
@@ -100,13 +100,13 @@ class FullHome:
 
     @property
     def used_bytes(self) -> int:
-        return look_at(self.home, keep_checkpoints=3).used_bytes
+        return measure_usage(self.home, keep_checkpoints=3).used_bytes
 
-    async def look(self, limit_bytes: int) -> list[str]:
+    async def check(self, limit_bytes: int) -> list[str]:
         """One look at a home of this limit, without a reserve; what went."""
         self.space.limit = HomeLimit(limit_bytes, reserve_bytes=0)
         seen = len(read_events(self.home.events, name="disk_reclaimed"))
-        await self.loop().look()
+        await self.loop().check()
         return [event["what"] for event in read_events(self.home.events, name="disk_reclaimed")[seen:]]
 
 
@@ -117,37 +117,37 @@ def full(tmp_path: Path) -> Iterator[FullHome]:
 
 
 async def test_the_least_needed_goes_first_and_no_more_than_is_needed(full: FullHome) -> None:
-    assert await full.look(2 * full.used_bytes) == []
-    assert await full.look(full.used_bytes) == ["free pages"], "the journal, which needed no more than to be cut"
+    assert await full.check(2 * full.used_bytes) == []
+    assert await full.check(full.used_bytes) == ["free pages"], "the journal, which needed no more than to be cut"
     used = full.used_bytes
-    assert await full.look(used) == ["used groups"], "the cushion is what was missing"
+    assert await full.check(used) == ["used groups"], "the cushion is what was missing"
     assert full.used_bytes <= used - used // 16
     assert 0 < full.buffer._db.execute("SELECT count(*) FROM groups WHERE state = 'released'").fetchone()[0] < 200
-    await full.look(full.used_bytes - 60 * KB)
-    went = await full.look(full.used_bytes - 40 * KB)
-    assert went[-1:] == ["old events"] and len(trail_files(full.home.events)) < 3
+    await full.check(full.used_bytes - 60 * KB)
+    went = await full.check(full.used_bytes - 40 * KB)
+    assert went[-1:] == ["old events"] and len(event_log_files(full.home.events)) < 3
     assert not (full.home.logs / "learner.log.1").exists()
     assert (full.home.logs / "learner.log").stat().st_size == 25 * KB
     assert len(list(full.home.checkpoints.iterdir())) == 3, "not before the events"
-    assert (await full.look(1 << 10))[-1] == "old checkpoints"
+    assert (await full.check(1 << 10))[-1] == "old checkpoints"
     assert [path.name for path in full.home.checkpoints.iterdir()] == ["step-00000003"]
     assert full.buffer.take(4, own=9, foreign=9).groups[0].sender == ANN.peer_id, "what is READY stays"
     assert "the home is full" in full.space.why_full
 
 
 async def test_the_node_waits_and_goes_on_with_a_line_each(full: FullHome) -> None:
-    await full.look(1 << 30)
+    await full.check(1 << 30)
     space, loop = full.space, full.loop()
     (full.home.root / "backups").mkdir()
     ballast = full.home.root / "backups" / "not-ours.bin"
     ballast.write_bytes(bytes(1000 * KB))
     space.limit = HomeLimit(900 * KB, reserve_bytes=KB)
-    await loop.look()
-    await loop.look()
+    await loop.check()
+    await loop.check()
     assert "the home is full" in space.why_full
     assert not space._has_space.is_set()
     ballast.unlink()
-    await loop.look()
+    await loop.check()
     assert space.why_full == ""
     await space.wait_available()
     told = [event["event"] for event in read_events(full.home.events) if event["event"] in ("paused", "resumed")]
@@ -200,9 +200,9 @@ def test_priority_and_threads_are_those_of_the_settings_and_go_to_children() -> 
     code = """
 import os, subprocess, sys
 from ftis_node.config.limits import LimitsSection
-from ftis_node.node.supervision.process_limits import keep_to
-keep_to(LimitsSection(nice=7, daemon_threads=3))
-keep_to(LimitsSection())
+from ftis_node.node.supervision.process_limits import apply_limits
+apply_limits(LimitsSection(nice=7, daemon_threads=3))
+apply_limits(LimitsSection())
 child = "import os; print(os.getpriority(os.PRIO_PROCESS, 0), os.environ['GOMAXPROCS'], os.environ['OMP_NUM_THREADS'])"
 subprocess.run([sys.executable, "-c", child], check=True)
 """

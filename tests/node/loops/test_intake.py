@@ -17,7 +17,7 @@ from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.background import to_the_end
-from ftis_node.node.supervision.disk_thread import Disk
+from ftis_node.node.supervision.disk_thread import DiskThread
 from ftis_node.records.codec import unpack_group
 from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ftis_node.node.loops.intake import IntakeLoop
 
 
-class GatedDisk(Disk):
+class GatedDisk(DiskThread):
     """A disk that does nothing until the gate is open; counts the groups of each commit."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ def node_on(
     names = {name for section in admission_of() for name in type(section[1]).model_fields}
     limits = {name: changes.pop(name) for name in [*changes] if name in names}
     settings = NodeSettings.model_validate({"model": "any", "role": role, **sections_of(trust=trust, **limits)})
-    given = {"tokenizer": _Tokenizer(), "scorer": _Scorer(), "strangers_scorer": _Scorer()} | changes
+    given = {"tokenizer": _Tokenizer(), "scorer": _Scorer(), "new_peers_scorer": _Scorer()} | changes
     with components(folder, settings=settings, manifest=MANIFEST, disk=disk, **given) as node:
         yield node
 
@@ -83,12 +83,10 @@ async def test_what_was_judged_during_a_commit_is_stored_by_the_next(tmp_path: P
         intake = intake_of(node)
         data = [sealed(identity, number) for number in (1, 2, 3)]
         running = asyncio.create_task(intake.run())
-        first = asyncio.create_task(intake.submit(data[0], origin="ann", own=False))
+        first = asyncio.create_task(intake.submit(data[0], origin="ann"))
         await disk.asked.wait()
-        rest = [
-            asyncio.create_task(intake.submit(body, origin="ann", own=False)) for body in (data[1], data[2], data[2])
-        ]
-        junk = await intake.submit(b"junk", origin="ann", own=False)
+        rest = [asyncio.create_task(intake.submit(body, origin="ann")) for body in (data[1], data[2], data[2])]
+        junk = await intake.submit(b"junk", origin="ann")
         assert isinstance(junk, Refused), "a refusal waits for no disk"
         assert not first.done()
         disk.gate.set()
@@ -114,7 +112,7 @@ async def test_two_bodies_under_one_number_in_one_batch_are_told_apart_by_name(
             for model in ("a", "b")
         )
         running = asyncio.create_task(intake.run())
-        tasks = [asyncio.create_task(intake.submit(body, origin="ann", own=False)) for body in (one, other, one)]
+        tasks = [asyncio.create_task(intake.submit(body, origin="ann")) for body in (one, other, one)]
         await disk.asked.wait()
         disk.gate.set()
         first, second, third = [await task for task in tasks]
@@ -161,7 +159,7 @@ async def test_a_stranger_that_claims_weights_that_we_did_not_offer_is_refused_a
                     versions=(version, version),
                     weights_of=ME.peer_id,
                 )
-                await intake.submit(seal_group(claim, identity).to_bytes(), origin=identity.peer_id, own=False)
+                await intake.submit(seal_group(claim, identity).to_bytes(), origin=identity.peer_id)
         assert node.reader.ready_counts() == (0, 0)
         assert sorted(node.counters.refused) == ["banned", "weights_of"]
         assert node.counters.refused["weights_of"] in (5, 6), "what is below 0 is forgiven from moment to moment"
@@ -177,7 +175,7 @@ async def test_a_followers_group_is_taken_and_measured_only_where_the_operator_t
         node.context.state.policy_version = 3
         async with running(node) as intake:
             claim = make_group(identity, run_id=MANIFEST.run_id, versions=(3, 3), weights_of=ME.peer_id)
-            verdict = await intake.submit(seal_group(claim, identity).to_bytes(), origin=identity.peer_id, own=False)
+            verdict = await intake.submit(seal_group(claim, identity).to_bytes(), origin=identity.peer_id)
             assert isinstance(verdict, Accepted)
             assert intake._newest_own.full() is trusted
         assert node.peers.is_of_own_weights(claim) is trusted
@@ -188,7 +186,7 @@ async def test_what_is_being_stored_when_the_node_ends_is_counted(tmp_path: Path
     with node_on(tmp_path, disk) as node:
         intake = intake_of(node)
         running = asyncio.create_task(intake.run())
-        submitted = asyncio.create_task(intake.submit(sealed(identity, 1), origin="ann", own=False))
+        submitted = asyncio.create_task(intake.submit(sealed(identity, 1), origin="ann"))
         await disk.asked.wait()
         running.cancel()
         await asyncio.sleep(0)
@@ -265,7 +263,7 @@ async def test_a_strangers_slow_groups_delay_no_known_peer_and_cost_their_sender
     ):
         for scorer in (known, other):
             await scorer.score(HostileTask()[0], ["1"])  # its process is up
-        workers = {"tokenizer": _HostileTokenizer(), "scorer": known, "strangers_scorer": other}
+        workers = {"tokenizer": _HostileTokenizer(), "scorer": known, "new_peers_scorer": other}
         with node_on(tmp_path, open_disk(), scoring_s_per_minute=1.5, **workers) as node:
             for _ in range(12):
                 node.peers.note(identity.peer_id, Behaviour.CONTRIBUTED)
@@ -279,7 +277,7 @@ async def test_a_strangers_slow_groups_delay_no_known_peer_and_cost_their_sender
             other.score = score_late  # type: ignore[method-assign]
 
             async def submit(sender: Identity, data: bytes) -> ValidationResult:
-                verdict = await intake.submit(data, origin=sender.peer_id, own=False)
+                verdict = await intake.submit(data, origin=sender.peer_id)
                 answered.append(sender.peer_id)
                 return verdict
 
@@ -306,10 +304,10 @@ async def test_the_same_group_in_both_lanes_is_admitted_once(tmp_path: Path, ide
             return await super().score(item, texts, cost=cost)
 
     slow = Slow()
-    with node_on(tmp_path, open_disk(), trust=("knownPeer",), scorer=slow, strangers_scorer=slow) as node:
+    with node_on(tmp_path, open_disk(), trust=("knownPeer",), scorer=slow, new_peers_scorer=slow) as node:
         data = sealed(identity, 1)
         async with running(node) as intake, asyncio.TaskGroup() as tasks:
-            both = [tasks.create_task(intake.submit(data, origin=who, own=False)) for who in ("knownPeer", "stranger")]
+            both = [tasks.create_task(intake.submit(data, origin=who)) for who in ("knownPeer", "stranger")]
             await asyncio.sleep(0.05)  # both wait for their scores
             scored.set()
         verdicts = [task.result() for task in both]

@@ -228,7 +228,7 @@ async def test_what_the_door_refused_is_not_pulled_again(tmp_path: Path) -> None
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     async with swarm.node(1) as alice, swarm.node(2) as bob:
         alice.parts.confirmations.pending = PendingConfirmations(first_wait_s=0.1)
-        bob.parts.strangers_scorer.score = _scores_one  # type: ignore[method-assign]
+        bob.parts.new_peers_scorer.score = _scores_one  # type: ignore[method-assign]
         await swarm.publish(alice, 1)
         await eventually(lambda: bob.parts.counters.refused["reward_mismatch"])
         await asyncio.sleep(0.6)  # announced again meanwhile

@@ -34,7 +34,7 @@ async def test_the_shard_of_a_trusted_peer_is_read_whatever_the_traffic(
     with components(tmp_path, settings=settings, manifest=parse_manifest(text, source="test")) as node:
         node.registry.seen(PEER)
         wiring, clock = Wiring(node), LoopClock(monkeypatch)
-        heard = wiring.announcements.heard_in_shard
+        heard = wiring.announcements.announcements_by_shard
         await node.gossip.start()
         task = asyncio.create_task(wiring.shards_loop().run())
         await clock.passes(0.0)

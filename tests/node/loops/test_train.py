@@ -11,11 +11,11 @@ import msgspec
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.learner.messages import LearnerState, StepReport, TrainReply
 from ftis_node.learner.senders import SenderStats
-from ftis_node.node.loops.train import TrainLoop, train_group
 from ftis_node.node.peers.registry import RECENT_STEPS
 from ftis_node.node.startup.null_workers import NullLearner
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.state import NodeState
+from ftis_node.node.training.step_peers import train_group
 from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import StoredGroup
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from ftis_node.config.manifest import RunManifest
     from ftis_node.node.components import NodeComponents
+    from ftis_node.node.loops.train import TrainLoop
 
 HONEST, LIAR = Identity.from_seed(bytes([1]) * 32), Identity.from_seed(bytes([2]) * 32)
 
@@ -151,7 +152,7 @@ async def test_who_disagrees_counts_less_from_the_next_step_on(tmp_path: Path) -
         groups = [foreign(HONEST, 1), foreign(LIAR, 2)]
         weights = []
         for _ in range(4):
-            weights.append([each.weight for each in loop._batch(groups)])
+            weights.append([each.weight for each in loop._peers.batch(groups)])
             await loop._train(groups)
         assert weights == [[1.0, 1.0], [1.0, 1.0], [1.0, 0.02], [1.0, 0.02]]
         assert len(events_of(node, "peer_weights")) == 4
@@ -162,7 +163,7 @@ async def test_without_the_setting_nobody_counts_less(tmp_path: Path) -> None:
     with loop_with(tmp_path, report) as (loop, node):
         for _ in range(4):
             await loop._train([foreign(LIAR, 2)])
-        assert [each.weight for each in loop._batch([foreign(LIAR, 2)])] == [1.0]
+        assert [each.weight for each in loop._peers.batch([foreign(LIAR, 2)])] == [1.0]
         assert events_of(node, "peer_weights") == []
 
 

@@ -12,7 +12,7 @@ from ftis_node.node.peers.manager import PeerManager
 from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.reputation.score import Behaviour
-from ftis_node.telemetry.events import EventTrail, read_events
+from ftis_node.telemetry.events import EventLog, read_events
 from ftis_node.validation import Accepted, Refusal, Refused
 from tests.conftest import make_completion, make_group
 from tests.node.support import admission_of
@@ -34,13 +34,13 @@ class Clock:
 
 
 @pytest.fixture
-def events(tmp_path: Path) -> Iterator[EventTrail]:
-    trail = EventTrail(tmp_path / "events.jsonl")
+def events(tmp_path: Path) -> Iterator[EventLog]:
+    trail = EventLog(tmp_path / "events.jsonl")
     yield trail
     trail.close()
 
 
-def open_book(tmp_path: Path, events: EventTrail, clock: Clock | None = None, **settings: object) -> PeerManager:
+def open_book(tmp_path: Path, events: EventLog, clock: Clock | None = None, **settings: object) -> PeerManager:
     admission = admission_of(**settings)
     return PeerManager(
         tmp_path / "peers.sqlite", own_id=ME.peer_id, settings=admission, events=events, clock=clock or Clock()
@@ -58,7 +58,7 @@ def refused(reason: str, *, signed: bool = True) -> Refused:
     return Refused(Refusal(reason, "because"), ANN.peer_id, b"id", signed=signed, num_tokens=5)
 
 
-def test_a_liar_is_banned_and_comes_back_watched(tmp_path: Path, events: EventTrail) -> None:
+def test_a_liar_is_banned_and_comes_back_watched(tmp_path: Path, events: EventLog) -> None:
     clock = Clock()
     book = open_book(tmp_path, events, clock)
     for _ in range(3):
@@ -80,7 +80,7 @@ def test_a_liar_is_banned_and_comes_back_watched(tmp_path: Path, events: EventTr
     book.close()
 
 
-def test_the_name_on_a_forged_group_pays_for_nothing(tmp_path: Path, events: EventTrail) -> None:
+def test_the_name_on_a_forged_group_pays_for_nothing(tmp_path: Path, events: EventLog) -> None:
     book = open_book(tmp_path, events, groups_per_minute=2)
     for _ in range(3):
         book.settle(refused("signature", signed=False), origin=BOB.peer_id)
@@ -90,7 +90,7 @@ def test_the_name_on_a_forged_group_pays_for_nothing(tmp_path: Path, events: Eve
     book.close()
 
 
-def test_a_quota_is_spent_by_what_came_in(tmp_path: Path, events: EventTrail) -> None:
+def test_a_quota_is_spent_by_what_came_in(tmp_path: Path, events: EventLog) -> None:
     book = open_book(tmp_path, events, groups_per_minute=3)
     for _ in range(3):
         assert book.within_quota(ANN.peer_id)
@@ -106,7 +106,7 @@ def test_a_quota_is_spent_by_what_came_in(tmp_path: Path, events: EventTrail) ->
     ("reason", "is_charged"), [("quota", False), ("scoring_quota", False), ("reward_mismatch", True)]
 )
 def test_a_group_beyond_its_quota_makes_no_further_debt(
-    tmp_path: Path, events: EventTrail, reason: str, is_charged: bool
+    tmp_path: Path, events: EventLog, reason: str, is_charged: bool
 ) -> None:
     book = open_book(tmp_path, events, groups_per_minute=2)
     for _ in range(2):
@@ -115,7 +115,7 @@ def test_a_group_beyond_its_quota_makes_no_further_debt(
     book.close()
 
 
-def test_a_copy_of_our_own_group_is_known_as_such(tmp_path: Path, events: EventTrail) -> None:
+def test_a_copy_of_our_own_group_is_known_as_such(tmp_path: Path, events: EventLog) -> None:
     book = open_book(tmp_path, events)
     book.remember(accepted(ME, long=True))
     assert book.copy_of(accepted(ANN, long=True).group) == "copy_ours"
@@ -125,16 +125,16 @@ def test_a_copy_of_our_own_group_is_known_as_such(tmp_path: Path, events: EventT
     book.close()
 
 
-def test_bans_trust_and_scores_outlive_a_kill(tmp_path: Path, events: EventTrail) -> None:
+def test_bans_trust_and_scores_outlive_a_kill(tmp_path: Path, events: EventLog) -> None:
     code = f"""
 import os, signal
 from pathlib import Path
 from ftis_node.config.admission import Admission
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.swarm.reputation.score import Behaviour
-from ftis_node.telemetry.events import EventTrail
+from ftis_node.telemetry.events import EventLog
 book = PeerManager(Path({str(tmp_path / "peers.sqlite")!r}), own_id="me", settings=Admission(),
-                events=EventTrail(Path({str(tmp_path / "other.jsonl")!r})), clock=lambda: 1e9)
+                events=EventLog(Path({str(tmp_path / "other.jsonl")!r})), clock=lambda: 1e9)
 book.trust({BOB.peer_id!r})
 for _ in range(3):
     book.note({ANN.peer_id!r}, Behaviour.FALSE_CLAIM, reason="logprob_mismatch")
@@ -148,7 +148,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     book.close()
 
 
-def test_an_allow_list_is_all_there_is(tmp_path: Path, events: EventTrail) -> None:
+def test_an_allow_list_is_all_there_is(tmp_path: Path, events: EventLog) -> None:
     book = open_book(tmp_path, events, allow=[ANN.peer_id])
     assert not book.is_banned(ANN.peer_id)
     assert book.is_banned(BOB.peer_id)
@@ -156,7 +156,7 @@ def test_an_allow_list_is_all_there_is(tmp_path: Path, events: EventTrail) -> No
     book.close()
 
 
-def test_ten_thousand_identities_fill_neither_memory_nor_disk(tmp_path: Path, events: EventTrail) -> None:
+def test_ten_thousand_identities_fill_neither_memory_nor_disk(tmp_path: Path, events: EventLog) -> None:
     clock = Clock()
     book = open_book(tmp_path, events, clock)
     for _ in range(30):
@@ -177,10 +177,10 @@ def test_ten_thousand_identities_fill_neither_memory_nor_disk(tmp_path: Path, ev
 
 
 def test_senders_that_were_never_met_share_the_places_of_who_hands_their_groups_over(
-    tmp_path: Path, events: EventTrail
+    tmp_path: Path, events: EventLog
 ) -> None:
     book = open_book(tmp_path, events)
-    book.saw(ANN.peer_id, ["/ip4/127.0.0.1/tcp/1"])
+    book.note_addresses(ANN.peer_id, ["/ip4/127.0.0.1/tcp/1"])
     for identity in (ANN, CAROL):
         book.settle(accepted(identity), origin=BOB.peer_id)
     cap = book.share_cap()

@@ -16,7 +16,7 @@ from ftis_node.node.http_api.operator_api import TOKEN_HEADER, add_control
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.operator_actions import PeerControl
 from ftis_node.records.identity import Identity
-from ftis_node.telemetry.events import EventTrail, read_events
+from ftis_node.telemetry.events import EventLog, read_events
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -28,7 +28,7 @@ ROWS = [{"peer_id": ANN, "name": "ann"}, {"peer_id": BOB, "name": "twin"}, {"pee
 
 @pytest.fixture
 def book(tmp_path: Path) -> Iterator[PeerManager]:
-    events = EventTrail(tmp_path / "events.jsonl")
+    events = EventLog(tmp_path / "events.jsonl")
     book = PeerManager(tmp_path / "peers.sqlite", own_id=ME, settings=Admission(), events=events)
     yield book
     book.close()
@@ -103,7 +103,7 @@ def stopped(tmp_path: Path) -> Home:
     home.create()
     home.status.write_text(json.dumps({"node": {"peer_id": ME}, "peers": ROWS[:1]}))
     home.settings.write_text(json.dumps({"access": {"ban_max_s": 7200.0}}))
-    events = EventTrail(home.events)
+    events = EventLog(home.events)
     PeerManager(home.peers, own_id=ME, settings=Admission(), events=events).close()
     events.close()
     return home

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from ftis_node.config.admission import ValidationSection
@@ -16,16 +17,15 @@ from ftis_node.errors import ConfigError, EngineError
 from ftis_node.generation import engines
 from ftis_node.generation.engines.vllm_options import engine_arguments
 from ftis_node.lab.stub_node import StubTokenizer
-from ftis_node.learner.step.schedule import Schedule
+from ftis_node.learner.messages import LearnerBoot
 from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.models import ModelSource
 from ftis_node.node import worker_settings
 from ftis_node.node.startup import factories as makers
+from ftis_node.workers.wire import enc_hook, unpack_body
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from ftis_node.learner.messages import LearnerBoot
 
 
 @pytest.mark.parametrize(
@@ -72,13 +72,15 @@ def test_the_learner_is_told_the_manifests_optimizer(tmp_path: Path) -> None:
         updates_per_batch = 3
     """
     boot = learner_boot_of(tmp_path, text)
-    assert boot.schedule == Schedule("linear", warmup_steps=2, decay_steps=8, final_share=0.1)
     assert [boot.learning_rate_at(step) for step in (1, 2, 10)] == pytest.approx([1e-5, 2e-5, 2e-6])
-    assert (boot.betas, boot.eps, boot.weight_decay, boot.max_grad_norm) == ((0.8, 0.95), 1e-6, 0.01, 0.0)
-    assert (boot.kl_to_start, boot.updates_per_batch) == (0.04, 3)
+    given = boot.optimizer
+    assert (given.betas, given.eps, given.weight_decay, given.max_grad_norm) == ((0.8, 0.95), 1e-6, 0.01, 0.0)
+    assert (given.kl_coef, given.updates_per_batch) == (0.04, 3)
+    assert unpack_body(msgspec.msgpack.encode(boot, enc_hook=enc_hook), LearnerBoot) == boot
     assert learner_boot_of(tmp_path, text, lora=True).learning_rate_at(2) == 3e-4
     assert learner_boot_of(tmp_path, text + "final_share = 0.0").learning_rate_at(10) == 0
-    assert learner_boot_of(tmp_path, "warmup_steps = 5").schedule == Schedule(warmup_steps=5)
+    warmed_up = learner_boot_of(tmp_path, "warmup_steps = 5")
+    assert [warmed_up.learning_rate_at(step) for step in (1, 5, 500)] == pytest.approx([2e-7, 1e-6, 1e-6])
 
 
 def test_a_cut_distribution_has_no_bound_on_understated_logprobs(tmp_path: Path) -> None:
@@ -124,7 +126,7 @@ def test_processes_of_a_learner_divide_its_threads(
     boot = makers.learner_boot(
         settings, load_manifest("arithmetic-ftis"), source, Home(tmp_path), WorkerPlacement(), weights=tmp_path
     )
-    assert (boot.num_processes, boot.num_threads) == expected
+    assert (boot.settings.num_processes, boot.num_threads) == expected
 
 
 def test_what_a_node_announces_is_looked_at_before_anything_starts(tmp_path: Path) -> None:

@@ -26,7 +26,14 @@ from ftis_node.config.home_schema import HOME_SCHEMA, mark_schema
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings, load_node_settings
 from ftis_node.errors import ConfigError, MachineError
-from ftis_node.learner.checkpoint.checkpoint import CheckpointOwner, gather, newest_usable, state_of, write_checkpoint
+from ftis_node.learner.checkpoint.checkpoint import (
+    CheckpointOwner,
+    TrainingProgress,
+    gather,
+    newest_usable,
+    state_of,
+    write_checkpoint,
+)
 from ftis_node.node.startup import migrations as upgrade
 from ftis_node.node.startup.run_plan import own_manifest
 from ftis_node.replay import database
@@ -79,7 +86,7 @@ def make_old_home(root: Path, schema: int) -> OldHome:
     state = json.loads((OLD_HOMES / f"state-{schema}.json").read_text())
     owner = CheckpointOwner(**{**state["owner"], "run_id": RUN_IDS[schema]})
     weight, optimizer = _trained()
-    before = state_of(owner=owner, step=STEP, policy_version=STEP, last_report=None, last_groups=())
+    before = state_of(owner, TrainingProgress(step=STEP, policy_version=STEP))
     folder = write_checkpoint(home.checkpoints, before, *gather(weight, optimizer), keep=2)
     (folder / "checksums.json").unlink()
     (folder / "state.json").write_text(json.dumps(state))
@@ -200,7 +207,7 @@ def test_a_kill_in_the_middle_loses_nothing(tmp_path: Path, schema: int, moment:
 def test_no_room_for_a_backup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = make_old_home(tmp_path / "home", 1)
     monkeypatch.setattr(upgrade, "SPARE_BYTES", 1 << 60)
-    with pytest.raises(MachineError, match="make room"), upgrade.opened(old.home):
+    with pytest.raises(MachineError, match="free disk space"), upgrade.opened(old.home):
         pass
     assert database.version_of(old.home.replay) == 1
     assert not old.home.backups.exists()
@@ -214,7 +221,7 @@ def test_a_disk_that_fills_up_on_the_way(tmp_path: Path, monkeypatch: pytest.Mon
     old = make_old_home(tmp_path / "home", 1)
     with monkeypatch.context() as patch:
         patch.setattr(database, "_upgrade_once", fail)
-        with pytest.raises(MachineError, match="make room"), upgrade.opened(old.home):
+        with pytest.raises(MachineError, match="free disk space"), upgrade.opened(old.home):
             pass
     with upgrade.opened(old.home):
         assert is_whole(old)

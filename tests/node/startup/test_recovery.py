@@ -21,19 +21,19 @@ from ftis_node.errors import ConfigError, DamagedError, FtisError, MachineError
 from ftis_node.node.peers.store import PeerStore
 from ftis_node.node.startup import migrations as upgrade
 from ftis_node.node.startup.null_workers import NullLearner
-from ftis_node.node.startup.recovery import log_unknown_steps, recover_buffer, rescue_files
+from ftis_node.node.startup.recovery import log_unknown_steps, release_damaged, rescue_files
 from ftis_node.node.startup.run_plan import plan_run
 from ftis_node.node.training.step_selection import write_taken
 from ftis_node.records.identity import Identity
-from ftis_node.replay import soundness
+from ftis_node.replay import integrity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.swarm.reputation.score import Behaviour
 from ftis_node.swarm.reputation.table import ReputationTable
 from ftis_node.telemetry.clock import SteadyClock
-from ftis_node.telemetry.events import EventTrail, read_events
-from ftis_node.telemetry.trail_summary import read_remembered
+from ftis_node.telemetry.events import EventLog, read_events
+from ftis_node.telemetry.trail_summary import read_event_log_summary
 from tests.models.tiny_models import save_tiny
 from tests.node.training.test_token_budget import live, manifest_of
 from tests.replay.test_buffer import ANN, ME, accepted
@@ -58,7 +58,7 @@ def home(tmp_path: Path) -> Home:
     """A buffer of 60 groups of which a step has used the first 30, and the trail of it."""
     home = Home(tmp_path / "home")
     home.create()
-    buffer, trail = ReplayBuffer(home.replay), EventTrail(home.events)
+    buffer, trail = ReplayBuffer(home.replay), EventLog(home.events)
     trail.write("start", peer=ME.peer_id)
     admit(buffer, trail, GROUPS[:30])
     use(buffer, trail, step=1)
@@ -68,14 +68,14 @@ def home(tmp_path: Path) -> Home:
     return home
 
 
-def admit(buffer: ReplayBuffer, trail: EventTrail, groups: list[Accepted]) -> None:
+def admit(buffer: ReplayBuffer, trail: EventLog, groups: list[Accepted]) -> None:
     buffer.admit_many([(group, group.group.sender == ME.peer_id) for group in groups])
     for one in groups:
         own, number = one.group.sender == ME.peer_id, one.group.number
         trail.write("admitted", group=one.envelope.id, own=own, sender=one.group.sender, number=number)
 
 
-def use(buffer: ReplayBuffer, trail: EventTrail, *, step: int) -> None:
+def use(buffer: ReplayBuffer, trail: EventLog, *, step: int) -> None:
     write_taken(trail, buffer.take(step, own=15, foreign=15).groups, step=step)
     trail.write("step", step=step, loss=float("nan"))
 
@@ -83,8 +83,9 @@ def use(buffer: ReplayBuffer, trail: EventTrail, *, step: int) -> None:
 def heal(home: Home, *, step: int = 1, last_groups: list[bytes] | None = None) -> None:
     """What a start does; the learner's checkpoint is that of `step`, and names `last_groups`."""
     rescue_files(home)
-    buffer, trail = ReplayBuffer(home.replay), EventTrail(home.events)
-    recover_buffer(buffer, read_remembered(home.events), trail, peer_id=ME.peer_id)
+    buffer, trail = ReplayBuffer(home.replay), EventLog(home.events)
+    release_damaged(buffer, trail)
+    buffer.claim_used(read_event_log_summary(home.events).used)
     buffer.reconcile(step, last_groups)
     buffer.close()
     trail.close()
@@ -136,65 +137,97 @@ def test_a_sound_home_is_left_alone(home: Home, caplog: pytest.LogCaptureFixture
     assert not home.damaged.exists()
 
 
-def lead_in_circles(path: Path, table: str) -> None:
-    """Makes the root of a table, but for its first page, its own child: from there on the first rows come again."""
-    db = sqlite3.connect(path)
-    root = (db.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchone()[0] - 1) * PAGE
-    db.close()
-    with path.open("rb") as file:
-        file.seek(root)
-        page = file.read(PAGE)
-    cells = [int.from_bytes(page[at : at + 2], "big") for at in range(12, 12 + 2 * int.from_bytes(page[3:5], "big"), 2)]
-    assert page[0] == 5 and len(cells) > 3, "an interior page of a table"
-    for cell in cells[1:]:
-        overwrite(path, root + cell, (root // PAGE + 1).to_bytes(4, "big"))
+def made_now(number: int) -> Accepted:
+    """Return a group of a peer, made now."""
+    return accepted(ANN, number, created_at=int(time.time()) + 2)
+
+
+def assert_reset(home: Home) -> None:
+    """Assert that the buffer is sound and empty, and that it takes no group again and gives no number again."""
+    assert not integrity.find_damage(home.replay)
+    assert not ready_ids(home) and trained(home) == 0
+    buffer = ReplayBuffer(home.replay)
+    assert buffer.last_number() >= max(NUM_GROUPS - 1, int(time.time()) - 60), "peers take each number once"
+    assert not any(buffer.admit_many([(group, False) for group in GROUPS])), "made before the reset"
+    with buffer._transaction():
+        assert buffer._insert(made_now(NUM_GROUPS + 2), own=False)
+        assert buffer._insert(accepted(ME, buffer.last_number() + 1), own=True), "own groups are made after the start"
+        buffer._db.execute("DELETE FROM groups")
+    buffer.close()
+
+
+def harm_file(path: Path, harm: str) -> None:
+    size = path.stat().st_size
+    match harm:
+        case "torn page":
+            overwrite(path, size // PAGE // 2 * PAGE, noise(PAGE))
+        case "flipped bytes":
+            overwrite(path, 5 * PAGE, bytes(byte ^ 0xFF for byte in path.read_bytes()[5 * PAGE : 5 * PAGE + 40]))
+        case "cut off":
+            os.truncate(path, size * 3 // 4)
+        case "no text":  # SQLite's own check does not find this
+            execute(path, "UPDATE groups SET task = CAST(x'6d61ff6c' AS TEXT) WHERE number IN (9, 10, 50)")
+        case "no database":
+            path.write_bytes(noise(size))
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("harm", ["torn page", "circle", "cut off", "no text", "no database", "empty"])
-def test_of_a_damaged_buffer_is_saved_what_can_be_and_nothing_is_used_twice(home: Home, harm: str) -> None:
-    size = home.replay.stat().st_size
-    match harm:
-        case "torn page":
-            overwrite(home.replay, size // PAGE // 2 * PAGE, noise(PAGE))
-        case "circle":
-            lead_in_circles(home.replay, "groups")
-        case "cut off":
-            os.truncate(home.replay, size * 3 // 4)
-        case "no text":  # which SQLite's own check takes for sound
-            execute(home.replay, "UPDATE groups SET task = CAST(x'6d61ff6c' AS TEXT) WHERE number IN (9, 10, 50)")
-        case "no database":
-            home.replay.write_bytes(noise(size))
-        case "empty":
-            os.truncate(home.replay, 0)
-    harmed, used = home.replay.read_bytes(), used_ids(home)
+@pytest.mark.parametrize("harm", ["torn page", "flipped bytes", "cut off", "no text", "no database"])
+def test_a_damaged_buffer_starts_empty_and_nothing_is_used_twice(
+    home: Home, harm: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    harm_file(home.replay, harm)
+    harmed = home.replay.read_bytes()
     heal(home)
-    assert not soundness.find_damage(home.replay)
-    assert not ready_ids(home) & used, "a step would use them again"
-    buffer = ReplayBuffer(home.replay)
-    assert buffer.last_number() >= NUM_GROUPS - 1, "peers take each number once"
-    assert not any(buffer.admit_many([(accepted(ANN, number), False) for number in range(2, 30, 2)])), (
-        "used: never again"
-    )
-    buffer.close()
-    if harm == "empty":
-        assert told(home, "buffer_rolled_back")[0]["num_lost"] == NUM_GROUPS
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert_reset(home)
+    (event,) = told(home, "recovered")
+    assert (event["file"], event["num_saved"]) == ("replay.sqlite", 0)
+    kept = next(home.damaged.glob("*/replay.sqlite")).read_bytes()
+    assert kept[: len(harmed)] == harmed, "the file as it was"
+    heal(home)
+    assert len(told(home, "recovered")) == 1 and not told(home, "buffer_rolled_back"), "reset once"
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_missing_buffer_starts_empty_and_nothing_is_used_twice(home: Home, *, is_there: bool) -> None:
+    if is_there:
+        os.truncate(home.replay, 0)
     else:
-        (saved,) = told(home, "recovered")
-        assert (saved["file"], saved["num_saved"] > 0) == ("replay.sqlite", harm not in ("no database", "empty"))
-        kept = next(home.damaged.glob("*/replay.sqlite")).read_bytes()
-        assert kept[: len(harmed)] == harmed or harm == "torn page", "the file as it was"
+        home.replay.unlink()
+    heal(home)
+    assert_reset(home)
+    assert told(home, "buffer_rolled_back")[0]["num_lost"] == NUM_GROUPS
+    heal(home)
+    assert len(told(home, "buffer_rolled_back")) == 1
 
 
-def test_a_rescue_that_was_cut_off_is_taken_up(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_most_two_damaged_files_are_kept(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    for second in range(3):
+        monkeypatch.setattr(integrity, "FOLDER_TIME", f"2026-{second}")
+        harm_file(home.replay, "no database")
+        heal(home)
+    assert sorted(path.name for path in home.damaged.iterdir()) == ["replay.sqlite-2026-1", "replay.sqlite-2026-2"]
+
+
+def test_a_number_is_not_given_twice_if_the_clock_was_set_back(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.time", lambda: 7.0)
+    harm_file(home.replay, "no database")
+    heal(home)
+    buffer = ReplayBuffer(home.replay)
+    assert buffer.last_number() == NUM_GROUPS - 1
+    buffer.close()
+
+
+def test_a_reset_that_was_cut_off_is_taken_up(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     overwrite(home.replay, 8 * PAGE, noise(PAGE))
     with monkeypatch.context() as patch:
-        patch.setattr(soundness, "_fill_up", lambda path: (_ for _ in ()).throw(OSError("the power goes")))
+        patch.setattr(integrity, "_fill_up", lambda path: (_ for _ in ()).throw(OSError("the power goes")))
         with pytest.raises(OSError, match="power"):
             heal(home)
     assert not home.replay.exists()
     heal(home)
-    assert told(home, "recovered")[0]["num_saved"] > 0
+    assert_reset(home)
     assert not list(home.damaged.glob("*/UNFINISHED"))
 
 
@@ -228,15 +261,11 @@ def test_a_group_that_is_not_what_was_stored_is_let_go(home: Home, harm: str) ->
 
 
 @pytest.mark.parametrize("column", ["checksum", "failed_steps"])
-@pytest.mark.parametrize("is_torn", [True, False])
-def test_groups_of_a_version_that_noted_less_are_kept(home: Home, *, is_torn: bool, column: str) -> None:
+def test_groups_of_a_version_that_noted_less_are_kept(home: Home, *, column: str) -> None:
     execute(home.replay, f"ALTER TABLE groups DROP COLUMN {column}")
     before = ready_ids(home)
-    if is_torn:
-        overwrite(home.replay, 8 * PAGE, noise(PAGE))
     heal(home)
-    assert ready_ids(home) <= before and len(ready_ids(home)) > len(before) // 2
-    assert is_torn or ready_ids(home) == before
+    assert ready_ids(home) == before
 
 
 def test_commits_that_a_write_ahead_log_lost_are_missed(home: Home, tmp_path: Path) -> None:
@@ -248,17 +277,35 @@ def test_commits_that_a_write_ahead_log_lost_are_missed(home: Home, tmp_path: Pa
     buffer.close()
     early.replay.replace(home.replay)
     heal(home)
+    assert_reset(home)
     (behind,) = told(home, "buffer_rolled_back")
-    assert (behind["num_lost"], behind["num_used"], behind["last_number"]) == (30, 30, 59)
-    assert trained(home) == 30
+    assert (behind["num_lost"], behind["num_used"], behind["last_number"]) == (30, 0, 59)
     heal(home)
     assert len(told(home, "buffer_rolled_back")) == 1, "told once"
+
+
+def test_a_lost_number_of_an_own_group_resets_the_buffer(home: Home) -> None:
+    execute(home.replay, "UPDATE totals SET value = 9 WHERE name = 'last_number'")
+    heal(home)
+    assert_reset(home)
+
+
+def test_a_used_group_whose_use_was_lost_is_ready_again_only_if_its_step_is_lost(home: Home) -> None:
+    """The disk lost the commit that took the groups of step 1; the event log has it."""
+    lose = f"UPDATE groups SET state = 'ready', step = NULL, reason = NULL WHERE number <= {NUM_GROUPS}"
+    execute(home.replay, lose)
+    heal(home, step=1)
+    assert (trained(home), len(ready_ids(home))) == (30, 30)
+    execute(home.replay, lose)
+    heal(home, step=0)
+    assert (trained(home), len(ready_ids(home))) == (0, 60)
+    assert not told(home, "buffer_rolled_back")
 
 
 @pytest.mark.parametrize("name", ["admitted", "step"])
 def test_a_damaged_line_and_then_a_lost_buffer_bring_no_used_group_back(home: Home, name: str) -> None:
     """`taken` says where the group came from, too, and a later step that this one was done."""
-    buffer, trail = ReplayBuffer(home.replay), EventTrail(home.events)
+    buffer, trail = ReplayBuffer(home.replay), EventLog(home.events)
     use(buffer, trail, step=2)
     trail.write("taken", group=b"another", step=3)
     trail.write("step", step=3, loss=0.5)
@@ -271,14 +318,14 @@ def test_a_damaged_line_and_then_a_lost_buffer_bring_no_used_group_back(home: Ho
     home.replay.unlink()
     heal(home)
     buffer = ReplayBuffer(home.replay)
-    again = buffer.admit_many([(group, group.group.sender == ME.peer_id) for group in GROUPS])
+    again = buffer.admit_many([(group, False) for group in GROUPS])
     buffer.close()
     assert not any(again)
 
 
 def test_a_lost_group_of_a_step_that_only_the_checkpoint_knows_is_not_admitted_again(home: Home) -> None:
     """The node ended between the checkpoint and the line of its step, and the disk lost the groups of that step."""
-    buffer, trail = ReplayBuffer(home.replay), EventTrail(home.events)
+    buffer, trail = ReplayBuffer(home.replay), EventLog(home.events)
     taken = [group.id for group in buffer.take(2, own=5, foreign=5).groups]
     buffer.close()
     for one in GROUPS:
@@ -287,12 +334,8 @@ def test_a_lost_group_of_a_step_that_only_the_checkpoint_knows_is_not_admitted_a
             execute(home.replay, f"DELETE FROM groups WHERE id = x'{one.envelope.id.hex()}'")
     trail.close()
     heal(home, step=2, last_groups=taken)
-    (behind,) = told(home, "buffer_rolled_back")
-    assert (behind["num_lost"], behind["num_used"]) == (10, 0)
-    buffer = ReplayBuffer(home.replay)
-    again = buffer.admit_many([(one, False) for one in GROUPS if one.envelope.id in taken])
-    buffer.close()
-    assert again == [False] * 10
+    assert_reset(home)
+    assert told(home, "buffer_rolled_back")[0]["num_lost"] == 10
 
 
 @pytest.mark.parametrize("harm", ["step = 77", "reason = 'tra)ned'"])
@@ -303,32 +346,30 @@ def test_a_turned_bit_in_what_is_noted_of_a_used_group_does_not_bring_it_back(ho
     buffer.close()
     execute(home.replay, f"UPDATE groups SET {harm} WHERE id = x'{used}'")
     heal(home)
-    assert (trained(home), len(ready_ids(home))) == (30, 30)
+    assert_reset(home)
     assert [behind["num_used"] for behind in told(home, "buffer_rolled_back")] == [1]
     heal(home)
-    assert len(told(home, "buffer_rolled_back")) == 1, "set right once"
+    assert len(told(home, "buffer_rolled_back")) == 1
 
 
 def test_a_group_that_was_given_up_stays_so_where_the_disk_lost_only_that(home: Home) -> None:
-    (given_up, *_) = before = ready_ids(home)
-    trail = EventTrail(home.events)
+    (given_up, *_) = ready_ids(home)
+    trail = EventLog(home.events)
     trail.write("released", group=given_up, reason="stale")
     trail.close()
     heal(home)
-    assert ready_ids(home) == before - {given_up}
+    assert_reset(home)
     assert [behind["num_used"] for behind in told(home, "buffer_rolled_back")] == [1]
 
 
 def test_a_step_that_is_done_again_is_not_done_until_it_is_told_again(home: Home) -> None:
     """The learner fell back to an older checkpoint. The node that ends in that step tells of it at its next start."""
-    buffer, trail = ReplayBuffer(home.replay), EventTrail(home.events)
+    buffer, trail = ReplayBuffer(home.replay), EventLog(home.events)
     use(buffer, trail, step=2)
     trail.write("start", peer=ME.peer_id)
-    assert read_remembered(home.events).step == 2
+    assert read_event_log_summary(home.events).step == 2
     trail.write("taken", group=b"another", step=1)
-    assert (read_remembered(home.events).step, read_remembered(home.events).used) == (0, [])
-    trail.write("start", peer=ME.peer_id)
-    assert [group.step for group in read_remembered(home.events).in_doubt] == [1]
+    assert (read_event_log_summary(home.events).step, read_event_log_summary(home.events).used) == (0, [])
     buffer.close()
     trail.close()
 
@@ -355,7 +396,7 @@ def test_a_turned_bit_in_the_schema_of_the_buffer_ends_no_node(home: Home, turne
     assert turned in data
     home.replay.write_bytes(data.replace(turned, into))
     heal(home)
-    buffer, more = ReplayBuffer(home.replay), accepted(ANN, 998)
+    buffer, more = ReplayBuffer(home.replay), made_now(998)
     assert buffer.admit(more, own=False)
     assert more.envelope.id in {group.id for group in buffer.take(2, own=0, foreign=99).groups}
     buffer.close()
@@ -386,11 +427,11 @@ def test_a_header_that_no_sqlite_wrote_is_damage(home: Home, name: str, place: i
     with upgrade.opened(home):
         heal(home)
     assert [event["file"] for event in told(home, "recovered")] == [path.name]
-    assert not soundness.find_damage(path)
+    assert not integrity.find_damage(path)
 
 
 def test_a_step_that_the_learner_lost_has_used_nothing(home: Home) -> None:
-    buffer, trail = ReplayBuffer(home.replay), EventTrail(home.events)
+    buffer, trail = ReplayBuffer(home.replay), EventLog(home.events)
     write_taken(trail, buffer.take(2, own=5, foreign=5).groups, step=2)
     trail.write("step_lost", step=2)
     buffer.reconcile(1)
@@ -578,7 +619,7 @@ def test_a_checkpoint_of_steps_that_the_trail_does_not_know(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, step: int, groups: tuple[str, ...], is_told: bool
 ) -> None:
     """The buffer has the group ab. One step more than the trail knows is what an end without warning leaves."""
-    events = EventTrail(tmp_path / "events.jsonl")
+    events = EventLog(tmp_path / "events.jsonl")
     state = msgspec.structs.replace(NullLearner(5).state, step=step, last_groups=groups)
     held = {b"\xab": object()}
     log_unknown_steps(state, done=3, holds=held.get, events=events)

@@ -32,7 +32,7 @@ async def test_half_a_checkpoint_is_removed_at_the_end(tmp_path: Path) -> None:
     half = tmp_path / "checkpoints" / ".step-00000007.incomplete-0a1b2c3d"
     scorer = IsolatedScorer(load_task("arithmetic"))
     with components(
-        tmp_path, learner=KilledLearner(half), state=NodeState(step=6), scorer=scorer, strangers_scorer=scorer
+        tmp_path, learner=KilledLearner(half), state=NodeState(step=6), scorer=scorer, new_peers_scorer=scorer
     ) as node:
         await assemble._stop(node)
         assert not half.exists()

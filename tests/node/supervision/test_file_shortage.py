@@ -14,7 +14,7 @@ import pytest
 
 from ftis_node.config.disk_room import replace_file
 from ftis_node.node.supervision.process_limits import FileShortage, num_open_files
-from ftis_node.telemetry.events import EventTrail, read_events, trail_files
+from ftis_node.telemetry.events import EventLog, event_log_files, read_events
 from ftis_node.telemetry.log import RateLimitedLog, is_out_of_files
 
 if TYPE_CHECKING:
@@ -71,11 +71,11 @@ async def test_any_other_error_is_raised() -> None:
 
 def test_the_event_trail_goes_on_in_its_full_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "events.jsonl"
-    trail = EventTrail(path, max_bytes=200)
+    trail = EventLog(path, max_bytes=200)
     with none_left():
         for number in range(4):
             trail.write("more", number=number, text="a" * 150)
-    assert trail_files(path) == [path]
+    assert event_log_files(path) == [path]
     assert len(caplog.records) == 1 and "events.jsonl is full" in caplog.text
     trail.write("more", number=4)
     trail.close()

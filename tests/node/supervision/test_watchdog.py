@@ -15,7 +15,7 @@ from ftis_node.config.observe import ObserveSection
 from ftis_node.node.supervision.service_manager import ALIVE, ServiceManager
 from ftis_node.node.supervision.task_monitor import TaskMonitor, stack_of, waiting_for
 from ftis_node.node.supervision.watchdog import BEAT_S, Watchdog
-from ftis_node.telemetry.events import EventTrail, read_events
+from ftis_node.telemetry.events import EventLog, read_events
 from tests.node.support import ANY_PORT, started
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def read_a_slow_disk(is_enough: Callable[[], object]) -> None:
 async def test_the_code_that_blocks_the_loop_is_named(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     watchdog = Watchdog(QUICK, look_s=0.05)
-    watchdog.events = EventTrail(path)
+    watchdog.events = EventLog(path)
     with watchdog.watching():
         await until(lambda: watchdog.lag.mean_s is not None)
         read_a_slow_disk(lambda: "read_a_slow_disk" in str(read_events(path, name="loop_blocked")))

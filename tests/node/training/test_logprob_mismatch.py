@@ -18,7 +18,7 @@ from ftis_node.node.startup.null_workers import NullLearner
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.training.logprob_mismatch import (
     LIMITS,
-    Change,
+    MismatchChange,
     MismatchLimits,
     MismatchWatch,
     limits_of,
@@ -47,7 +47,7 @@ def test_a_warning_comes_once_and_goes_once() -> None:
         watch.note(_measured(kl, share))
         for kl, share in [(1e-4, 0.01), (2e-4, 0.0), (None, None), (0.0, 0.02), (0.0, 0.0), (0.0, 0.0), (0.0, 0.5)]
     ]
-    assert seen == [None, Change.ROSE, None, None, Change.FELL, None, Change.ROSE]
+    assert seen == [None, MismatchChange.ROSE, None, None, MismatchChange.FELL, None, MismatchChange.ROSE]
 
 
 def test_the_limits_are_the_formats_own_unless_set() -> None:

@@ -44,7 +44,7 @@ async def test_no_more_is_under_way_than_there_are_slots() -> None:
     slots.fill()
     await asyncio.sleep(0)
     assert not third.done(), "a stored group holds its slot"
-    slots.hold(1)
+    slots.set_held(1)
     await asyncio.wait_for(third, 30)
     assert slots.waiting == 2
 

@@ -132,9 +132,9 @@ def test_a_node_that_generates_no_more_ends_where_nobody_will_fill_a_step(
 
 def test_budgets_of_what_a_role_does_not_do_are_refused(tmp_path: Path) -> None:
     for budget in ({"learn_steps": 3}, {"learn_tokens": 3}):
-        with pytest.raises(ConfigError, match="takes no steps: leave --steps and --learn-tokens out"):
+        with pytest.raises(ConfigError, match="takes no steps: remove --steps and --learn-tokens"):
             load_node_settings(tmp_path / "n", model="m", role="generator", roles={"follow": "x"}, budget=budget)
-    with pytest.raises(ConfigError, match="a learner generates nothing: leave --generate-tokens"):
+    with pytest.raises(ConfigError, match="a learner does not generate: remove --generate-tokens"):
         load_node_settings(tmp_path / "n", model="m", role="learner", budget={"generate_tokens": 3})
 
 
@@ -164,7 +164,7 @@ async def live(
     plan, home = RunPlan(manifest, "arithmetic", ("arithmetic",)), Home(folder)
     home.create()
     async with running_components(made, plan, home, makers) as parts:
-        for scorer in (parts.scorer, parts.strangers_scorer):  # a peer's group about a problem of the evaluation
+        for scorer in (parts.scorer, parts.new_peers_scorer):  # a peer's group about a problem of the evaluation
             with pytest.raises(KeyError):
                 await scorer.resolve(parts.eval_tasks[0][0].ref)
         await run_node(parts, steps=made.budget.learn_steps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftis_node.swarm.pulling.domains import ANY, OwnDomain, Portion, portions
+from ftis_node.swarm.pulling.domains import ANY, DomainPortion, OwnDomain, portions
 from ftis_node.swarm.pulling.pull_queue import PullItem, PullQueue
 
 COUNTS = st.integers(0, 50)
@@ -13,11 +13,23 @@ SHARES = st.floats(0, 1)
 
 
 def test_by_hand() -> None:
-    assert portions(0.75, stock=8, need=8, num_near=0, num_far=0) == (Portion(6, True), Portion(2, False), ANY)
-    assert portions(0.25, stock=8, need=0, num_near=0, num_far=8) == (Portion(0, False), Portion(2, True), ANY)
-    assert portions(1.0, stock=8, need=0, num_near=8, num_far=0) == (Portion(0, True), Portion(0, False), ANY)
-    assert portions(0.5, stock=8, need=None, num_near=3, num_far=2) == (Portion(None, False), ANY)
-    assert portions(0.5, stock=8, need=None, num_near=2, num_far=3) == (Portion(None, True), ANY)
+    assert portions(0.75, stock=8, need=8, num_near=0, num_far=0) == (
+        DomainPortion(6, True),
+        DomainPortion(2, False),
+        ANY,
+    )
+    assert portions(0.25, stock=8, need=0, num_near=0, num_far=8) == (
+        DomainPortion(0, False),
+        DomainPortion(2, True),
+        ANY,
+    )
+    assert portions(1.0, stock=8, need=0, num_near=8, num_far=0) == (
+        DomainPortion(0, True),
+        DomainPortion(0, False),
+        ANY,
+    )
+    assert portions(0.5, stock=8, need=None, num_near=3, num_far=2) == (DomainPortion(None, False), ANY)
+    assert portions(0.5, stock=8, need=None, num_near=2, num_far=3) == (DomainPortion(None, True), ANY)
 
 
 @given(share=SHARES, stock=COUNTS, need=st.none() | COUNTS, near=COUNTS, far=COUNTS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ftis_node.swarm.pulling.demand import PullDemand, pull_demand
-from ftis_node.swarm.pulling.pull_queue import MAX_TRIES, PullItem, PullQueue, PullRequest, Source
+from ftis_node.swarm.pulling.pull_queue import MAX_TRIES, PullItem, PullQueue, PullRequest, PullSource
 
 ANY = 1 << 30
 
@@ -72,7 +72,7 @@ def test_what_the_sender_does_not_give_is_asked_of_holders_then_of_members() -> 
 def test_a_text_is_asked_of_its_sender_alone() -> None:
     queue = queue_of(want("a0", as_text=True))
     batch = queue.next_request(most=1, need=None, max_bytes=ANY)
-    assert batch is not None and batch.source == Source("a", True)
+    assert batch is not None and batch.source == PullSource("a", True)
     assert queue.missed(batch, missing=[b"a0"], others=["b"]) == [want("a0", as_text=True)]
 
 
@@ -133,7 +133,7 @@ def test_a_duty_is_found_among_others_wherever_it_came_from() -> None:
     queue.put_back(batch)
     assert queue.next_request(most=9, need=0, max_bytes=ANY) == batch
     queue.missed(batch, missing=[b"a3"], others=["s9"])
-    assert queue.next_request(most=9, need=0, max_bytes=ANY) == PullRequest(Source("s9", False), batch.items)
+    assert queue.next_request(most=9, need=0, max_bytes=ANY) == PullRequest(PullSource("s9", False), batch.items)
     assert queue.next_request(most=9, need=0, max_bytes=ANY) is None, "it is in flight"
 
 

@@ -40,12 +40,12 @@ def test_a_directory_record_shows_a_missing_tail() -> None:
 
 def test_a_gap_is_given_up_after_a_final_answer_or_a_few_tries() -> None:
     sender = heard(1, 4, 9)
-    sender.asked(SequenceGap(5, 8), is_final=True)
+    sender.note_query(SequenceGap(5, 8), is_final=True)
     assert sender.gaps == (SequenceGap(2, 3),)
     for tries in range(1, MAX_TRIES):
-        sender.asked(SequenceGap(2, 3), is_final=False)
+        sender.note_query(SequenceGap(2, 3), is_final=False)
         assert sender.gaps == (SequenceGap(2, 3, tries),)
-    sender.asked(SequenceGap(2, 3), is_final=False)
+    sender.note_query(SequenceGap(2, 3), is_final=False)
     assert sender.gaps == ()
 
 

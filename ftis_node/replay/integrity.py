@@ -1,8 +1,8 @@
-"""Integrity check of an SQLite file, and recovery of the readable rows of a damaged one.
+"""Integrity check of an SQLite file, and replacement of a damaged one.
 
 SQLite notices a torn page only when it reads it, perhaps weeks later, in the middle of a step. So its check reads
-the whole file when a node starts. A file that fails it is moved aside unchanged. Its readable rows are copied one by
-one into a new file:
+the whole file when a node starts. A file that fails it is moved aside unchanged. The caller writes a new file:
+an empty buffer, or the readable rows of the peers:
 
     damaged/replay.sqlite-20260102T030405Z/     UNFINISHED, until the new file is in place
         replay.sqlite, replay.sqlite-wal        as found
@@ -56,7 +56,7 @@ class Rescue(NamedTuple):
     folder: Path
 
 
-def told(error: sqlite3.Error, path: Path) -> Exception:
+def explained(error: sqlite3.Error, path: Path) -> Exception:
     """What to raise for an error of SQLite on `path`: one line that says what to do; the error itself if none is known.
 
     `config/disk_room.py` reports a full disk.
@@ -64,7 +64,7 @@ def told(error: sqlite3.Error, path: Path) -> Exception:
     if is_disk_full(error, path.parent):
         return error
     if is_damage(error):
-        return DamagedError(f"{path} is damaged ({error}): the next start of the node saves what can be read of it")
+        return DamagedError(f"{path} is damaged ({error}): the next start of the node replaces it")
     if is_busy(error):
         return MachineError(f"{path} is held by another program: end that (sqlite3? a backup?), and start again")
     return MachineError(f"{path} cannot be used ({error}): see to its disk, and start again")
@@ -92,7 +92,7 @@ def telling_damage(root: Path) -> Iterator[None]:
         yield
     except sqlite3.DatabaseError as error:
         if is_damage(error):
-            what = f"a database in {root} is damaged ({error}): start again, and what can be read of it is saved"
+            what = f"a database in {root} is damaged ({error}): start again, and the node replaces it"
             raise FtisError(what) from error
         if is_busy(error):
             what = f"a database in {root} is held by another program: end that (sqlite3? a backup?), and start again"
@@ -116,7 +116,7 @@ def find_damage(path: Path, *, look: Callable[[sqlite3.Connection], str] = lambd
     except UnicodeDecodeError as error:  # the names in SQLite's own error message are none
         return f"{NO_TEXT}: {error}"
     except sqlite3.DatabaseError as error:
-        problem = told(error, path)
+        problem = explained(error, path)
         if not isinstance(problem, DamagedError):
             raise problem from None
         return str(error)

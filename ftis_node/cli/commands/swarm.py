@@ -1,0 +1,93 @@
+"""`ftis-node swarm`: who takes part in a run, what each does, and who learns from whom."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ftis_node.cli.node_client import read_document
+from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_json
+from ftis_node.errors import ConfigError, FileError, FtisError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CLEAR = "\x1b[H\x1b[J"  # to the upper left corner, and erase what follows
+
+
+def swarm(
+    home: HomeOption = None,
+    peers: Annotated[
+        list[str] | None, typer.Option("--peers", help="Read the directory from here, without a home. Needs --run.")
+    ] = None,
+    run: Annotated[str | None, typer.Option("--run", metavar="RUN_ID", help="With --peers: the run.")] = None,
+    as_json: JsonOption = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Update until ctrl-C.")] = False,
+    interval_s: Annotated[
+        float, typer.Option("--interval", min=1.0, max=86400, metavar="SECONDS", help="Seconds between updates.")
+    ] = 10.0,
+) -> None:
+    """Show the peers of a run: who takes part, rates, accuracy, and who learns from whom.
+
+    The home is that of a node or of a bootstrap node. All figures are claims in signed directory records.
+
+    JSON shape: [{run: {id, name, task, method}, taken_at, own_id, num_unreadable, num_omitted, peers: [{peer_id, name,
+    role, model, parameters, software, seen_at, tokens_per_minute, step, groups_per_minute, rejected_groups,
+    pass_rates: [[step, pass_at_1]], learns_from: {peer_id: share}}]}]; with --watch one line per update.
+    """
+    read = _from_directory(tuple(peers), run) if peers else lambda: read_document(home_at(home), "/swarm")
+    if not watch:
+        _show(read(), as_json=as_json)
+        return
+    try:
+        while True:
+            _repeat(read, as_json=as_json)
+            sys.stdout.flush()
+            time.sleep(interval_s)
+    except KeyboardInterrupt:
+        return
+
+
+def _repeat(read: Callable[[], Any], *, as_json: bool) -> None:
+    """Show one of several updates, or why it is missing. Raises ConfigError for a home without a node."""
+    try:
+        document = read()
+    except ConfigError:
+        raise
+    except FtisError as error:
+        typer.echo(json.dumps({"error": str(error)}) if as_json else f"{error}; trying again")
+        return
+    if as_json:
+        typer.echo(json.dumps(document, separators=(",", ":")))
+        return
+    if sys.stdout.isatty():
+        sys.stdout.write(CLEAR)
+    _show(document, as_json=False)
+
+
+def _show(document: Any, *, as_json: bool) -> None:
+    from ftis_node.swarm.overview.text import render_views
+    from ftis_node.swarm.overview.view import SwarmView
+
+    if as_json:
+        print_json(document)
+        return
+    try:
+        views = [SwarmView.from_dict(one) for one in document]
+    except (TypeError, ValueError) as error:  # a damaged status.json, or a node of another version
+        raise FileError(f"the view of the swarm cannot be read ({error}): start the node again") from None
+    typer.echo("\n".join(render_views(views)))
+
+
+def _from_directory(peers: tuple[str, ...], run: str | None) -> Callable[[], Any]:
+    """Return a reader of the directory that these peers share. Raises UsageError without a run id."""
+    from ftis_node.node.startup.find_run import is_run_id
+    from ftis_node.node.startup.swarm_survey import survey_run
+
+    if run is None or not is_run_id(run):
+        raise UsageError("--peers needs --run RUN_ID: `ftis-node status --json` of a member has it as run.id")
+    return lambda: [survey_run(run, peers).as_dict()]

@@ -1,0 +1,62 @@
+"""Reads all members of a run and their records from the directory, for display."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ftis_node.errors import RecordError
+from ftis_node.records.envelope import PeerRecord, open_peer_record
+from ftis_node.swarm.peer_guard import PeerGuard, Place
+from ftis_node.swarm.topology.shards import NUM_MEMBER_BUCKETS
+
+if TYPE_CHECKING:
+    from ftis_node.gossip.directory.dht import Directory
+
+MAX_RECORDS_READ = 200
+MAX_READS_IN_FLIGHT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class RunSurvey:
+    """What the directory holds of a run. `manifest` is its canonical text, None if no node has it.
+
+    `num_unreadable` counts members whose record is missing, invalid, encrypted, or beyond `MAX_RECORDS_READ`.
+    """
+
+    run_id: str
+    manifest: bytes | None
+    records: tuple[PeerRecord, ...]
+    num_unreadable: int
+
+
+class SurveyReader:
+    """Reader of records through one directory. A peer whose record raises counts as unreadable."""
+
+    def __init__(self, directory: Directory, *, guard: PeerGuard) -> None:
+        self._directory = directory
+        self._guard = guard
+        self._in_flight = asyncio.Semaphore(MAX_READS_IN_FLIGHT)
+
+    async def read(self, run_id: str) -> RunSurvey:
+        """Return the members of a run. Raises TimeoutError if the directory does not answer."""
+        manifest = await self._directory.get_manifest(run_id)
+        members = list(await self._directory.members(run_id, range(NUM_MEMBER_BUCKETS)))
+        found = await asyncio.gather(*(self._read_record(run_id, member) for member in members[:MAX_RECORDS_READ]))
+        records = tuple(record for record in found if record is not None)
+        return RunSurvey(run_id, manifest, records, len(members) - len(records))
+
+    async def _read_record(self, run_id: str, peer_id: str) -> PeerRecord | None:
+        async with self._in_flight:
+            with self._guard.work_for(peer_id, Place.RECORD, passes=(OSError, EOFError)):
+                return await self._open_record(run_id, peer_id)
+        return None
+
+    async def _open_record(self, run_id: str, peer_id: str) -> PeerRecord | None:
+        try:
+            data = await self._directory.get_record(run_id, peer_id)
+            record = None if data is None else open_peer_record(data)
+        except (TimeoutError, RecordError):  # no answer, or invalid or encrypted: this row is missing
+            return None
+        return record if record is not None and (record.peer_id, record.run_id) == (peer_id, run_id) else None

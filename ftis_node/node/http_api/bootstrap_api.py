@@ -1,0 +1,129 @@
+"""The local HTTP port of a bootstrap node: what the directory holds, as a page, as JSON and as metrics.
+
+    /         a page that reloads itself
+    /swarm    the same as JSON, for `ftis-node swarm` and the dashboard
+    /metrics  for Prometheus
+    /healthz  200 while the directory answers; else 503
+
+It listens on 127.0.0.1 and changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import logging
+import time
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from ftis_node.errors import UsageError
+from ftis_node.node.http_api.auth import own_names_only
+from ftis_node.node.http_api.connection_limits import HttpGuard
+from ftis_node.node.peers.survey_view import view_of
+from ftis_node.swarm.overview.text import render_views
+from ftis_node.swarm.peer_guard import UNPROVEN, Place
+from ftis_node.telemetry.bootstrap_metrics import render_bootstrap_metrics
+from ftis_node.telemetry.metrics import CONTENT_TYPE
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from ftis_node.gossip.bootstrap import BootstrapNode
+    from ftis_node.swarm.overview.view import SwarmView
+
+log = logging.getLogger(__name__)
+
+HOST = "127.0.0.1"
+MAX_REQUEST_BYTES = 1024  # no route takes a body
+SURVEY_PERIOD_S = 10.0
+STALE_S = 300.0
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<meta http-equiv="refresh" content="10"><title>ftis-node bootstrap</title>
+<style>:root {{ color-scheme: light dark }} body {{ margin: 1em }} pre {{ overflow-x: auto }}</style></head>
+<body><h1>ftis-node bootstrap</h1><pre>{text}</pre></body></html>
+"""
+
+
+async def show_nothing(request: web.Request) -> web.Response:
+    """Return 404 as JSON: `ftis-node status` of this home says that it is a bootstrap node."""
+    return web.json_response({"error": "a bootstrap node has no such figures"}, status=404)
+
+
+class BootstrapApi:
+    """Handlers over the last survey of the directory. `run` surveys it every `SURVEY_PERIOD_S`."""
+
+    def __init__(self, node: BootstrapNode) -> None:
+        self._node = node
+        self._views: list[SwarmView] = []
+        self._num_connected = 0
+        self._surveyed_at = time.monotonic()
+
+    async def run(self) -> None:
+        """Survey the directory until canceled. A failed survey leaves the last one."""
+        while True:
+            with self._node.guard.work_for(UNPROVEN, Place.DIRECTORY, passes=(OSError, EOFError)):
+                await self._survey()
+            await asyncio.sleep(SURVEY_PERIOD_S)
+
+    async def _survey(self) -> None:
+        try:
+            self._num_connected = len(await self._node.connected_peers())
+            self._views = [view_of(survey) for survey in await self._node.survey()]
+            self._surveyed_at = time.monotonic()
+        except (OSError, EOFError) as error:  # also TimeoutError; p2pd is restarting
+            log.debug("survey of the directory failed: %r", error)
+
+    async def show_page(self, request: web.Request) -> web.Response:
+        """Return the page. Text of peers is escaped for terminals and for HTML."""
+        lines = [f"{self._num_connected} peers are connected", "", *render_views(self._views)]
+        return web.Response(text=PAGE.format(text=html.escape("\n".join(lines))), content_type="text/html")
+
+    async def show_swarm(self, request: web.Request) -> web.Response:
+        """Return a list with the view of each run."""
+        return web.json_response([view.as_dict() for view in self._views])
+
+    async def show_metrics(self, request: web.Request) -> web.Response:
+        """Return the counts for Prometheus."""
+        members = {view.run.id: len(view.peers) + view.num_omitted + view.num_unreadable for view in self._views}
+        body = render_bootstrap_metrics(
+            num_connected=self._num_connected, members=members, counters=self._node.counters
+        )
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
+
+    async def show_health(self, request: web.Request) -> web.Response:
+        """Return 200, or 503 if no survey succeeded for `STALE_S`."""
+        still_s = time.monotonic() - self._surveyed_at
+        if still_s < STALE_S:
+            return web.Response(text="ok\n")
+        return web.Response(text=f"the directory has not answered for {still_s:.0f} s\n", status=503)
+
+    @asynccontextmanager
+    async def serve(self, *, port: int) -> AsyncIterator[str]:
+        """Serve and survey while the block runs; yield the base URL. Raise UsageError if the port is taken."""
+        app = web.Application(middlewares=[own_names_only], client_max_size=MAX_REQUEST_BYTES)
+        app.router.add_get("/", self.show_page)
+        app.router.add_get("/swarm", self.show_swarm)
+        app.router.add_get("/status", show_nothing)
+        app.router.add_get("/peers", show_nothing)
+        app.router.add_get("/metrics", self.show_metrics)
+        app.router.add_get("/healthz", self.show_health)
+        guard = HttpGuard()
+        runner = guard.runner(app)
+        await runner.setup()
+        surveying = asyncio.create_task(self.run(), name="bootstrap-survey")
+        try:
+            try:
+                await guard.listen(runner, HOST, port)
+            except OSError as error:
+                raise UsageError(
+                    f"the status port {port} cannot be opened ({error.strerror}): choose another with --status-port"
+                ) from None
+            yield f"http://{HOST}:{runner.addresses[0][1]}"
+        finally:
+            surveying.cancel()
+            await asyncio.gather(surveying, return_exceptions=True)
+            await runner.cleanup()

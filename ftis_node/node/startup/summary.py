@@ -1,0 +1,170 @@
+"""The two blocks that `join` shows: what a start is about to do, and what it did. Pure functions from facts to lines.
+
+The first has at most ten lines. It says what leaves the machine, because a volunteer decides by it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from ftis_node import __version__
+from ftis_node.config.resume import raised_budgets, start_command
+from ftis_node.telemetry.health_summary import BUDGET_UNITS, duration
+from ftis_node.telemetry.status import EndWord
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ftis_node.config.home import Home
+    from ftis_node.config.node import NodeSettings
+    from ftis_node.node.startup.prepare import PreparedNode
+    from ftis_node.telemetry.status import BudgetStatus, Status
+
+LABEL_WIDTH = 10
+DOES = {"full": "generates with and trains", "learner": "trains", "generator": "generates with"}
+CONTENT = "groups (prompts, completions, log-probs, rewards)"
+
+
+def start_lines(prepared: PreparedNode, *, num_parameters: int, step: int) -> list[str]:
+    """Return the lines for a start from `step`."""
+    settings, manifest, home = prepared.settings, prepared.manifest, prepared.home
+    what = f"{prepared.source.name} ({num_parameters:,} parameters)"
+    lines = [f"ftis-node {__version__} {DOES[settings.role]} {what} on {prepared.task.name}"]
+    facts = {
+        "run": f"{manifest.name} ({manifest.run_id[:12]}), method {manifest.method.name}; {_steps(settings, step)}",
+        "domain": "" if prepared.domain is prepared.task else f"{prepared.domain.name}; --task {manifest.task} ends it",
+        "trains": prepared.training,
+        "memory": prepared.arrangement.memory,
+        "peers": _peers(prepared),
+        "shares": _shared(settings),
+        "files": f"all in {home.root}; the workers print to {home.logs}",
+        "watch": _command("dashboard", home),
+        "stop": "ctrl-C; everything is saved, and the same command resumes",
+    }
+    return lines + [f"{label:{LABEL_WIDTH}}{text}" for label, text in facts.items() if text]
+
+
+def end_lines(before: Status, after: Status, home: Home, *, settings: NodeSettings) -> list[str]:
+    """Return the lines for the end of a start, from its first and its last status."""
+    lines = [_heading(before, after)]
+    facts = {
+        "pass@1": _accuracy(after),
+        "groups": _groups(before, after),
+        "tokens": _tokens(before, after),
+        "saved": f"{home.root}, the checkpoint of step {after.learner.step}" if settings.learns else str(home.root),
+        "export": _command("export", home, "--out", "MODEL") if settings.learns and after.learner.step else "",
+        "report": _command("report", home),
+        "go on": start_command(home, raised=_raised(after)),
+    }
+    return lines + [f"  {label:{LABEL_WIDTH}}{text}" for label, text in facts.items() if text]
+
+
+def finished_lines(last: Status, home: Home, *, settings: NodeSettings) -> list[str] | None:
+    """Return the lines for a home whose budget of training is used up already; None if there is work to do.
+
+    `last` is the status that the home's last start left.
+    """
+    limits, used = settings.budget, last.budget
+    if not settings.learns or not last.node.peer_id:
+        return None
+    done = {
+        "learn_steps": (min(last.learner.step, used.learn_steps.used), limits.learn_steps),
+        "learn_tokens": (used.learn_tokens.used, limits.learn_tokens),
+    }
+    reached = {name: limit for name, (amount, limit) in done.items() if limit is not None and amount >= limit}
+    if not reached:
+        return None
+    what = ", ".join(f"{limit:,} {BUDGET_UNITS[name]}" for name, limit in reached.items())
+    facts = {
+        "pass@1": _accuracy(last),
+        "saved": f"{home.root}, the checkpoint of step {last.learner.step}",
+        "export": _command("export", home, "--out", "MODEL"),
+        "report": _command("report", home),
+        "go on": start_command(home, raised={name: 2 * max(done[name][0], limit) for name, limit in reached.items()}),
+    }
+    heading = f"finished: the budget of {what} is used up, there is nothing to do"
+    return [heading, *(f"  {label:{LABEL_WIDTH}}{text}" for label, text in facts.items() if text)]
+
+
+def _steps(settings: NodeSettings, step: int) -> str:
+    if not settings.learns:
+        return f"follows {settings.roles.follow}"
+    limit = settings.budget.learn_steps
+    begins = f"goes on after step {step}" if step else "begins at step 0"
+    return begins + (f", ends after step {limit}" if limit is not None else ", without end")
+
+
+def _peers(prepared: PreparedNode) -> str:
+    settings = prepared.settings
+    number = len(settings.peers)
+    known = f"{number} address{'es' if number > 1 else ''} to dial first" if number else "none given: it works alone"
+    if settings.role == "learner":
+        return f"{known}; its generators: --role generator --follow {prepared.identity.peer_id}"
+    return known if number else f"{known} until others dial it; --peers ADDRESS joins others"
+
+
+def _shared(settings: NodeSettings) -> str:
+    """Return what leaves the machine."""
+    what = "weights" if settings.role == "learner" else CONTENT
+    whom = "members of the run" if settings.peers else "peers that dial it"
+    more = f"; figures go to {', '.join(settings.tracking.to)}" if settings.tracking.to else ""
+    return f"{what}, name and addresses, with {whom}; no other file leaves{more}"
+
+
+def _heading(before: Status, after: Status) -> str:
+    first, last = before.learner.step, after.learner.step
+    steps = f"{_count(last - first, 'step')} trained"
+    if last > first:
+        steps += f" ({first} to {last})"
+    elif not last:
+        steps = f"{_count(after.generation.groups_made - before.generation.groups_made, 'group')} generated"
+    spent = duration(after.node.uptime_s)
+    if after.node.end == EndWord.FINISHED:
+        return f"finished: {steps} in {spent}"
+    return f"stopped at step {last}, saved: {steps} in {spent}" if last else f"stopped, saved: {steps} in {spent}"
+
+
+def _accuracy(status: Status) -> str:
+    """Return the first and the last pass@1 of the task that was evaluated last."""
+    if not status.eval:
+        return ""
+    same = [entry for entry in status.eval if entry.task == status.eval[-1].task]
+    first, last = same[0], same[-1]
+    at_first = f"{first.pass_at_1:.3f} (step {first.step}) -> " if first is not last else ""
+    return f"{at_first}{last.pass_at_1:.3f} (step {last.step}), {last.n} problems of {last.task}"
+
+
+def _groups(before: Status, after: Status) -> str:
+    own = after.learner.own_groups - before.learner.own_groups
+    foreign = after.learner.foreign_groups - before.learner.foreign_groups
+    made = after.generation.groups_made - before.generation.groups_made
+    swarm = after.swarm
+    return (
+        f"trained on {own} own and {foreign} foreign; {made} generated, {swarm.groups_sent} sent, "
+        f"{swarm.groups_confirmed} confirmed by peers"
+    )
+
+
+def _tokens(before: Status, after: Status) -> str:
+    made = after.generation.tokens_made - before.generation.tokens_made
+    trained = after.budget.learn_tokens.used - before.budget.learn_tokens.used
+    return f"{made:,} generated, {trained:,} trained on"
+
+
+def _raised(status: Status) -> dict[str, int]:
+    return raised_budgets(dict(_amounts(status.budget))) if status.node.end == EndWord.FINISHED else {}
+
+
+def _amounts(budget: BudgetStatus) -> Iterator[tuple[str, dict[str, int | None]]]:
+    for name in BUDGET_UNITS:
+        amount = getattr(budget, name)
+        yield name, {"limit": amount.limit, "left": amount.left}
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _command(name: str, home: Home, *more: str) -> str:
+    return shlex.join(["ftis-node", name, "--home", str(home.root), *more])

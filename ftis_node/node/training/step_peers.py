@@ -1,0 +1,142 @@
+"""The peers of a step: the weights of their groups before it, credits and charges after it."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from ftis_node.learner.messages import TrainGroup
+from ftis_node.node.training.peer_weights import PeerWeights
+from ftis_node.replay.lifecycle import ReleaseReason
+from ftis_node.swarm.peer_guard import Place
+from ftis_node.swarm.reputation.reasons import sentence
+from ftis_node.swarm.reputation.score import Behaviour
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ftis_node.config.step import Share
+    from ftis_node.learner.messages import StepReport
+    from ftis_node.node.context import NodeContext
+    from ftis_node.node.peers.manager import PeerManager
+    from ftis_node.node.peers.registry import PeerRegistry
+    from ftis_node.node.state import NodeCounters
+    from ftis_node.replay.buffer import StoredGroup
+    from ftis_node.replay.reader import HeldGroup
+    from ftis_node.swarm.peer_guard import PeerGuard
+
+log = logging.getLogger(__name__)
+
+UNDERSTATED = "understated_logprobs"
+UNREADABLE = "malformed"
+
+
+class StepPeers:
+    """The accounting of a step: it weights the groups of peers, then credits and charges their senders."""
+
+    def __init__(
+        self,
+        *,
+        context: NodeContext,
+        peers: PeerManager,
+        registry: PeerRegistry,
+        counters: NodeCounters,
+        guard: PeerGuard,
+    ) -> None:
+        self._context = context
+        self._peers = peers
+        self._registry = registry
+        self._counters = counters
+        self._guard = guard
+        self._peer_weights = PeerWeights()
+
+    def batch(self, groups: Sequence[StoredGroup]) -> list[TrainGroup]:
+        """Return the groups in the learner's form, without those of a peer that cannot be converted."""
+        batch = []
+        for group in groups:
+            with self._guard.work_for(group.sender, Place.BATCH, passes=(Exception,) if group.own else ()):
+                batch.append(self._as_trained(group))
+        return batch
+
+    def _as_trained(self, group: StoredGroup) -> TrainGroup:
+        share = self._context.manifest.step.prompt_sharing
+        return train_group(
+            group,
+            share=share,
+            of_own_weights=self._peers.is_of_own_weights(group),
+            weight=1.0 if group.own else self._peer_weights.weight(group.sender),
+        )
+
+    def weigh(self, report: StepReport, batch: Sequence[TrainGroup]) -> None:
+        """Apply the peers' agreement in a step from the next step on; record the weights that applied in this one."""
+        if self._context.manifest.method.peer_weights is None or report.repeated:
+            return
+        weights = {group.sender: round(group.weight, 4) for group in batch if not group.own}
+        self._context.events.write("peer_weights", step=report.step, weights=weights)
+        self._peer_weights.note(report.agreement, report.own_agreement)
+
+    def settle(self, report: StepReport, groups: Sequence[StoredGroup], *, is_trained: bool) -> None:
+        """Credit the senders that a step learned from, and charge those whose groups it left out."""
+        if is_trained and not report.skipped:
+            left_out = {*report.understated, *report.unreadable}
+            for group in groups:
+                if group.id.hex() not in left_out:
+                    with self._guard.work_for(group.sender, Place.COUNT):
+                        note_contributor(self._peers, group)
+        self._note_understated(report, groups)
+        self._note_unreadable(report, groups)
+
+    def _note_understated(self, report: StepReport, groups: Sequence[StoredGroup]) -> None:
+        """Charge the senders of groups that the learner left out as false claims; a repeated step is charged once."""
+        if report.repeated:
+            return
+        for group in groups:
+            if group.id.hex() not in report.understated:
+                continue
+            sender, detail = group.sender, f"{UNDERSTATED}: {sentence(UNDERSTATED)}"
+            with self._guard.work_for(sender, Place.COUNT):
+                self._counters.refused[UNDERSTATED] += 1
+                self._registry.seen(sender).refused[UNDERSTATED] += 1
+                self._peers.note(sender, Behaviour.FALSE_CLAIM, reason=UNDERSTATED, detail=detail)
+                self._context.events.write("understated", group=group.id, sender=sender, step=report.step)
+
+    def _note_unreadable(self, report: StepReport, groups: Sequence[StoredGroup]) -> None:
+        """Charge the senders of bodies that the learner could not unpack; log own ones as an error."""
+        unreadable = [group for group in groups if group.id.hex() in report.unreadable]
+        for group in unreadable if not report.repeated else ():
+            log.error("step %d left group %s out: its body cannot be unpacked", report.step, group.id.hex()[:12])
+            if not group.own:
+                with self._guard.work_for(group.sender, Place.COUNT):
+                    self._peers.note(group.sender, Behaviour.FAULT, reason=UNREADABLE)
+
+    def note_poisoned(self, group_id: bytes, held: HeldGroup | None) -> None:
+        """Charge the sender of a group on which the learner failed repeatedly."""
+        self._context.events.write("released", group=group_id, reason=ReleaseReason.POISONED)
+        if held is not None and not held.own:
+            with self._guard.work_for(held.sender, Place.COUNT):
+                self._peers.note(held.sender, Behaviour.FAULT, reason=ReleaseReason.POISONED)
+
+
+def note_contributor(peers: PeerManager, group: StoredGroup) -> None:
+    """Credit the sender of a group of unequal rewards; the advantages of any other group are 0."""
+    if not group.own and len(set(group.rewards)) > 1:
+        peers.note(group.sender, Behaviour.CONTRIBUTED)
+
+
+def train_group(group: StoredGroup, *, share: Share, of_own_weights: bool = False, weight: float = 1.0) -> TrainGroup:
+    """Return a stored group as the learner takes it. `of_own_weights`: see `PeerManager.is_of_own_weights`.
+
+    Vertical: one advantage group per generator's group. Horizontal: one per prompt, over all its generators.
+    """
+    return TrainGroup(
+        group_id=group.id.hex(),
+        advantage_key=group.id.hex() if share == "vertical" else str(group.prompt_ref),
+        own=group.own,
+        body=group.body,
+        prompt_ids=group.prompt_ids,
+        rewards=group.rewards,
+        text_token_ids=group.text_token_ids,
+        of_own_weights=of_own_weights,
+        sender=group.sender,
+        weight=weight,
+    )

@@ -1,0 +1,124 @@
+"""Reset of the buffer: a damaged file, or one that lost commits, is replaced by an empty buffer.
+
+Rollouts expire within `step.max_age_s`, so the rows of a damaged file are worth little. Three rules keep each group
+from being used twice and each sequence number from being given twice:
+
+    groups of peers made until the reset are refused      `reset_at` in `totals`
+    own groups go on with the seconds since 1970          above any number in use, see `node/storage/identity_backup.py`
+    own groups go on above the numbers in the event log   also if the clock was set back
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from ftis_node.replay.checksums import NOTED
+from ftis_node.replay.database import SCHEMA_VERSION, open_writer
+from ftis_node.replay.forgotten import is_forgotten
+from ftis_node.replay.lifecycle import ReleaseReason, State
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from ftis_node.telemetry.trail_summary import EventLogSummary, LoggedGroup
+
+REASONS = frozenset(ReleaseReason)
+LAST_NUMBER, RESET_AT = "last_number", "reset_at"  # in `totals`
+COLUMNS = frozenset({*NOTED, "arrival", "state", "reason", "step", "envelope"})  # of the present schema
+FORGOTTEN_COLUMNS = frozenset({"sender", "first", "last", "touched"})
+TOTALS_COLUMNS = frozenset({"name", "value"})
+
+
+class LostCommits(NamedTuple):
+    """What the event log knows and the buffer does not: missing groups, wrong states, the last own number."""
+
+    num_missing: int = 0
+    num_wrong: int = 0
+    last_number: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"by the event log, {self.num_missing} groups are missing, {self.num_wrong} have a wrong state, and own "
+            f"groups are numbered up to {self.last_number}"
+        )
+
+
+def missing_columns(buffer: sqlite3.Connection) -> str:
+    """Return what is wrong with the column names, which a flipped bit changes; "" if nothing is."""
+    if not _is_present_schema(buffer):
+        return ""
+    for table, columns in (("groups", COLUMNS), ("forgotten", FORGOTTEN_COLUMNS), ("totals", TOTALS_COLUMNS)):
+        names = {name for (name,) in buffer.execute("SELECT name FROM pragma_table_info(?)", (table,))}
+        if missing := sorted(columns - names):
+            return f"table {table} has no column {missing[0]}"
+    return ""
+
+
+def find_lost_commits(buffer: sqlite3.Connection, record: EventLogSummary) -> LostCommits | None:
+    """Return what the buffer lost by the record of the event log; None if it has all commits.
+
+    An event is written after its commit. So a sound file is never behind the record.
+    """
+    if not _is_present_schema(buffer):
+        return None
+    num_missing = _count_missing(buffer, record.expected)
+    num_wrong = sum(_contradicts(buffer, group) for group in record.used)
+    num_wrong += sum(_is_ready(buffer, group_id) for group_id, _ in record.released)
+    row = buffer.execute("SELECT value FROM totals WHERE name = ?", (LAST_NUMBER,)).fetchone()
+    is_behind = record.last_number > (row[0] if row else 0)
+    return LostCommits(num_missing, num_wrong, record.last_number) if num_missing or num_wrong or is_behind else None
+
+
+def write_empty_buffer(path: Path, *, last_number: int) -> None:
+    """Write an empty buffer at `path` that refuses what peers made until now.
+
+    The next own group gets a number above `last_number` and above the seconds since 1970.
+    """
+    buffer = open_writer(path)
+    try:
+        now = int(time.time())
+        totals = [(LAST_NUMBER, max(now, last_number)), (RESET_AT, now + 1)]
+        buffer.execute("BEGIN IMMEDIATE")
+        buffer.executemany("INSERT OR REPLACE INTO totals (name, value) VALUES (?, ?)", totals)
+        buffer.execute("COMMIT")
+        buffer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    finally:
+        buffer.close()
+
+
+def read_reset_at(buffer: sqlite3.Connection) -> float:
+    """Return the Unix time of the last reset; 0 if there was none."""
+    row = buffer.execute("SELECT value FROM totals WHERE name = ?", (RESET_AT,)).fetchone()
+    return float(row[0]) if row else 0.0
+
+
+def _count_missing(buffer: sqlite3.Connection, expected: Iterable[LoggedGroup]) -> int:
+    """Return how many groups are neither kept nor known to have been pruned."""
+    return sum(
+        buffer.execute("SELECT 1 FROM groups WHERE id = ?", (group.id,)).fetchone() is None
+        and not is_forgotten(buffer, group.sender, group.number)
+        for group in expected
+    )
+
+
+def _is_present_schema(buffer: sqlite3.Connection) -> bool:
+    return bool(buffer.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION)
+
+
+def _is_ready(buffer: sqlite3.Connection, group_id: bytes) -> bool:
+    query = "SELECT 1 FROM groups WHERE id = ? AND state = ?"
+    return buffer.execute(query, (group_id, State.READY)).fetchone() is not None
+
+
+def _contradicts(buffer: sqlite3.Connection, used: LoggedGroup) -> bool:
+    """Return whether a used group is RELEASED for an unknown reason, or trained by another step.
+
+    A used group that is READY is no contradiction: the learner may have fallen back to an older checkpoint.
+    """
+    row = buffer.execute("SELECT state, reason, step FROM groups WHERE id = ?", (used.id,)).fetchone()
+    if row is None or row[0] != State.RELEASED:
+        return False
+    return row[1] not in REASONS or (row[1] == ReleaseReason.TRAINED and row[2] != used.step)

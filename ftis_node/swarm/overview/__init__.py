@@ -1,0 +1,1 @@
+"""One view of a swarm, from the directory's signed records."""

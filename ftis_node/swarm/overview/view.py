@@ -1,0 +1,120 @@
+"""Model of the view of a swarm: a row for each directory record. Pure; all figures are claims of the peers.
+
+The readers of `records/` have bounded every value. Names may hold any character: a renderer escapes them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ftis_node.config.manifest import RunManifest
+    from ftis_node.records.envelope import PeerRecord
+
+MAX_ROWS = 200
+MINUTE_S = 60.0
+
+
+class RunSummary(msgspec.Struct, frozen=True):
+    """The run of a swarm. Name, task and method are "" if its manifest is not known."""
+
+    id: str
+    name: str = ""
+    task: str = ""
+    method: str = ""
+
+    @classmethod
+    def of(cls, manifest: RunManifest) -> RunSummary:
+        """Return the summary of a manifest."""
+        return cls(manifest.run_id, manifest.name, manifest.task, manifest.method.name)
+
+
+class SwarmRow(msgspec.Struct, frozen=True):
+    """One peer. The figures from `step` on are None or empty if the peer publishes none.
+
+    `seen_at` is Unix time in seconds. `pass_rates` are pairs of a step and pass@1, the oldest first. `learns_from` is
+    the share of each sender among the groups of the peer's last steps, by peer id; it sums to at most 1.
+    """
+
+    peer_id: str
+    name: str
+    role: str
+    model: str
+    parameters: int
+    software: str
+    seen_at: float
+    tokens_per_minute: float
+    step: int | None = None
+    groups_per_minute: float | None = None
+    rejected_groups: int | None = None
+    pass_rates: tuple[tuple[int, float], ...] = ()
+    learns_from: dict[str, float] = {}
+
+
+class SwarmView(msgspec.Struct, frozen=True):
+    """The peers of one run at `taken_at` (Unix time).
+
+    `num_unreadable` counts members without a valid record, `num_omitted` rows beyond the limit of `MAX_ROWS`.
+    """
+
+    run: RunSummary
+    taken_at: float
+    peers: tuple[SwarmRow, ...] = ()
+    own_id: str = ""
+    num_unreadable: int = 0
+    num_omitted: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        document: dict[str, Any] = msgspec.to_builtins(self)
+        return document
+
+    @classmethod
+    def from_dict(cls, document: Any) -> SwarmView:
+        """Return the view in a JSON form. Raises msgspec.ValidationError for anything else."""
+        return msgspec.convert(document, cls)
+
+
+def swarm_row(record: PeerRecord, *, seen_at: float) -> SwarmRow:
+    """Return the row of a record whose signature was checked."""
+    row = SwarmRow(
+        peer_id=record.peer_id,
+        name=record.name,
+        role=record.role,
+        model=record.model,
+        parameters=record.parameters,
+        software=record.software,
+        seen_at=seen_at,
+        tokens_per_minute=round(record.tokens_per_s * MINUTE_S, 1),
+    )
+    stats = record.stats
+    if stats is None:
+        return row
+    total = max(stats.trained_groups, sum(groups for _, groups in stats.sources))
+    return msgspec.structs.replace(
+        row,
+        step=stats.step,
+        groups_per_minute=round(stats.groups_per_minute, 2),
+        rejected_groups=stats.rejected_groups,
+        pass_rates=tuple((step, round(rate, 4)) for step, rate in stats.pass_rates),
+        learns_from={peer_id: round(groups / total, 4) for peer_id, groups in stats.sources},
+    )
+
+
+def make_view(
+    rows: Sequence[SwarmRow], *, run: RunSummary, now: float, own_id: str = "", num_unreadable: int = 0
+) -> SwarmView:
+    """Return the view: the node itself first, then the peers that were seen last. `now` is Unix time in seconds."""
+    ordered = sorted(rows, key=lambda row: (row.peer_id != own_id, -min(row.seen_at, now), row.peer_id))
+    return SwarmView(
+        run=run,
+        taken_at=now,
+        peers=tuple(ordered[:MAX_ROWS]),
+        own_id=own_id,
+        num_unreadable=num_unreadable,
+        num_omitted=max(0, len(ordered) - MAX_ROWS),
+    )

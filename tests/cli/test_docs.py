@@ -1,0 +1,199 @@
+"""`ftis-node docs` finds, prints, opens and serves the pages of a checkout and of an installed package."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+from urllib.request import urlopen
+
+import pytest
+
+from ftis_node import documentation
+from ftis_node.cli import docs_server
+from ftis_node.cli.app import run
+from ftis_node.cli.commands import docs
+from tests.documented.pages import PAGES, ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PAGE = (ROOT / "docs/operate/troubleshooting.md").read_text()
+PACKAGE_FILES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")
+
+
+def test_the_list_has_every_page_in_the_order_of_the_index(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["docs", "--list"]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    pages = [page.relative_to(ROOT / "docs").with_suffix("") for page in PAGES if page.is_relative_to(ROOT / "docs")]
+    assert sorted(names) == sorted(map(str, pages))
+    assert names[:3] == ["index", "get-started/install", "get-started/quickstart"]
+
+
+@pytest.mark.parametrize("name", ["operate/troubleshooting", "troubleshooting", "docs/operate/troubleshooting.md"])
+def test_into_a_pipe_a_page_is_printed_as_it_is(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["docs", name]) == 0
+    assert capsys.readouterr().out == PAGE.rstrip("\n") + "\n"
+
+
+def test_a_section_is_printed_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["docs", "troubleshooting#exit-codes"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("## Exit codes\n") and out.strip() in PAGE
+    assert out.count("\n## ") == 0 and "| 130 |" in out
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("operate/trubleshooting", "no page 'operate/trubleshooting'; did you mean operate/troubleshooting ?"),
+        ("trubleshooting", "no page 'trubleshooting'; did you mean operate/troubleshooting ?"),
+        ("zzz", "no page 'zzz'; ftis-node docs --list lists all"),
+        ("shooting", "no page 'shooting'; did you mean operate/troubleshooting ?"),
+        (
+            "troubleshooting#exit-kodes",
+            "operate/troubleshooting has no section 'exit-kodes'; did you mean exit-codes ?",
+        ),
+        ("../../README", "no page '../../README'; ftis-node docs --list lists all"),
+    ],
+)
+def test_an_unknown_page_is_one_line_with_a_suggestion(
+    name: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["docs", name]) == 2
+    captured = capsys.readouterr()
+    assert captured.err == f"ftis-node: {line}\n" and captured.out == ""
+
+
+def test_a_package_without_pages_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(documentation, "PACKAGE", tmp_path / "ftis_node")
+    assert run(["docs"]) == 3
+    assert capsys.readouterr().err.startswith("ftis-node: this package was built without its pages: ")
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a package that was built as for a wheel, after `make site`; the site has one page."""
+    folder = tmp_path_factory.mktemp("package")
+    source, page = folder / "source", folder / "source/build/site/docs/operate/troubleshooting.html"
+    shutil.copytree(ROOT / "ftis_node", source / "ftis_node", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "docs", source / "docs")
+    for name in PACKAGE_FILES:
+        shutil.copy(ROOT / name, source / name)
+    page.parent.mkdir(parents=True)
+    page.write_text("<!doctype html><title>the site's page</title>")
+    (source / "build/site/index.html").write_text("<!doctype html><title>the site</title>")
+    build = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", str(folder / "lib")]
+    subprocess.run(build, cwd=source, check=True, capture_output=True)
+    assert not (folder / "lib/ftis_node/_docs/conf.py").exists()
+    return folder / "lib"
+
+
+def _command(package: Path, *arguments: str, **variables: str) -> dict[str, Any]:
+    """Return the arguments of a process that runs the package's `docs` outside the repository, without a screen."""
+    hidden = {name: value for name, value in os.environ.items() if name not in docs.DISPLAYS}
+    return {
+        "args": [sys.executable, "-m", "ftis_node", "docs", *arguments],
+        "cwd": package,
+        "env": {**hidden, "PYTHONPATH": str(package), "PYTHONUNBUFFERED": "1", **variables},
+    }
+
+
+def _in_terminal(package: Path, *arguments: str, **variables: str) -> str:
+    """Run the command in a terminal of 100 columns; return what the terminal shows."""
+    ours, theirs = pty.openpty()
+    shown = {"TERM": "xterm", "COLUMNS": "100", "PAGER": "cat", **variables}
+    process = subprocess.Popen(**_command(package, *arguments, **shown), stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    out = b""
+    with contextlib.suppress(OSError):  # the other end is closed
+        while piece := os.read(ours, 65536):
+            out += piece
+    os.close(ours)
+    assert process.wait(timeout=60) == 0, out.decode()
+    return out.decode().replace("\r\n", "\n")
+
+
+def test_an_installed_package_has_its_pages(package: Path) -> None:
+    done = subprocess.run(**_command(package, "troubleshooting"), check=True, capture_output=True, text=True)
+    assert done.stdout == PAGE.rstrip("\n") + "\n"
+
+
+def test_in_a_terminal_links_have_the_names_that_the_command_takes(package: Path) -> None:
+    out = re.sub(r"\x1b\[[0-9;]*m", "", _in_terminal(package))
+    assert "Install (get-started/install)" in out and "](" not in out
+
+
+def test_a_browser_opens_the_page_of_the_site_only_if_there_is_a_screen(package: Path, tmp_path: Path) -> None:
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {tmp_path}/opened\n')
+    browser.chmod(0o755)
+    assert "Exit codes" in _in_terminal(package, "troubleshooting", BROWSER=f"{browser} %s")
+    assert not (tmp_path / "opened").exists()
+    out = _in_terminal(package, "troubleshooting#exit-codes", BROWSER=f"{browser} %s", DISPLAY=":0")
+    site = package / "ftis_node/_docs/site"
+    assert out == f"{site.as_uri()}/docs/operate/troubleshooting.html#exit-codes\n"
+    assert (tmp_path / "opened").read_text() == out
+
+
+def test_an_old_site_is_not_shipped(package: Path) -> None:
+    source = package.parent / "source"
+    os.utime(source / "build/site/index.html", (0, 0))
+    build = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", str(package.parent / "other")]
+    subprocess.run(build, cwd=source, check=True, capture_output=True)
+    assert (package.parent / "other/ftis_node/_docs/index.md").is_file()
+    assert not (package.parent / "other/ftis_node/_docs/site").exists()
+
+
+def test_pages_without_a_site_are_drawn_with_the_same_anchors_and_links_between_them(tmp_path: Path) -> None:
+    pages = documentation.find_pages()
+    root = docs_server.render_pages(pages, tmp_path)
+    for name, path in pages.items():
+        drawn = (root / "docs" / f"{name}.html").read_text()
+        missing = [anchor for anchor in documentation.sections(path.read_text()) if f' id="{anchor}"' not in drawn]
+        assert not missing, f"{name}: {missing}"
+    assert '<a href="../index.html">' in (root / "docs/operate/troubleshooting.html").read_text()
+    drawn = (root / "docs/index.html").read_text()
+    assert '<li><a href="operate/networking.html">Networking</a>' in drawn
+    for path in (root / "docs").rglob("*.html"):
+        for link in re.findall(r'href="([^"#:]+)["#]', path.read_text()):
+            assert (path.parent / link).resolve().is_file(), f"{path.name}: {link}"
+    assert (root / "docs/assets/dashboard.svg").is_file()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_the_site_is_served_until_the_process_is_ended(package: Path) -> None:
+    port = str(_free_port())
+    options = _command(package, "troubleshooting", "--serve", "--port", port)
+    with subprocess.Popen(**options, stdout=subprocess.PIPE, text=True) as served:
+        try:
+            assert served.stdout is not None
+            address = served.stdout.readline().split()[4]
+            assert address == f"http://127.0.0.1:{port}/docs/operate/troubleshooting.html"
+            with urlopen(address, timeout=30) as answer:  # it listens before it prints its address
+                assert b"the site's page" in answer.read()
+        finally:
+            served.terminate()
+        assert served.wait(timeout=30) == 0
+
+
+def test_a_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert run(["docs", "--serve", "--port", str(port)]) == 2
+    assert f"cannot listen on 127.0.0.1:{port}" in capsys.readouterr().err

@@ -1,0 +1,195 @@
+"""What a newcomer sees of `join`: what it is about to do, only what matters while it runs, what it did at the end.
+
+One home has four starts: it uses up a budget, is asked for the same again, is stopped, and is asked for JSON lines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from ftis_node.cli.app import run
+from ftis_node.cli.node_client import read_document
+from ftis_node.config.home import Home
+from ftis_node.dashboard.view.answers import answer_lines
+from ftis_node.dashboard.view.spans import text_of
+from ftis_node.dashboard.watcher import Watcher
+from ftis_node.telemetry.metrics import render_metrics
+from ftis_node.telemetry.status import Status
+from tests.node.support import ANY_PORT, started, write_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from ftis_node.config.node import NodeSettings
+
+START_S = 300.0
+LIMIT_S = 900
+NOBODY = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWD3eckifWpRn9wQpMG9R9hX3sD158z7EqHWmweQAJU5SA"
+WORTH_A_LINE = re.compile(r"step \d+|node \S+ is up|working alone|in the swarm|SIGTERM: stopping|peers are those")
+MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{4} (INFO|WARNING) +")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The lines of each start, and the status after it."""
+
+    home: Home
+    finished: list[str]
+    status: dict[str, Any]
+    screen: str
+    answers: list[str]
+    again: list[str]
+    stopped: list[dict[str, Any]]
+    stopped_status: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory, tiny_models: Mapping[str, Path]) -> Seen:
+    folder = tmp_path_factory.mktemp("first-contact")
+    home = Home(folder / "node")
+    manifest = write_manifest(folder / "run.toml", foreign_wait_s=0.2)
+    first = ("--model", str(tiny_models["s"]), "--run", str(manifest), "--peers", NOBODY, "--engine", "torch")
+    finished = _lines(home, *first, "--steps", "2")
+    status, screen = read_document(home, "/status"), _screen(home)
+    answers = [text_of(line) for line in answer_lines(Watcher(home, read_document).look())]
+    again = _lines(home, "--steps", "2")
+    with started(home.root, "join", "--log-format", "json", "--listen", ANY_PORT) as node:
+        node.wait_for(lambda: node.events("eval")[-1]["step"] >= 4, timeout_s=START_S)
+        node.stop()
+        assert node.process.returncode == 0
+        text = node.log.read_text().partition("\n{")
+    stopped = [json.loads(line) for line in (text[1] + text[2]).strip().splitlines()]
+    return Seen(home, finished, status, screen, answers, again, stopped, read_document(home, "/status"))
+
+
+def _lines(home: Home, *arguments: str) -> list[str]:
+    """What `join` writes until its end, which is a good one."""
+    with started(home.root, "join", *arguments, "--listen", ANY_PORT) as node:
+        before = node.log.stat().st_size
+        assert node.wait(timeout_s=START_S) == 0, node.log.read_text()[-3000:]
+        return node.log.read_bytes()[before:].decode().splitlines()
+
+
+def _screen(home: Home) -> str:
+    with contextlib.redirect_stdout(out := io.StringIO()):
+        assert run(["status", "--home", str(home.root)]) == 0
+    return out.getvalue()
+
+
+@pytest.mark.timeout(LIMIT_S)
+def test_the_first_ten_lines_say_what_happens(seen: Seen) -> None:
+    block = "\n".join(line for line in seen.finished[:10])
+    for pattern in (
+        r"^ftis-node \S+ generates with and trains s \([\d,]+ parameters\) on arithmetic$",
+        r"^run       test \([0-9a-f]{12}\), method ftis; begins at step 0, ends after step 2$",
+        r"^trains    all weights, ",
+        r"^memory    cpu: .* GiB .* at the peak",
+        r"^peers     1 address to dial first$",
+        r"^shares    groups \(prompts, completions, log-probs, rewards\), .* no other file leaves$",
+        rf"^files     all in {seen.home.root}; ",
+        rf"^watch     ftis-node dashboard --home {seen.home.root}$",
+        r"^stop      ctrl-C; ",
+    ):
+        assert re.search(pattern, block, re.MULTILINE), (pattern, block)
+
+
+@pytest.mark.timeout(LIMIT_S)
+def test_after_them_come_steps_peers_and_warnings_alone(seen: Seen) -> None:
+    end = next(number for number, line in enumerate(seen.finished) if line.startswith("finished: "))
+    timed = [line for line in seen.finished[9:end] if not line.startswith("start: ")]
+    assert all(MOMENT.match(line) for line in timed), timed
+    plain = [line for line in timed if MOMENT.match(line)[1] != "WARNING"]  # type: ignore[index]
+    assert plain and all(WORTH_A_LINE.match(MOMENT.sub("", line)) for line in plain), plain
+
+
+@pytest.mark.timeout(LIMIT_S)
+def test_the_end_says_what_was_done_and_what_comes_next(seen: Seen) -> None:
+    end = next(number for number, line in enumerate(seen.finished) if line.startswith("finished: "))
+    block = dict(line.strip().split(maxsplit=1) for line in seen.finished[end:])
+    assert re.match(r"2 steps trained \(0 to 2\) in \d", block.pop("finished:"))
+    assert re.match(r"0\.\d{3} \(step 0\) -> 0\.\d{3} \(step 2\), 32 problems of arithmetic$", block.pop("pass@1"))
+    assert re.match(r"trained on [1-9]\d* own and 0 foreign; [1-9]\d* generated, ", block.pop("groups"))
+    assert re.match(r"[1-9]\d* generated, [1-9]\d* trained on$", block.pop("tokens"))
+    home = str(seen.home.root)
+    assert block == {
+        "saved": f"{home}, the checkpoint of step 2",
+        "export": f"ftis-node export --home {home} --out MODEL",
+        "report": f"ftis-node report --home {home}",
+        "go": f"on     ftis-node join --home {home} --steps 4",
+    }
+
+
+@pytest.mark.timeout(LIMIT_S)
+def test_status_dashboard_and_metrics_agree_on_a_finished_home(seen: Seen) -> None:
+    assert (seen.status["node"]["state"], seen.status["node"]["end"]) == ("stopped", "finished")
+    assert seen.status["node"]["resume"] == f"ftis-node join --home {seen.home.root} --steps 4"
+    assert seen.screen.startswith("finished: 2 of 2 steps\n- go on with ftis-node join")
+    assert [line.split()[1] for line in seen.answers] == ["finished"] * 3
+    assert "2 of 2 steps, " in seen.answers[2]
+    text = render_metrics(msgspec.convert(seen.status, Status)).decode()
+    for question in ("contributing", "learning"):
+        assert f"ftis_node_{question} 0.0" in text, "a finished node does neither now"
+
+
+@pytest.mark.timeout(LIMIT_S)
+def test_a_finished_home_says_how_to_go_on_and_loads_nothing(seen: Seen) -> None:
+    assert "peers are those of the last start" in seen.again[0]
+    assert seen.again[1] == "finished: the budget of 2 steps is used up, there is nothing to do"
+    assert seen.again[-1].strip() == f"go on     ftis-node join --home {seen.home.root} --steps 4"
+    assert "generates with" not in "\n".join(seen.again)
+
+
+@pytest.mark.timeout(LIMIT_S)
+def test_a_stopped_node_says_so_and_the_home_remembers_model_peers_and_engine(seen: Seen) -> None:
+    messages = [entry["message"] for entry in seen.stopped]
+    assert f"peers are those of the last start ({NOBODY}); --no-peers forgets them" in messages
+    heading = next(message for message in messages if message.startswith("stopped at step "))
+    last = seen.stopped_status["learner"]["step"]
+    assert heading.startswith(f"stopped at step {last}, saved: {last - 2} step")
+    assert messages[-1].endswith(f"ftis-node join --home {seen.home.root}")
+    assert (seen.stopped_status["node"]["end"], seen.status["node"]["end"]) == ("stopped", "finished")
+    kept = json.loads(seen.home.settings.read_text())
+    assert (kept["peers"], kept["engine"]) == ([NOBODY], "torch")
+
+
+@pytest.mark.timeout(LIMIT_S)
+def test_json_lines_have_time_level_logger_message_and_fields(seen: Seen) -> None:
+    for entry in seen.stopped:
+        assert list(entry)[:5] == ["time", "level", "logger", "message", "fields"]
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{4}", entry["time"])
+    steps = [entry["fields"] for entry in seen.stopped if re.match(r"step \d+: reward", entry["message"])]
+    assert all(fields["step"] > 2 and "reward_mean" in fields for fields in steps)
+    evaluations = [entry["fields"] for entry in seen.stopped if "pass@1" in entry["message"] and entry["fields"]]
+    assert evaluations and set(evaluations[0]) == {"step", "task", "pass_at_1", "n"}
+
+
+def test_peers_of_the_last_start_yield_to_flags_and_can_be_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken: list[NodeSettings] = []
+    monkeypatch.setattr(
+        "ftis_node.node.startup.run.run_until_stopped", lambda settings, *args, **kwargs: taken.append(settings)
+    )
+    monkeypatch.delenv("FTIS_ENGINE", raising=False)
+    (tmp_path / "settings.json").write_text(json.dumps({"model": "org/name", "peers": [NOBODY], "engine": "torch"}))
+    join = ["join", "--home", str(tmp_path)]
+    other = NOBODY.replace("tcp/1", "tcp/2")
+    for more in ([], ["--peers", other], ["--no-peers"], ["--engine", "vllm"]):
+        assert run([*join, *more]) == 0, capsys.readouterr().err
+    assert [settings.peers for settings in taken] == [(NOBODY,), (other,), (), (NOBODY,)]
+    assert [settings.engine for settings in taken] == ["torch", "torch", "torch", "vllm"]
+    (tmp_path / "node.toml").write_text('engine = "auto"\n')
+    assert run(join) == 0
+    assert taken[-1].engine == "auto", "node.toml comes first"
+    capsys.readouterr()
+    assert run([*join, "--no-peers", "--peers", other]) == 2
+    assert "--peers and --no-peers contradict each other" in capsys.readouterr().err

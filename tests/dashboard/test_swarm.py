@@ -1,0 +1,43 @@
+"""`dashboard --swarm`: one screen with the rows of all peers, or with why they are missing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ftis_node.dashboard.swarm_app import SwarmApp
+from ftis_node.dashboard.view.spans import text_of
+from ftis_node.dashboard.widgets.text_lines import TextLines
+from ftis_node.errors import ConfigError
+from ftis_node.swarm.overview.view import RunSummary, SwarmRow, SwarmView
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROW = SwarmRow(
+    "12D3KooWpeer0001", "an\x1bn", "full", "org/tiny", 1, "1", 0.0, 60.0, step=3, learns_from={"12D3KooWpeer0001": 0.4}
+)
+
+
+async def _shown(read: Callable[[], Any]) -> str:
+    app = SwarmApp(read, period_s=0.05)
+    async with app.run_test() as pilot:
+        for _ in range(200):
+            await pilot.pause(0.05)
+            text = "\n".join(map(text_of, app.query_one("#swarm", TextLines).lines))
+            if "reading" not in text:
+                return text
+    raise AssertionError("the screen has read nothing")
+
+
+async def test_the_screen_shows_rows_and_the_matrix() -> None:
+    view = SwarmView(RunSummary("ab" * 16, task="arithmetic"), 1.0, (ROW,))
+    text = await _shown(lambda: [view.as_dict()])
+    assert "task arithmetic" in text and "an\\x1bn" in text and "tiny" in text and "40 %  " in text and "60 %" in text
+
+
+async def test_the_screen_says_why_there_is_nothing() -> None:
+    def read() -> Any:
+        raise ConfigError("no node has run there")
+
+    assert await _shown(read) == "no node has run there"
+    assert "Expected" in await _shown(lambda: [1])

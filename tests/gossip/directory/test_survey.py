@@ -1,0 +1,105 @@
+"""The view of a swarm from real p2pd nodes on loopback, through a bootstrap node and through a visitor."""
+
+from __future__ import annotations
+
+import time
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import ClientSession
+
+from ftis_node.gossip.bootstrap import BootstrapNode
+from ftis_node.gossip.directory.remote_survey import survey_remotely
+from ftis_node.gossip.libp2p import Libp2pGossip
+from ftis_node.node.http_api.bootstrap_api import BootstrapApi
+from ftis_node.node.peers.survey_view import view_of
+from ftis_node.records import rollout_pb2 as pb
+from ftis_node.records.envelope import PeerRecord, seal_peer_record
+from ftis_node.records.identity import PEER_DOMAIN, Identity
+from ftis_node.records.peer_stats import PeerStats
+from ftis_node.swarm.overview.text import render_views
+from tests.gossip.helpers import eventually, settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ftis_node.gossip.directory.survey import RunSurvey
+
+RUN = "ab" * 16
+NAMES = ("ann", "bob", "\x1b[2Jeve")
+
+
+def _record(identity: Identity, name: str, stats: PeerStats | None) -> PeerRecord:
+    return PeerRecord(
+        RUN, identity.peer_id, name, "org/tiny", 1000, "cd" * 16, "full", 3, 2, 10.0, time.time(), "1", stats=stats
+    )
+
+
+def _hostile(identity: Identity) -> bytes:
+    """A record with a valid signature and a rate that is not a number."""
+    info = pb.PeerInfo.FromString(
+        pb.PeerRecord.FromString(seal_peer_record(_record(identity, "mallory", None), identity)).body
+    )
+    info.stats.groups_per_minute = float("nan")
+    body = info.SerializeToString()
+    return pb.PeerRecord(body=body, signature=identity.sign(PEER_DOMAIN, body)).SerializeToString()
+
+
+async def test_three_nodes_and_their_matrix_are_seen_and_a_hostile_record_spoils_only_its_row(tmp_path: Path) -> None:
+    identities = [Identity.generate() for _ in range(4)]
+    ann, bob, eve, _ = (identity.peer_id for identity in identities)
+    async with AsyncExitStack() as stack:
+        bootstrap = BootstrapNode(settings(tmp_path / "b"), identity=Identity.generate())
+        stack.push_async_callback(bootstrap.close)
+        await bootstrap.start()
+        address = tuple(bootstrap.addresses)
+        nodes = []
+        for number, identity in enumerate(identities):
+            node = Libp2pGossip(settings(tmp_path / str(number), peers=address), identity=identity, run_id=RUN)
+            stack.push_async_callback(node.close)
+            await node.start()
+            nodes.append(node)
+        learned = PeerStats(
+            step=7,
+            groups_per_minute=4.5,
+            pass_rates=((0, 0.1), (5, 0.5)),
+            sources=((ann, 6), (bob, 2)),
+            trained_groups=8,
+        )
+        values = [
+            seal_peer_record(_record(identity, name, learned), identity)
+            for identity, name in zip(identities[:3], NAMES, strict=True)
+        ]
+
+        async def all_seen() -> list[RunSurvey]:
+            for node, value in zip(nodes, [*values, _hostile(identities[3])], strict=True):
+                await node.publish_record(value, ttl_s=60)
+            surveys = await bootstrap.survey()
+            is_whole = surveys and len(surveys[0].records) == 3 and surveys[0].num_unreadable == 1
+            return surveys if is_whole else []
+
+        seen = await eventually(all_seen, within_s=120)
+        async with BootstrapApi(bootstrap).serve(port=0) as url, ClientSession(url) as client:
+
+            async def shown() -> Any:
+                document = await (await client.get("/swarm")).json()
+                return document if document and len(document[0]["peers"]) == 3 else None
+
+            document = await eventually(shown, within_s=120)
+            page = await (await client.get("/")).text()
+            metrics = await (await client.get("/metrics")).text()
+            health = (await client.get("/healthz")).status
+        visited = await survey_remotely(settings(tmp_path / "v", peers=address), run_id=RUN, timeout_s=60)
+    assert [view["run"]["id"] for view in document] == [RUN] and len(document[0]["peers"]) == 3
+    assert "75 %" in page and "\x1b" not in page
+    assert f'ftis_bootstrap_members{{run_id="{RUN}"}} 4.0' in metrics and health == 200
+    for survey in (seen[0], visited):
+        view = view_of(survey)
+        assert {row.peer_id: row.name for row in view.peers} == dict(zip((ann, bob, eve), NAMES, strict=True))
+        assert {row.peer_id: row.learns_from for row in view.peers} == dict.fromkeys(
+            (ann, bob, eve), {ann: 0.75, bob: 0.25}
+        )
+        assert {row.step for row in view.peers} == {7}
+        text = "\n".join(render_views([view]))
+        assert "75 %" in text and "25 %" in text and "▁▅ 0.50" in text
+        assert "1 without a readable record" in text and "mallory" not in text and "\x1b" not in text

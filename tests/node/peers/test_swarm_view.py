@@ -1,0 +1,91 @@
+"""The view of a swarm at a node: its own row from its measurements, the rows of its peers, and what it publishes."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from aiohttp import ClientSession
+
+from ftis_node.config.node import NodeSettings, SwarmSection
+from ftis_node.node.http_api.local_api import LocalApi
+from ftis_node.node.peers.operator_actions import PeerControl
+from ftis_node.node.startup.null_workers import NullBackfill
+from ftis_node.node.startup.wiring import Wiring
+from ftis_node.records.envelope import PeerRecord
+from ftis_node.records.identity import Identity
+from ftis_node.records.peer_stats import PeerStats
+from ftis_node.swarm.overview.text import render_view
+from ftis_node.swarm.overview.view import MAX_ROWS, RunSummary, SwarmView, make_view, swarm_row
+from ftis_node.telemetry.status import EvalStatus
+from tests.node.nodes import components
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PEER = Identity.generate().peer_id
+
+
+def _record(name: str = "bob", stats: PeerStats | None = None) -> PeerRecord:
+    return PeerRecord("ab" * 16, PEER, name, "m", 1, "cd" * 16, "full", 1, 1, 2.0, 0.0, "1", stats=stats)
+
+
+@contextmanager
+def _trained_node(folder: Path, settings: NodeSettings | None = None) -> Iterator[Wiring]:
+    """A node that trained on 3 own groups and 1 of a peer, and evaluated twice."""
+    with components(folder, settings=settings) as node:
+        node.context.state.step = 4
+        node.counters.recent_sources.append({node.context.peer_id: 3, PEER: 1, "": 0})
+        node.counters.refused["reward"] = 2
+        for step, rate in ((0, 0.25), (4, 0.5)):
+            node.evaluations.add(EvalStatus(step=step, task="arithmetic", pass_at_1=rate, n=8))
+        yield Wiring(node)
+
+
+async def test_a_node_shows_itself_and_its_peers_over_http(tmp_path: Path) -> None:
+    with _trained_node(tmp_path) as wiring:
+        node = wiring.node
+        node.registry.own_record = wiring.directory_loop(NullBackfill())._own_record()
+        node.registry.seen(PEER).record = _record()
+        node.registry.seen(Identity.generate().peer_id)  # a peer without a record
+        control = PeerControl(node.peers, wiring.peer_table.rows)
+        api = LocalApi(wiring.status_loop(), wiring.peer_table, control=control, token_file=node.home.control_token)
+        async with api.serve(port=0) as url, ClientSession() as client, client.get(f"{url}/swarm") as answer:
+            [document] = await answer.json()
+        view, own_id = SwarmView.from_dict(document), node.context.peer_id
+    own, peer = view.peers
+    assert (own.peer_id, own.step, own.rejected_groups) == (own_id, 4, 2)
+    assert own.pass_rates == ((0, 0.25), (4, 0.5)) and own.learns_from == {own_id: 0.75, PEER: 0.25}
+    assert (peer.name, peer.step, peer.tokens_per_minute, peer.learns_from) == ("bob", None, 120.0, {})
+    assert (view.num_unreadable, view.run.method) == (1, node.context.manifest.method.name)
+
+
+def test_a_node_may_publish_neither_name_nor_measurements(tmp_path: Path) -> None:
+    quiet = SwarmSection(publish_name=False, publish_stats=False)
+    with _trained_node(tmp_path, NodeSettings(model="m", dtype="float32", swarm=quiet)) as wiring:
+        record = wiring.directory_loop(NullBackfill())._own_record()
+    assert (record.name, record.stats) == ("", None)
+
+
+def test_the_saved_status_has_the_view(tmp_path: Path) -> None:
+    with _trained_node(tmp_path) as wiring:
+        node = wiring.node
+        loop = wiring.directory_loop(NullBackfill())
+        node.registry.own_record = loop._own_record()
+        status = wiring.status_loop()
+        status.save()
+        [saved] = json.loads(node.home.status.read_text())["swarm_view"]
+        assert SwarmView.from_dict(saved).peers[0].step == 4
+
+
+def test_ten_thousand_rows_are_bounded_and_hostile_text_is_escaped() -> None:
+    stats = PeerStats(step=2**63 - 1, sources=((PEER, 2**63 - 1), (PEER, 1)), trained_groups=1)
+    row = swarm_row(_record("\x1b[31m\n\u202ename" * 5, stats), seen_at=time.time() + 10**9)
+    assert all(0.0 <= share <= 1.0 for share in row.learns_from.values())
+    view = make_view([row] * 10_000, run=RunSummary("ab" * 16, name="\x1b]0;x\x07"), now=time.time())
+    assert (len(view.peers), view.num_omitted) == (MAX_ROWS, 10_000 - MAX_ROWS)
+    lines = render_view(view)
+    assert len(lines) < MAX_ROWS + 30 and all(line.isprintable() for line in lines)
