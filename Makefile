@@ -133,7 +133,6 @@ docs: $(STAMP)
 # The report's head needs Chromium; without it that picture is left as it is.
 ## make pictures       the pictures of screens in docs/assets, from a run of the demo
 pictures: $(STAMP)
-	$(BIN)/ftis-node demo --out build/pictures
 	$(BIN)/python docs/make_pictures.py build/pictures
 
 # Strict: a broken link, a missing anchor or a page without a place in docs/index.md fails the build.

@@ -1,12 +1,12 @@
-"""`make pictures`: the pictures of screens in docs/assets, from the homes of a real `ftis-node demo`.
+"""`make pictures`: the pictures of screens in docs/assets, from a run of `ftis-node demo`.
 
     python docs/make_pictures.py DEMO_OUT [--out docs/assets]
 
 | file | shows |
 |---|---|
-| dashboard.svg | the first screen of the demo's node `m` |
+| dashboard.svg | the first screen of the demo's node `m`, while it trains |
+| status.svg | `ftis-node status`, at the same time |
 | group.svg | one group, with its completions |
-| status.svg | `ftis-node status` |
 | report.png, report-dark.png | the head of `ftis-node report`, by headless Chromium; left as they are without it |
 | demo-curves.png | the demo's accuracy and rewards |
 
@@ -26,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,12 +37,16 @@ from ftis_node.cli.node_client import read_document
 from ftis_node.config.home import Home
 from ftis_node.dashboard.app import DashboardApp
 from ftis_node.dashboard.watcher import Watcher
+from ftis_node.telemetry.events import read_events
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Sequence
+
+    from textual.pilot import Pilot
 
 ASSETS = Path(__file__).parent / "assets"
 NODE = "home-m"
+STEP = 30  # of the demo's 40; the dashboard is shown here
 SIZE = (100, 30)  # columns and rows of the terminal
 REPORT_SIZE = (1000, 900)  # pixels
 READ_LIMIT_S = 60.0
@@ -61,31 +66,57 @@ CHROMIUM_OPTIONS = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Make the pictures of docs/assets from the homes of a demo.")
-    parser.add_argument("demo", type=Path, help="folder of a finished demo (`ftis-node demo --out DEMO`)")
+    parser = argparse.ArgumentParser(description="Run a demo, and make the pictures of docs/assets from it.")
+    parser.add_argument("demo", type=Path, help="folder for the demo: new, or of a demo that can be replaced")
     parser.add_argument("--out", type=Path, default=ASSETS)
     options = parser.parse_args()
-    if not (options.demo / NODE / "events.jsonl").exists():
-        parser.error(f"{options.demo} holds no finished demo: run `ftis-node demo --out {options.demo}` first")
     out = options.out.resolve()
+    options.demo.mkdir(parents=True, exist_ok=True)
     os.chdir(options.demo)  # so that no picture shows the path of this machine
-    asyncio.run(picture_dashboard(Home(Path(NODE)), out))
-    picture_status(out)
+    home = Home(Path(NODE))
+    shutil.rmtree(home.root, ignore_errors=True)
+    with subprocess.Popen([sys.executable, "-m", "ftis_node", "demo", "--out", "."]) as demo:
+        try:
+            wait_for_step(home, demo)
+            asyncio.run(picture_dashboard(home, out))
+            picture_status(out)
+            if demo.wait() != 0:
+                sys.exit("the demo failed: no more pictures")
+        finally:
+            demo.terminate()
+    asyncio.run(picture_group(home, out))
     picture_report(out)
     shutil.copy("curves.png", out / "demo-curves.png")
 
 
-async def picture_dashboard(home: Home, out: Path) -> None:
-    """Write the first screen, and the newest group."""
+def wait_for_step(home: Home, demo: subprocess.Popen[bytes]) -> None:
+    """Wait until the node has done `STEP` steps. Exits if the demo ends before."""
+    while not (home.events.exists() and any(event["step"] >= STEP for event in read_events(home.events, name="step"))):
+        if demo.poll() is not None:
+            sys.exit(f"the demo ended before step {STEP}")
+        time.sleep(0.5)
+
+
+@asynccontextmanager
+async def dashboard_of(home: Home) -> AsyncIterator[tuple[DashboardApp, Pilot[None]]]:
+    """A dashboard that has read the node and its events."""
     app = DashboardApp(home, lambda: Watcher(home, read_document))
-    async with app.run_test(size=SIZE) as pilot:
-        until = time.monotonic() + READ_LIMIT_S
+    async with app.run_test(size=SIZE) as pilot, asyncio.timeout(READ_LIMIT_S):
         while app.snapshot is None or not app.snapshot.history.events:
             await pilot.pause(0.1)
-            if time.monotonic() > until:
-                raise SystemExit(f"the dashboard of {home.root} shows no event after {READ_LIMIT_S:.0f} s")
         await pilot.pause(1.0)
+        yield app, pilot
+
+
+async def picture_dashboard(home: Home, out: Path) -> None:
+    """Write the first screen."""
+    async with dashboard_of(home) as (app, _):
         write(out / "dashboard.svg", app.export_screenshot(title="ftis-node dashboard"))
+
+
+async def picture_group(home: Home, out: Path) -> None:
+    """Write the newest group."""
+    async with dashboard_of(home) as (app, pilot):
         for key in ("g", "enter"):
             await pilot.press(key)
             await pilot.pause(0.5)
@@ -137,7 +168,8 @@ def screenshot(browser: str, page: Path, picture: Path, size: tuple[int, int], o
 def ftis_node(*words: str) -> str:
     """Run a command, and return what it prints."""
     command = [sys.executable, "-m", "ftis_node", *words]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
+    wide = os.environ | {"COLUMNS": str(SIZE[0])}
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120, env=wide).stdout
 
 
 def write(picture: Path, svg: str) -> None:

@@ -52,7 +52,5 @@ def words_of_the_program() -> set[str]:
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
         for word in WORD.findall(node.value)
     } | {
-        word
-        for file in (ROOT / "ftis_node").rglob("*.toml")
-        for word in WORD.findall(file.read_text(encoding="utf-8"))
+        word for file in (ROOT / "ftis_node").rglob("*.toml") for word in WORD.findall(file.read_text(encoding="utf-8"))
     }
