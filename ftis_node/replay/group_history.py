@@ -41,7 +41,7 @@ MAX_EVENTS = 64
 
 @dataclass(frozen=True, slots=True)
 class PromptDetails:
-    """The chat messages that were answered; `text` None where they could not be made again, and `missing` why."""
+    """The chat messages that were answered; `text` None if they could not be made again, and `missing` why."""
 
     task: str
     split: str
@@ -55,7 +55,7 @@ class PromptDetails:
 class CompletionDetails:
     """One completion. Log-probs are nats a token, by its sampler; `token_ids` is empty for a completion sent as text.
 
-    `text` is None where no tokenizer is at hand. `claimed_reward` is the sender's, `reward` the one that we found.
+    `text` is None if no tokenizer is at hand. `claimed_reward` is the sender's, `reward` the one that we found.
     """
 
     text: str | None
@@ -89,9 +89,9 @@ class GroupHistory:
 
 
 def read_group_history(home: Home, id_prefix: str) -> GroupHistory | None:
-    """The story of the one group whose hex id begins so; None where none or several do.
+    """The story of the one group whose hex id begins so; None if none or several do.
 
-    A group that was refused is found by its whole id, or enough of it, in the event trail. Raises ConfigError where no
+    A group that was refused is found by its whole id, or enough of it, in the event trail. Raises ConfigError if no
     node ever ran on this home.
     """
     id_prefix = id_prefix.lower()

@@ -52,7 +52,7 @@ class RunStatus(msgspec.Struct, frozen=True):
 
 class ModelStatus(msgspec.Struct, frozen=True):
     """The model it trains. `policy_version` is the learner's newest. `training` says in one line what of it is trained,
-    and why; it is empty where the node trains nothing."""
+    and why; it is empty if the node trains nothing."""
 
     name: str = ""
     parameters: int = 0
@@ -166,7 +166,7 @@ class SwarmStatus(msgspec.Struct, frozen=True):
 
 
 class AmountStatus(msgspec.Struct, frozen=True):
-    """What was used in all lives of the home. `limit` and `left` are None where there is no end."""
+    """What was used in all lives of the home. `limit` and `left` are None if there is no end."""
 
     used: int = 0
     limit: int | None = None

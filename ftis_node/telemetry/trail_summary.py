@@ -25,7 +25,7 @@ MAX_GROUPS = 16_384  # the newest: what is older is stale, and refused for its a
 
 
 class LoggedGroup(NamedTuple):
-    """A group as the trail knows it; `sender` is "" and `number` 0 where its admission is no longer there."""
+    """A group as the trail knows it; `sender` is "" and `number` 0 if its admission is no longer there."""
 
     id: bytes
     sender: str = ""
