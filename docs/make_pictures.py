@@ -7,11 +7,12 @@
 | dashboard.svg | the first screen of the demo's node `m`, while it trains |
 | status.svg | `ftis-node status`, at the same time |
 | group.svg | one group, with its completions |
-| report.png, report-dark.png | the head of `ftis-node report`, by headless Chromium; left as they are without it |
+| report.png | the head of `ftis-node report`, by headless Chromium; left as it is without it |
 | demo-curves.png | the demo's accuracy and rewards |
 
-The SVG files load nothing from a network: the fonts that Rich and Textual link to are left out.
-tests/documented/test_pictures.py fails if a picture has a word that no screen has today.
+The SVG files load nothing from a network, because the links to fonts are removed.
+
+A picture is stale if it has a word that no screen has today: tests/documented/test_pictures.py.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from ftis_node.dashboard.watcher import Watcher
 from ftis_node.telemetry.events import read_events
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator
 
     from textual.pilot import Pilot
 
@@ -52,7 +53,7 @@ REPORT_SIZE = (1000, 900)  # pixels
 READ_LIMIT_S = 60.0
 FONT_FACES = re.compile(r"@font-face \{[^}]*\}\s*")
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
-# A browser for one picture of a local file: as root, without a profile, and without requests of its own.
+# For a picture of a local file: it works as root, and the browser makes no requests.
 CHROMIUM_OPTIONS = (
     "--headless",
     "--no-sandbox",
@@ -135,28 +136,21 @@ def picture_status(out: Path) -> None:
 
 
 def picture_report(out: Path) -> None:
-    """Write the head of the report, light and dark, if there is a Chromium."""
+    """Write the head of the report, if there is a Chromium."""
     browser = next(filter(None, map(shutil.which, CHROMIUM)), None)
     if browser is None:
-        sys.stderr.write("no Chromium here: report.png and report-dark.png are left as they are\n")
+        sys.stderr.write("no Chromium here: report.png is left as it is\n")
         return
     page = Path("report.html").resolve()
     ftis_node("report", "--home", NODE, "--out", str(page))
-    for name, dark in (("report.png", ()), ("report-dark.png", ("--force-dark-mode",))):
-        screenshot(browser, page, out / name, REPORT_SIZE, dark)
-
-
-def screenshot(browser: str, page: Path, picture: Path, size: tuple[int, int], options: Sequence[str] = ()) -> None:
-    """Write a picture of a local page. Raises subprocess.CalledProcessError if the browser fails."""
     with tempfile.TemporaryDirectory() as profile:
         subprocess.run(
             [
                 browser,
                 *CHROMIUM_OPTIONS,
-                *options,
                 f"--user-data-dir={profile}",
-                f"--window-size={size[0]},{size[1]}",
-                f"--screenshot={picture}",
+                f"--window-size={REPORT_SIZE[0]},{REPORT_SIZE[1]}",
+                f"--screenshot={out / 'report.png'}",
                 page.as_uri(),
             ],
             check=True,
