@@ -233,7 +233,7 @@ def _without_plan(settings: NodeSettings, begun: PreviousTraining | None) -> Tra
         return TrainingChoice(settings, training_label(settings) + _asked(settings))
     if begun is None:
         settings = settings.model_copy(update={"lora": False})
-        return TrainingChoice(settings, f"{ALL_WEIGHTS}, as always where no memory plan chooses")
+        return TrainingChoice(settings, f"{ALL_WEIGHTS} (no memory plan for this role, model or device)")
     settings = settings.model_copy(update={"lora": begun.lora})
     if begun.lora:
         settings = _updated(settings, "lora_adapter", rank=begun.rank, alpha=begun.alpha)
