@@ -54,7 +54,7 @@ def peers(context: typer.Context, home: HomeOption = None, as_json: JsonOption =
     if not rows:
         typer.echo("no peers yet")
         return
-    for line in columns(HEADER, [_cells(row, now=time.time()) for row in rows]):
+    for line in _table(rows, now=time.time()):
         typer.echo(line)
 
 
@@ -139,6 +139,13 @@ def _change_stopped(home: Home, action: str, peer: str, **asked: Any) -> dict[st
         return control.change(action, {"peer": peer, **asked})
 
 
+def _table(rows: list[dict[str, Any]], *, now: float) -> list[str]:
+    """Return a header and a line a peer, without the columns that no peer fills. `now` is Unix time in seconds."""
+    table = [_cells(row, now=now) for row in rows]
+    kept = [index for index in range(len(HEADER)) if any(line[index] for line in table)]
+    return columns([HEADER[index] for index in kept], [[line[index] or "-" for index in kept] for line in table])
+
+
 def _cells(row: dict[str, Any], *, now: float) -> tuple[str, ...]:
     refused = ", ".join(f"{count} {reason}" for reason, count in sorted(row["groups_refused"].items())) or "0"
     banned = f"until {_clock(row['banned_until'])} ({row['ban_reason']})" if row.get("banned_until") else ""
@@ -148,7 +155,7 @@ def _cells(row: dict[str, Any], *, now: float) -> tuple[str, ...]:
         row["name"] or "-",
         row["model"] or "-",
         row["role"] or "-",
-        row.get("domain") or "-",
+        row.get("domain") or "",
         f"{duration(now - seen)} ago" if seen else "never",
         row.get("standing", "good"),
         f"{row['groups_accepted']:,}",

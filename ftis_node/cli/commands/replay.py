@@ -104,7 +104,7 @@ def stats(home: HomeOption = None, as_json: JsonOption = False) -> None:
         print_json(figures)
         return
     for name, value in _figures(figures):
-        typer.echo(f"{name:18}{value}")
+        typer.echo(f"{name:20}{value}")
 
 
 @app.command("export")
@@ -189,13 +189,14 @@ def _cells(summary: GroupSummary, now: float) -> tuple[str, ...]:
 def _figures(figures: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the totals by name: numbers with commas, sizes in MiB, a released group's reasons in words."""
     for name, value in figures.items():
+        label = name.replace("_", " ")
         if isinstance(value, dict):
             reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(value.items()))
-            yield name, f"{sum(value.values()):,}" + (f" ({reasons})" if reasons else "")
+            yield label, f"{sum(value.values()):,}" + (f" ({reasons})" if reasons else "")
         elif name.endswith("_bytes"):
-            yield name.removesuffix("_bytes"), f"{value / MIB:,.1f} MiB"
+            yield f"{label.removesuffix(' bytes')} size", f"{value / MIB:,.1f} MiB"
         else:
-            yield name, f"{value:,}"
+            yield label, f"{value:,}"
 
 
 def _write_jsonl(rows: Iterator[dict[str, Any]], out: Path) -> int:
