@@ -1,10 +1,10 @@
-"""What a step waits for its checkpoint: written before the next step begins, and behind it.
+"""Time that a step waits for its checkpoint: written before the next step begins, and in the background.
 
     python bench/checkpoint.py [--shape 0.5b] [--steps 4] [--threads 2]
 
 Full training in bfloat16 with float32 masters; a step is one group of 8 completions of 64 tokens. Each of the two
-learners is a process of its own and writes a checkpoint after each step. `behind_wait_s` and `at_once_wait_s` are
-seconds that a step waited, the mean of the steps after the first; `write_s` is how long the last one took to write.
+learners is a separate process and writes a checkpoint after each step. `behind_wait_s` and `at_once_wait_s` are the
+seconds that a step waited, as the mean of the steps after the first. `write_s` is the time of the last write.
 """
 
 from __future__ import annotations

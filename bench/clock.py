@@ -1,32 +1,33 @@
-"""Wall time to a share of what a node reaches alone: by itself, and in a swarm of two with a core for each node.
+"""Wall time to a fraction of a lone node's final accuracy: by itself, and in a swarm of two with a core for each node.
 
-Real `ftis-node join` processes over libp2p, each kept on one core with all of its workers. Alone a node generates whole
-updates; in the swarm each node generates half of one and receives the rest. Time counts from a node's first evaluation,
-when its model is loaded, and is interpolated between evaluations. It excludes the time in which any node of the run
-evaluates: a step waits for the groups of a peer that evaluates, and a real run evaluates far less often.
+It runs real `ftis-node join` processes over libp2p, each kept on one core with all of its workers. Alone a node
+generates whole updates; in the swarm each node generates half of one and receives the rest. Time counts from a node's
+first evaluation, when its model is loaded, and is interpolated between evaluations. It excludes the time in which any
+node of the run evaluates. A step waits for the groups of a peer that evaluates, and a real run evaluates far less
+often.
 
     python bench/clock.py [--steps 60] [--prompts 8] [--seeds 1] [--eval-every 5] [--eval-problems N]
         [--slow F | --slow-generation F] [--out clock-out]
 
-`--slow-generation F` gives the generation worker of every node 1/F of its core, alone and in the swarm: tiny models
-sample a batch in little of a step's time, models of billions of parameters in most of it. The worker evaluates too, so
-fewer `--eval-problems` shorten the bench. `step_s` is the time of a step. `predicted_ratio_to_*` is what a swarm of 4
-and of 8 would take by `a + b / n` seconds a step, with `a` and `b` from the steps of one and two nodes, if it learns as
-much in a step as the swarm of two.
+`--slow-generation F` gives the generation worker of every node 1/F of its core, alone and in the swarm. Sampling takes
+little of a step's time with tiny models, and most of it with models of billions of parameters. The worker evaluates
+too, so fewer `--eval-problems` shorten the bench. `step_s` is the time of a step. `predicted_ratio_to_*` predicts
+swarms of 4 and 8 nodes. It assumes `a + b / n` seconds a step, with `a` and `b` from the steps of one and two nodes.
+It also assumes that a step learns as much as in the swarm of two.
 
-`--slow F` gives the last node 1/F of its core, in the swarm and alone, from its first evaluation on: its processes are
-stopped and continued in turns of a tenth of a second (`nodes/slowed.py` says why so). `speeds` are the shares asked
-for, and `alone_speed` and `with_peer_speed` those that the last node had.
+`--slow F` gives the last node 1/F of its core, in the swarm and alone, from its first evaluation on. Its processes are
+stopped and continued in turns of a tenth of a second (`nodes/slowed.py` has the reason). `speeds` are the requested
+fractions; `alone_speed` and `with_peer_speed` are those that the last node had.
 
-With `--slow` the run has the settings of unlike nodes. With the preset's patience of 30 s the fast node would wait for
-its peer in each step, so `step.foreign_wait_s` is `--patience`: 1 s, a step or two of the fast node. And
-`step.backfill_with_own` is set, so that own groups stand in for what the peer has not made yet, and steps keep their
-size; `--no-fill` leaves steps smaller. `foreign_groups` is how many a step took of the peer's, on average.
-The fast node stays in the swarm until the slow one has done its steps; its curve ends with as many of its own.
+With `--slow` the run has the settings of nodes of different speed. With the preset's 30 s the fast node would wait for
+its peer in each step. So `step.foreign_wait_s` is `--patience`: 1 s, a step or two of the fast node.
+`step.backfill_with_own` is set, so that own groups replace those that the peer has not made yet, and steps keep their
+size. `--no-fill` leaves steps smaller. `foreign_groups` is the mean number of the peer's groups in a step. The fast
+node stays in the swarm until the slow one has done its steps; its curve ends after as many steps.
 
-With other programs on the machine the figures mean nothing: `load` is how many processes wanted a core when the run
-began. The last line is JSON: the speeds, and for each model the seconds to 0.8 and 0.9 of alone's final accuracy, alone
-and with a peer, and their ratio; null where a goal was never reached.
+If other programs use the machine, the results mean nothing: `load` is the number of processes that wanted a core when
+the run began. The last line is JSON. It has the speeds, and for each model the seconds to 0.8 and 0.9 of the lone
+node's final accuracy. The seconds are given alone, with a peer, and as their ratio; null if the goal was not reached.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""The generation worker against raw vLLM, and how soon a step's weights are sampled from.
+"""The generation worker against raw vLLM, and the time from a step to the first token sampled from its weights.
 
     python bench/generation.py [--shape 12m|110m|0.5b|3b] [--device cpu|cuda] [--threads 2]
 
-Throughput: 256 completions of 256 tokens in groups of 8, log-probs on. Raw vLLM is its own `LLM.generate` in a process
-of its own, with the engine arguments that the worker uses; the two take turns, and the best round of each counts.
+Throughput: 256 completions of 256 tokens in groups of 8, with log-probs. Raw vLLM is `LLM.generate` in a separate
+process, with the worker's engine arguments. The two alternate, and the best round of each counts.
 
-Hand-over: a real learner's worker takes steps, a real generation worker serves what they make, each with half of the
-threads, as in a node. The clock runs from the end of the optimiser's step to the first token of the new version; what
-it is held against is reading the published file's bytes once.
+Weight sync: a real learner worker takes steps and a real generation worker serves its weights. Each has half of the
+threads, as in a node. The time is from the end of the optimizer's step to the first token of the new version. It is
+compared with one read of the published file's bytes.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ async def generating(folder: Path, options: argparse.Namespace, *, threads: int)
 
 
 def prompts(round_number: int, options: argparse.Namespace) -> list[list[int]]:
-    """Different ones in each round, so that nobody's cache has them."""
+    """Different ones in each round, so that no cache has them."""
     return np.random.default_rng(round_number).integers(5, 300, (options.groups, PROMPT_TOKENS)).tolist()
 
 
@@ -206,7 +206,7 @@ def serve_raw(model: Path, options: argparse.Namespace) -> None:
     """Reads a line of prompts, generates with vLLM's own `LLM`, writes the seconds it took; until the input ends."""
     served, device, tokens = settings(options), options.device, options.completion_tokens
     for name, value in environment(served, device=device).items():
-        if name != "VLLM_ENABLE_V1_MULTIPROCESSING":  # where the core runs is vLLM's own choice here
+        if name != "VLLM_ENABLE_V1_MULTIPROCESSING":  # here vLLM chooses where its core runs
             os.environ.setdefault(name, value)
     from vllm import LLM, SamplingParams
 

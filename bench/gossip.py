@@ -1,14 +1,14 @@
-"""The path announce -> fetch -> stored between real nodes, beside bare calls between the same p2pds.
+"""Throughput and latency of the path announce -> fetch -> stored between real nodes, against bare calls between p2pds.
 
     python bench/gossip.py                 8 nodes: bytes, throughput, latency
     python bench/gossip.py --nodes 32      does every group arrive although one node in eight dies and comes back?
 
-Each node has a p2pd, a door, a buffer on disk with its synchronisation, and wants everything of everyone; there is no
-model, and rewards cost nothing. Nodes are spread over a process for each core. Groups of 12 x 674 tokens, envelopes of
-64 KiB. Rounds of ours and rounds of bare calls take turns, so that both meet the same machine.
+Each node has a p2pd, validation, and a buffer on disk with its synchronization, and pulls everything from everyone.
+There is no model, and rewards cost nothing. The nodes are spread over one process a core. Groups have 12 x 674 tokens,
+envelopes 64 KiB. Rounds of ours and rounds of bare calls alternate, so that both see the same load of the machine.
 
-Bytes are counted at the loopback interface: on a machine where others use it, run this in a network namespace
-(`unshare -rn sh -c 'ip link set lo up; exec python bench/gossip.py'`).
+Bytes are counted at the loopback interface. If other programs use it, run this in a network namespace (`unshare -rn sh
+-c 'ip link set lo up; exec python bench/gossip.py'`).
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 ROUNDS = 3
 STARTED_AT_ONCE = 4  # in each process
-SETTLE_S = 3.0  # heartbeats of gossipsub: before its mesh stands, announcements are lost
+SETTLE_S = 3.0  # heartbeats of gossipsub: before its mesh is built, announcements are lost
 MEETING_S = 120.0
 ROUND_S = 60.0
-PERIOD_S = 1.0  # each node publishes once, where nothing is to be loaded
+PERIOD_S = 1.0  # each node publishes once, if nothing is to be loaded
 SURVIVAL_PERIOD_S = 2.0
 KILLED_FRACTION = 1 / 8
 NUM_GIVEN_PEERS = 3  # known to all, never killed

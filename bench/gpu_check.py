@@ -1,15 +1,15 @@
-"""Everything that a GPU has to show before its figures may be believed, in one program.
+"""All checks that need a GPU, in one program.
 
     python bench/gpu_check.py env [contexts attention parity memory learner handover generate one_gpu] --out DIR
     python bench/gpu_check.py all --out DIR [--limit-s 540]      # again and again, until it exits with 0 or 1
     python bench/gpu_check.py all --out DIR --device cpu --small   # does the program itself work?
 
-Each part prints one JSON line and writes DIR/PART.json. A part has cases (`gpu/cases.py`); each runs in a process of
-its own with a time limit, and its result is kept in DIR/cases, so that a part that was interrupted goes on where it
-was. `all` begins no case that may not end within `--limit-s`.
+Each part prints one JSON line and writes DIR/PART.json. A part has cases (`gpu/cases.py`). Each case runs in a separate
+process with a time limit, and its result is kept in DIR/cases, so that an interrupted part resumes. `all` begins no
+case that may not end within `--limit-s`.
 
-The parts up to `handover` need neither vLLM nor hivemind. Exit code: 0 all cases are right, 1 some failed, 75 time is
-over and the same command goes on.
+The parts up to `handover` need neither vLLM nor hivemind. Exit code: 0 all cases passed, 1 some failed, 75 the time is
+over; the same command resumes.
 """
 
 from __future__ import annotations

@@ -1,16 +1,19 @@
-"""The learner beside TRL's GRPOTrainer: whole optimiser steps on the same completions; speed, memory, share of peak.
+"""The learner against TRL's GRPOTrainer: whole optimizer steps on the same completions; speed, memory, fraction of
+peak.
 
     python bench/learner.py [--case 32768-lora-bfloat16 ... | all] [--quick] [--threads 2]
     python bench/learner.py --device cuda --shape 0.5b [3b] [--peak-tflops 989]
 
-A 12M-parameter Qwen2 shape; 96 ragged completions in 8 groups of 12 (see learner_sides/batch.py). Every side is a
-process of its own with the environment that a node gives its learner; sides take turns, step by step, in alternating
-order, and the median step counts. TRL runs at micro-batches of 8 and of 2, and on a CPU then once more with glibc as it
-comes: speed is held against the fastest of all, memory against the smaller of both environments.
+The model is a Qwen2 shape of 12M parameters; the batch has 96 ragged completions in 8 groups of 12 (see
+learner_sides/batch.py). Every side is a separate process with the environment that a node gives its learner. Sides
+alternate step by step, in alternating order, and the median step counts. TRL runs at micro-batches of 8 and of 2. On a
+CPU it runs once more with glibc's default settings. Speed is compared with the fastest of all, memory with the smaller
+of both environments.
 
-A step is log-probs, loss, backward, clip and AdamW. Ours also publishes the weights for a generator: that is not in
-`step_s`, but in `call_s`; `cpu_s` is processor time. Shares of the peak: floating-point operations that the tokens need
-over time, against the fastest matrix product in the same process; `share_of_peak` counts completion tokens only.
+A step is log-probs, loss, backward, clip and AdamW. Ours also publishes the weights for a generator: `call_s` includes
+that, `step_s` does not. `cpu_s` is processor time. Fractions of the peak are the floating-point operations of the
+tokens over time, relative to the fastest matrix product in the same process. `share_of_peak` counts completion tokens
+only.
 """
 
 from __future__ import annotations
@@ -79,15 +82,15 @@ def main() -> None:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--case", nargs="+", help=f"such as 32768-lora-bfloat16, or all; {MAIN_CASE} unless told, with cuda all"
+        "--case", nargs="+", help=f"such as 32768-lora-bfloat16, or all; {MAIN_CASE} unless given, with cuda all"
     )
     parser.add_argument("--quick", action="store_true", help="a quarter of the batch, one step: does it run?")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--shape", nargs="+", choices=sorted(SHAPES), default=["0.5b"], help="with cuda")
-    parser.add_argument("--groups", type=int, help=f"of {GROUP_SIZE} completions; {NUM_GROUPS} unless told")
-    parser.add_argument("--steps", type=int, help=f"that count; {STEPS} unless told")
+    parser.add_argument("--groups", type=int, help=f"of {GROUP_SIZE} completions; {NUM_GROUPS} unless given")
+    parser.add_argument("--steps", type=int, help=f"that count; {STEPS} unless given")
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
-    parser.add_argument("--micro-batch-tokens", type=int, default=0, help="ours; the learner's default unless told")
+    parser.add_argument("--micro-batch-tokens", type=int, default=0, help="ours; the learner's default unless given")
     parser.add_argument("--trl-micro-batches", type=int, nargs="+", default=list(TRL_MICRO_BATCHES), metavar="N")
     parser.add_argument("--ours-only", action="store_true", help="without TRL, which need not be installed then")
     parser.add_argument("--recompute", action="store_true", help="gradient checkpointing on both sides")
@@ -157,7 +160,7 @@ def measure(case: Case, folder: Path, options: argparse.Namespace) -> dict[str, 
 
 
 def flops_a_token(model: Path, *, lora: bool) -> float:
-    """Forward and backward: 6 for each trained parameter, 4 for a frozen one (no gradient of its own is made)."""
+    """Forward and backward: 6 for each trained parameter, 4 for a frozen one, which has no gradient."""
     with torch.device("meta"):
         causal_lm = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model))
         own = sum(value.numel() for value in causal_lm.parameters())

@@ -1,13 +1,14 @@
-"""What a step of the learner costs: seconds and peak memory against tokens a step, and against the vocabulary.
+"""Cost of a learner's step: seconds and peak memory against tokens a step, and against the vocabulary.
 
     python bench/learner_cost.py [--quick] [--plot docs/assets/learner-cost.png] [--threads 2]
 
-A 12M-parameter Qwen2 shape, groups of 6 completions with 1,024 tokens together and a prompt of 112 tokens, full
-training in float32. Tokens go from 1k to 64k (the number of groups), the vocabulary from 8k to 128k. Each point is a
-process of its own. Micro-batches hold one group, so that even the smallest step fills one: memory grows with a step
-until it does, and no more from there on. To each curve a straight line is fitted: `r2` says how much of the curve it
-explains, `largest_deviation` how far it is off at its worst point, as a share of the value there (where a curve is
-flat, `r2` alone would say nothing).
+The model is a Qwen2 shape of 12M parameters, with full training in float32. Groups have 6 completions with 1,024 tokens
+together and a prompt of 112 tokens. Tokens go from 1k to 64k (the number of groups), the vocabulary from 8k to 128k.
+Each point is a separate process. A micro-batch holds one group, so that even the smallest step fills one: above that
+size memory is constant.
+
+A straight line is fitted to each curve. `r2` is the explained fraction of the variance. `largest_deviation` is the
+largest error of the line, relative to the value there; for a flat curve `r2` alone means nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="few small points: does it run?")
     parser.add_argument("--plot", type=Path, help="write the curves to this image")
-    parser.add_argument("--steps", type=int, help=f"that count; {STEPS} unless told")
+    parser.add_argument("--steps", type=int, help=f"that count; {STEPS} unless given")
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--micro-batch-tokens", type=int, default=MICRO_BATCH_TOKENS)
     options = parser.parse_args()
@@ -89,7 +90,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, list[dict[st
 def point(
     folder: Path, *, vocab_size: int, num_groups: int, base_groups: int, options: argparse.Namespace
 ) -> dict[str, float]:
-    """One size of step, in a process of its own."""
+    """One size of step, in a separate process."""
     home = folder / f"{vocab_size}-{num_groups}"
     home.mkdir()
     model = folder / f"model-{vocab_size}"
@@ -120,7 +121,7 @@ def base(model: str, vocab_size: int, num_groups: int) -> tuple[TrainGroup, ...]
 
 
 def repeated(batch: Path, num_groups: int) -> tuple[TrainGroup, ...]:
-    """The groups of `batch` over and over, each time as groups of their own."""
+    """The groups of `batch` repeated, each time as new groups."""
     kinds = read_groups(batch.read_bytes())
     return tuple(
         msgspec.structs.replace(kinds[number % len(kinds)], group_id=str(number), advantage_key=str(number))

@@ -1,13 +1,13 @@
-"""Both workers on one GPU: does the plan hold, and is the GPU busy?
+"""Both workers on one GPU: whether the memory plan holds, and whether the GPU is busy.
 
     python bench/one_gpu.py [--shape 0.5b 3b] [--steps 3] [--lora]
 
-For each shape, with random weights: the plan that `doctor` prints, then a few rounds of what a node does - generate a
-step's groups, let the generator sleep where the plan says so, train, hand the weights over - while the GPU's memory and
-load are read five times a second. Peak memory is held against the plan's estimate.
+For each shape, with random weights, it prints the plan of `doctor` and runs a few rounds of a node's work. A round
+generates a step's groups, lets the generator sleep if the plan says so, trains, and syncs the weights. Meanwhile the
+GPU's memory and load are read five times a second. Peak memory is compared with the plan's estimate.
 
-Without a GPU the same runs on the CPU with the shape `12m`, and memory is that of the two workers' processes: a check
-of this script, not of the plan.
+Without a GPU the same runs on the CPU with the shape `12m`, and memory is that of the two workers' processes. That
+checks this script, not the plan.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ def sampled(pids: Callable[[], list[int | None]]) -> Iterator[list[tuple[int, fl
 
 
 def read_gpu() -> tuple[int, float]:
-    """The first GPU's, by nvidia-smi: torch in this process would take memory of its own."""
+    """The first GPU's, by nvidia-smi: torch in this process would take memory, too."""
     command = ["nvidia-smi", "--query-gpu=memory.used,utilization.gpu", "--format=csv,noheader,nounits", "--id=0"]
     used, load = subprocess.run(command, capture_output=True, check=True, text=True).stdout.split(",")
     return int(used) * MIB, float(load)

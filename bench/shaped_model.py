@@ -1,9 +1,9 @@
-"""A model folder of a real shape with random weights, to run the program on: no download, no sense.
+"""Generator of a model folder with a real shape and random weights: no download, meaningless text.
 
     python bench/shaped_model.py --shape 3b --out models/3b [--dtype bfloat16]
 
-Qwen2's configuration at that size (`0.5b` and `3b` are Qwen2.5's), safetensors in shards of 2 GB, and a small tokenizer
-with an entry for each row of the embedding. Memory holds the weights once.
+The folder has Qwen2's configuration at that size (`0.5b` and `3b` are Qwen2.5's) and safetensors in shards of 2 GB. Its
+small tokenizer has an entry for each row of the embedding. Memory holds the weights once.
 """
 
 from __future__ import annotations

@@ -2,14 +2,14 @@
 
     python bench/shaped_run.py --shape 3b --lora --out DIR [--engine torch|vllm] [--rank 16] [--model DIR]
 
-Each part is the command itself in a process of its own: `doctor`, `join` for two steps, `join` again for one more,
-`export` (of an adapter also with `--merge`), and transformers loading what was exported and generating from it. While
-one runs, the memory of each process is read four times a second: `hwm_gib` is VmHWM, which counts mapped files whose
-pages the kernel may take back; `own_gib` is what it may not (RssAnon and RssShmem). The folder of published weights in
-/dev/shm and the least that was available on the machine (`MemAvailable`) are read too.
+Each part is the command itself in a separate process. The parts are `doctor`, `join` for two steps, `join` again for
+one more, and `export`, of an adapter also with `--merge`. Then transformers loads the export and generates from it. The
+memory of each process is read four times a second. `hwm_gib` is VmHWM, which counts mapped files whose pages the kernel
+may reclaim; `own_gib` is what it may not reclaim (RssAnon and RssShmem). The folder of published weights in /dev/shm
+and the machine's lowest `MemAvailable` are read too.
 
-The reward is for an even number of characters, so that random completions have signal. Lines of the commands, with the
-seconds since they began, are in DIR/*.log. The folder is removed at the end unless `--keep`.
+The reward is for an even number of characters, so that random completions have a signal. Lines of the commands, with
+the seconds since their start, are in DIR/*.log. The folder is removed at the end unless `--keep`.
 """
 
 from __future__ import annotations

@@ -1,17 +1,18 @@
-"""Does a node stay as it is? Real nodes at work for an hour, and what grows meanwhile.
+"""Soak test: real nodes at work for an hour, and which of their resources grow.
 
     python bench/soak.py --minutes 60 --plot docs/assets/soak.png
     python bench/soak.py --minutes 60 --rate 10 --plot docs/assets/soak-10x.png   # ten times the normal inbound groups
     python bench/soak.py --read DIR/samples.csv --plot FILE   # another look at an earlier soak
 
-A bootstrap node and four nodes of `ftis-node join` with two unlike tiny models. Looked at every few seconds, from
-outside: memory, descriptors and threads of each process, disk and rows of each home, event loop lag. After a warm-up
-(a third, at most ten minutes) each quantity has a slope with its 95 % interval, and a word: `flat`, `grows`, `falls`,
-or `unclear` where a short or restless series cannot tell. With `--rate R` honest guests send as much as makes R times
-the groups that a node got from its peers before they came. The last line is JSON; exit code 1 where something grows.
+It runs a bootstrap node and four nodes of `ftis-node join` with two different tiny models. Every few seconds it samples
+from outside: memory, descriptors and threads of each process, disk and rows of each home, event loop lag. After a
+warm-up (a third, at most ten minutes) each quantity has a slope with its 95 % interval, and a verdict. The verdict is
+`flat`, `grows` or `falls`, or `unclear` if the series is too short or too noisy. With `--rate R` honest guests send so
+much that a node gets R times the groups that it got from its peers before. The last line is JSON; the exit code is 1 if
+something grows.
 
-The machine has rows of its own, which do not count: the processor time of a loop that is always the same, and the time
-that a host gives to others. Where the host took more than 5 %, lags and answers are not judged for a minute and a half.
+The machine has separate rows, which do not count: the processor time of a constant loop, and the time that the host
+gives to others. After the host took more than 5 %, lags and answers are not judged for a minute and a half.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class Record:
         file.writerow(Point._fields)
 
     async def until(self, minute: float) -> None:
-        """Looks at all nodes again and again. Raises RuntimeError where one of them has ended."""
+        """Looks at all nodes again and again. Raises RuntimeError if one of them has ended."""
         while (now := (time.monotonic() - self._began) / 60) < minute:
             for node in self._nodes:
                 if node.child.exit_code is not None:

@@ -1,11 +1,11 @@
-"""How long a person waits for the first answer: whole processes, from their start to their end or their first frame.
+"""Time until the first answer of a command: whole processes, from their start to their end or their first frame.
 
 `help_s`: `ftis-node --help`. `status_s`: `ftis-node status` on a stopped node's home. `completion_s`: one press of TAB.
 `dashboard_first_paint_s`: `ftis-node dashboard` on the same home in a terminal of 80 x 24, until it has been sent about
 all of its cells. `python_s`: the interpreter alone, which is in each of them.
 
-Medians over `--runs`. Where other programs use the machine, look at `*_cpu_s` (user and system time of the process, the
-median as well): that is what the command itself needs, while the wall's time is shared.
+The values are medians over `--runs`. If other programs use the machine, use `*_cpu_s`, the median of the process' user
+and system time. The command itself needs that time, while wall time is shared.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Taken(NamedTuple):
 
 
 def whole_process(*command: str, **environment: str) -> Taken:
-    """One run of a command, from start to end. Raises CalledProcessError where it fails."""
+    """One run of a command, from start to end. Raises CalledProcessError if it fails."""
     started_at = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=os.environ | environment)
     _, status, usage = os.wait4(process.pid, 0)
@@ -54,7 +54,7 @@ def whole_process(*command: str, **environment: str) -> Taken:
 
 
 def first_paint(*command: str) -> Taken | None:
-    """One run in a terminal until about all of its cells were sent; None where it ends before."""
+    """One run in a terminal until about all of its cells were sent; None if it ends before."""
     started_at = time.perf_counter()
     pid, terminal = pty.fork()
     if pid == 0:
@@ -95,7 +95,7 @@ def stopped_home(root: Path) -> str:
 
 
 def medians(name: str, runs: list[Taken | None]) -> dict[str, float | None]:
-    """`<name>_s` and `<name>_cpu_s`, to the millisecond; None where no run came to its end."""
+    """`<name>_s` and `<name>_cpu_s`, to the millisecond; None if no run came to its end."""
     done = [run for run in runs if run is not None]
     wall_s = round(statistics.median(run.wall_s for run in done), 3) if done else None
     cpu_s = round(statistics.median(run.cpu_s for run in done), 3) if done else None

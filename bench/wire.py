@@ -1,16 +1,17 @@
-"""The wire form in figures: bytes a token, packing against a plain copy, groups a second through the door and to disk.
+"""Measurements of the wire form: bytes a token, packing against a plain copy, groups a second through validation to
+disk.
 
-Groups of 12 completions of 300 tokens with Qwen-like ids: uniform over the vocabulary, the worst case
-(`*_bytes_per_token`), and by Zipf's law with log-probs of which most are near 0, as in text
+Groups have 12 completions of 300 tokens with Qwen-like ids. The worst case has ids uniform over the vocabulary
+(`*_bytes_per_token`). The other has ids by Zipf's law with log-probs mostly near 0, as in text
 (`*_bytes_per_token_of_text`). Bytes are all that a group needs: body, signature, announcement.
 
-`pack_ratio_to_copy`: a plain copy, over packing and unpacking in the exact form. The copy is what packing has to do at
-the least: the group's 24 arrays into one buffer, and out of it into 24 arrays again, by numpy.
-`pack_ratio_to_memcpy`: the same beside one memcpy of all bytes each way.
+`pack_ratio_to_copy`: a plain copy, over packing and unpacking in the exact form. The copy is the least that packing
+must do: numpy copies the group's 24 arrays into one buffer, and back into 24 arrays. `pack_ratio_to_memcpy`: the same
+against one memcpy of all bytes each way.
 
-`door_groups_per_s`: everything but the scoring of mathematics, on one core: size, parse, rules, signature, prompt made
-again, SQLite with its full synchronisation; as the intake loop does it under load, many groups in a commit.
-`door_groups_per_s_one_a_commit`: a commit for each group, as when they arrive at leisure.
+`door_groups_per_s`: validation and storage on one core, without the scoring of mathematics. That is size, parsing,
+rules, signature, rendering the prompt again, and SQLite with full synchronization. As in the intake loop under load, a
+commit has many groups. `door_groups_per_s_one_a_commit`: a commit for each group, as under a light load.
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ def door_rate(groups: list[Group], identity: Identity, *, codec: str = "exact", 
 
 
 def best_door_rate(groups: list[Group], identity: Identity, **how: object) -> int:
-    """The best of a few runs, each with a buffer of its own."""
+    """The best of a few runs, each with a new buffer."""
     return round(max(door_rate(groups, identity, **how) for _ in range(REPEATS)))
 
 

@@ -29,7 +29,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One measurement, in a process of its own. `how` are keyword arguments of `function` in `gpu.module`."""
+    """One measurement, in a separate process. `how` are keyword arguments of `function` in `gpu.module`."""
 
     part: str
     name: str

@@ -77,7 +77,7 @@ def copies(options: Options) -> dict[str, Any]:
 
 
 def register(host: torch.Tensor, device: str) -> None:
-    """Page-lock memory that is there already. Raises RuntimeError where the driver refuses."""
+    """Page-lock memory that is there already. Raises RuntimeError if the driver refuses."""
     if device == "cuda":
         torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(host.data_ptr(), host.nbytes, 0))
 

@@ -1,5 +1,6 @@
-"""`attention`: the tests of attention over packed texts. `parity`: how far log-probs and gradients of the learner's
-ways of computing are from each other and from float32, with logits as large as a real model's.
+"""`attention`: the tests of attention over packed texts. `parity`: the numeric differences of the learner's kernels.
+
+They are the differences of log-probs and gradients from each other and from float32, for logits of a real model's size.
 """
 
 from __future__ import annotations

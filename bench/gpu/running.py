@@ -1,4 +1,4 @@
-"""One case in a process of its own, so that a failure or a hang costs that case alone; and what is kept of it."""
+"""Run a case in a separate process, so that a failure or a hang affects that case alone; and store its result."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def last_object(output: str) -> dict[str, Any] | None:
 
 
 def ask_program(command: Sequence[str]) -> dict[str, Any]:
-    """What another bench prints last. Raises RuntimeError where it fails. It ends with this process's session."""
+    """What another bench prints last. Raises RuntimeError if it fails. It ends with this process's session."""
     done = subprocess.run([sys.executable, *command], stdout=subprocess.PIPE, text=True, check=False)
     found = last_object(done.stdout)
     if done.returncode or found is None:

@@ -193,7 +193,7 @@ def _timed(work: Callable[[], object], device: str) -> float:
 
 
 def _same(ones: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Raises RuntimeError where a value was lost on the way."""
+    """Raises RuntimeError if a value was lost on the way."""
     wrong = [name for name, value in ones.items() if checksum(value) != checksum(others[name])]
     if wrong:
         raise RuntimeError(f"{len(wrong)} of {len(ones)} tensors arrived with other values, such as {wrong[0]}")

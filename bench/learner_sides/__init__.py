@@ -1,4 +1,4 @@
-"""The learner and TRL's GRPOTrainer, each in a process of its own, taking the same steps when told to.
+"""The learner and TRL's GRPOTrainer, each in a separate process that takes the same steps on command.
 
     job.py       what a side is asked to do: a model, a batch, a precision, a device
     batch.py     the completions of a step: ragged, in groups, all with signal

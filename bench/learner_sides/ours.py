@@ -1,4 +1,4 @@
-"""Our side: the `Learner` that the learner's worker holds, in a thread of its own as there.
+"""Our side: the `Learner` that the learner's worker holds, in a separate thread as there.
 
 A step's `step_s` is the report's `duration_s`: batch, forward, loss, backward, clip, AdamW. `call_s` also holds the
 publication of the new weights and their proof, which TRL's step has no counterpart for.
@@ -23,7 +23,7 @@ from learner_sides.serving import Serving
 def main() -> None:
     job = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Job)
     groups = read_groups(Path(job.batch).read_bytes())
-    memory_disk = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # where a node publishes too
+    memory_disk = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # as a node does
     with tempfile.TemporaryDirectory(dir=memory_disk) as weights, ThreadPoolExecutor(max_workers=1) as thread:
         thread.submit(serve, job, groups, weights).result()
 
@@ -37,7 +37,7 @@ def serve(job: Job, groups: tuple, weights: str) -> None:
         step = learner.state().step + 1
         serving.begin()
         report = learner.train(groups, step=step).report
-        assert report.num_updates == 1 and report.kept_fraction == 1.0, f"not the whole batch was learnt from: {report}"
+        assert report.num_updates == 1 and report.kept_fraction == 1.0, f"the learner skipped completions: {report}"
         serving.end(step_s=report.duration_s)
 
 

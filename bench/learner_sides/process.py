@@ -1,4 +1,4 @@
-"""A side's process, as the bench sees it: it takes a step when told to, and says how long it took.
+"""Handle of a side's process: it takes a step on command and reports the time.
 
 Sides that take turns step by step meet the same noise of the machine. Where they would not fit in memory side by side,
 one runs after the other.
@@ -28,7 +28,7 @@ END_WAIT_S = 60
 
 
 class Side:
-    """One process; a context manager. Raises SystemExit with its log's end where it fails."""
+    """One process; a context manager. Raises SystemExit with its log's end if it fails."""
 
     def __init__(self, kind: str, job: Job) -> None:
         folder = Path(job.folder)
@@ -60,13 +60,13 @@ class Side:
             self._process.wait()
 
     def ask(self, what: str) -> dict[str, Any]:
-        """`step` or `peak`; the side's figures."""
+        """Send `step` or `peak`; return the side's figures."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(what + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # `_answer` tells why
+            pass  # `_answer` raises the cause
         return self._answer()
 
     def _answer(self) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""A side's end of the conversation: it reads `step` and `peak`, a line each, and answers in JSON.
+"""A side's end of the protocol: it reads `step` and `peak`, a line each, and answers in JSON.
 
 Memory on the CPU is the process's high-water mark above its resident size after all imports, just before the model is
-loaded; on a GPU it is what torch allocated at most. The machine's peak is the fastest of a few products of square
-matrices in this very process, with its threads: in float32 on the CPU, in bfloat16 on a GPU.
+loaded. On a GPU it is the most that torch allocated. The machine's peak is the fastest of a few products of square
+matrices in this process, with its threads. They are float32 on the CPU and bfloat16 on a GPU.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Serving:
         self._start_bytes = status_bytes("VmRSS")
 
     def ready(self) -> None:
-        """Tell that the model is loaded."""
+        """Report that the model is loaded."""
         self._tell({"ready": True})
 
     def wait_for_step(self) -> bool:
@@ -56,7 +56,7 @@ class Serving:
         self._began = time.perf_counter(), time.process_time()
 
     def end(self, *, step_s: float | None = None) -> None:
-        """Tell the step's figures; `step_s` is given where the caller waited for more than the step itself."""
+        """Report the step's figures; `step_s` is given if the caller waited for more than the step itself."""
         self._settle()
         call_s, cpu_s = time.perf_counter() - self._began[0], time.process_time() - self._began[1]
         figures = {"step_s": call_s if step_s is None else step_s, "call_s": call_s, "cpu_s": cpu_s}
@@ -86,9 +86,9 @@ def reset_peak() -> None:
 
 
 def status_bytes(field: str) -> int:
-    """A size from the kernel's account of this process."""
+    """Return a size from the kernel's status of this process."""
     found = re.search(rf"^{field}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
-    assert found is not None, f"the kernel does not tell {field}"
+    assert found is not None, f"the kernel does not report {field}"
     return 1024 * int(found[1])
 
 

@@ -1,11 +1,12 @@
 """TRL's side: its `GRPOTrainer` in its own training loop, which gets prepared completions instead of generating.
 
-Only `_generate_and_score_completions` is replaced: it hands over what TRL's own would return for the same completions
-(prompts padded on the left, completions on the right, masks, advantages, the number of completion tokens). What TRL
-then does with it is TRL's: shuffling, cutting into micro-batches, autocast, loss, metrics, backward, clip, fused AdamW.
+Only `_generate_and_score_completions` is replaced. Its result is as TRL's own would be for the same completions. It has
+prompts padded on the left, completions on the right, masks, advantages and the number of completion tokens. The
+rest is TRL's: shuffling, cutting into micro-batches, autocast, loss, metrics, backward, clip, fused AdamW.
 
-Settings are those in which it is fastest here: no gradient checkpointing unless asked for, no reference model, no old
-log-probs (one update a batch), attention by torch. A step is timed from its begin callback to its end callback.
+The settings are its fastest ones here. There is no gradient checkpointing unless requested, no reference model and no
+old log-probs (one update a batch), and torch computes attention. A step is timed from its begin callback to its end
+callback.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class PreparedTrainer(GRPOTrainer):
 
 
 class StepByStep(TrainerCallback):
-    """Waits for its turn before each step, and tells how long the step took."""
+    """Wait for its turn before each step, and report the step's time."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
@@ -79,7 +80,7 @@ class StepByStep(TrainerCallback):
 
 
 def settings(job: Job, groups: Sequence[TrainGroup]) -> GRPOConfig:
-    """One optimiser step on the whole batch, `job.micro_batch` completions at a time."""
+    """One optimizer step on the whole batch, `job.micro_batch` completions at a time."""
     num_completions = sum(len(group.rewards) for group in groups)
     assert num_completions % job.micro_batch == 0, "TRL takes micro-batches that divide the batch"
     return GRPOConfig(

@@ -1,7 +1,7 @@
 """The plainest way between the same p2pds, for `bench/gossip.py` to compare with: hivemind's own RPC, nothing checked.
 
 A body is a protobuf message in answer to its id: no announcement, no signature, no frame of ours, no disk. For latency
-a message of an announcement's size goes over a gossipsub topic, and whoever hears it calls for the body.
+a message of an announcement's size goes over a gossipsub topic, and each receiver requests the body.
 """
 
 from __future__ import annotations

@@ -202,7 +202,7 @@ class Nodes:
         await self._publishing
 
     async def kill(self, at: int, peers: tuple[str, ...], whole: bool) -> str:
-        """Kills the p2pd of a node, which the node mends itself; or closes the `whole` node and starts it again."""
+        """Kill the p2pd of a node, which the node restarts itself; or close the `whole` node and starts it again."""
         member = self._members[at]
         os.kill(member.node.gossip.process_id, signal.SIGKILL)
         if whole:
@@ -246,7 +246,7 @@ class Host:
         theirs.close()
 
     async def call(self, name: str, *arguments: Any) -> Any:
-        """What the method of `Nodes` returns. Raises EOFError where the process has died."""
+        """What the method of `Nodes` returns. Raises EOFError if the process has died."""
         self._pipe.send((name, arguments))
         return await asyncio.to_thread(self._pipe.recv)
 

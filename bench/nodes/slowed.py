@@ -1,8 +1,8 @@
 """Processes with a share of a core: they are stopped and continued by signals, in short turns.
 
 A cgroup's quota (`cpu.max`) does the same in the kernel, but needs root. Weights by nice give no share: each worker is
-a session of its own, and with autogroups the kernel divides a core among sessions first. Unlike a quota, turns pass
-also while the processes wait, so the share is one of time.
+a separate session, and with autogroups the kernel divides a core among sessions first. A quota counts only running
+time. Turns also pass while the processes wait, so the share is one of wall time.
 """
 
 from __future__ import annotations

@@ -137,10 +137,12 @@ TABLES: Final = {
         quick="--share sapo:8/0/8,sapo:4/4/8 --methods f-nois:agg=token_mean",
     ),
     "experts": Table(
-        "Experts of unlike domains at equal compute", f"--pair hdee --run {RUNS}/experts.toml --steps 24", model_seeds=3
+        "Experts of different domains at equal compute",
+        f"--pair hdee --run {RUNS}/experts.toml --steps 24",
+        model_seeds=3,
     ),
     "liars": Table(
-        "What does a liar do whose log-probs are as a learner would have them?",
+        "What does an attacker do whose log-probs are those of a learner?",
         "--pair size --nodes 4 --lies none,mimic --methods ftis,ftis:peer_weights=agreement",
         model_seeds=3,
     ),

@@ -42,7 +42,7 @@ TURN_S = 0.25
 
 
 class Maker:
-    """Groups that pass every door of the run."""
+    """Groups that pass the run's validation."""
 
     def __init__(self, model: Path, manifest: RunManifest) -> None:
         self.manifest = manifest
@@ -107,7 +107,7 @@ class Guest:
         await self._gossip.close()
 
     async def send(self, groups_per_s: float) -> None:
-        """Announces groups at that rate, a few at a time, until cancelled."""
+        """Announces groups at that rate, a few at a time, until canceled."""
         due, looked_at = 0.0, time.monotonic()
         while True:
             await asyncio.sleep(TURN_S)

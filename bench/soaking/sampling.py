@@ -1,7 +1,7 @@
-"""What a soak looks at, every few seconds and from outside: processes, files, rows, and how soon the daemon answers.
+"""Samples of a soak, every few seconds and from outside: processes, files, rows, and the daemon's response time.
 
-A point is a figure of one part of one node. Processes are told apart by what they run, so a worker that was started
-again goes on as the same part; `lives` counts the processes that a part has had.
+A point is a value of one part of one node. Processes are identified by their command, so a restarted worker continues
+as the same part. `lives` counts the processes that a part has had.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Sampler:
         for name, part in LAGS.items():
             if (lag_s := status["health"].get(name)) is not None:
                 yield "lag_ms", part, 1e3 * lag_s
-        others = {key: part for key, part in status.items() if key != "eval"}  # whose length has a bound of its own
+        others = {key: part for key, part in status.items() if key != "eval"}  # whose length has a separate bound
         yield "answer_bytes", "status", len(str(others))
         yield "answer_bytes", "metrics", len(metrics)
         yield "done", "steps", status["learner"]["step"]
@@ -119,8 +119,11 @@ class Sampler:
 
 
 def look_at_machine(minute: float) -> list[Point]:
-    """How fast the machine is: the processor time of a loop that is always the same, and what share of the time since
-    the last look the host of a virtual machine gave to others (Linux; elsewhere 0)."""
+    """Return the machine's speed: the processor time of a constant loop, and the time that the host took away.
+
+    The latter is the fraction of the time since the last call that the host of a virtual machine gave to others (Linux;
+    elsewhere 0).
+    """
     began, total = time.thread_time(), 0
     for number in range(LOOP_ROUNDS):
         total += number

@@ -1,9 +1,9 @@
-"""Does a figure grow? A robust slope, how sure it is, and a word.
+"""Growth of a quantity: a robust slope, its confidence interval, and a verdict.
 
-The slope is Theil and Sen's, the median of the slopes of all pairs of points (Sen 1968, J. Am. Stat. Assoc. 63),
-which a few peaks do not move. Neighbouring samples of memory or disk are alike, so an interval that took them for
-independent would be far too narrow: it comes from a bootstrap of whole blocks of what is left beside the line
-(Kuensch 1989). Points are medians of equal stretches of time, as many as keep that cheap.
+The slope is Theil and Sen's, the median of the slopes of all pairs of points (Sen 1968, J. Am. Stat. Assoc. 63). A few
+peaks do not change it. Neighboring samples of memory or disk are alike, so an interval for independent samples would be
+far too narrow. The interval comes from a bootstrap of whole blocks of residuals (Kuensch 1989). Points are medians of
+equal stretches of time, as many as keep that cheap.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LEAST_POINTS = 12
 NUM_BLOCKS = 6  # along the whole series
 NUM_DRAWS = 200
 CONFIDENCE = 0.95
-MINUTES = 60.0  # slopes are told for an hour
+MINUTES = 60.0  # slopes are given per hour
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Bounds:
         return max(self.share * abs(level), self.amount)
 
     def coarse(self, level: float) -> float:
-        """Half width of an interval that is too wide to tell."""
+        """Half width of an interval that is too wide for a verdict."""
         return max(self.coarse_share * abs(level), 4 * self.amount)
 
 
@@ -57,8 +57,9 @@ class Trend:
     num_points: int
 
     def word(self, bounds: Bounds) -> str:
-        """`flat`: no growth that can be told from noise, or one too small to matter; `grows`, `falls`; `unclear`: the
-        samples are too few, or too restless, to say so.
+        """Return the verdict: `grows`, `falls`, `flat` or `unclear`.
+
+        `flat`: no significant growth, or one too small to matter. `unclear`: the samples are too few or too noisy.
         """
         small = bounds.small(self.level)
         if self.low <= 0 <= self.high:
@@ -99,7 +100,7 @@ def condensed(times: Floats, values: Floats) -> tuple[Floats, Floats]:
 
 
 def drawn_blocks(residuals: Floats, rng: np.random.Generator) -> Floats:
-    """As many residuals, in blocks of neighbours that begin anywhere; the series goes round as a ring."""
+    """As many residuals, in blocks of neighbors that begin anywhere; the series goes round as a ring."""
     length = math.ceil(len(residuals) / NUM_BLOCKS)
     starts = rng.integers(len(residuals), size=NUM_BLOCKS)
     places = (starts[:, None] + np.arange(length)[None, :]).ravel()[: len(residuals)]

@@ -1,9 +1,9 @@
 """A bootstrap node and real nodes of `ftis-node join` on this machine, as their operators would start them.
 
-Two unlike tiny models in turn, the torch engine, one thread for each worker, small groups. The learner goes through a
-step in tiny pieces: so a step takes a second or so, as does making its groups, and ten times the normal traffic is a
-load that two cores can bear. What a node keeps on disk is bounded so low that the bounds are reached while the soak
-warms up.
+Nodes alternate between two different tiny models, with the torch engine, one thread for each worker and small groups.
+The learner goes through a step in tiny pieces. So a step takes about a second, as does the generation of its groups.
+Two cores can then bear ten times the normal traffic. The disk limits are so low that the nodes reach them during the
+warm-up.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ ENVIRONMENT = {
     "FTIS_LIMITS__LOG_FILE_BYTES": str(256 << 10),
 }
 MODELS = {"s": 0.3, "m": 0.3}  # sizes, and the part of their usual training: nobody looks at what they learn
-# A step waits fifteen seconds for more foreign groups than its peers make, then goes: the normal traffic leaves a
-# machine of two cores room for ten times as much, and nodes that got faster or slower would show.
+# A step waits fifteen seconds for more foreign groups than its peers make, then starts. So normal traffic needs a tenth
+# of two cores, and the figures would show nodes that get faster or slower.
 MANIFEST = """
 name = "soak"
 task = "arithmetic"
@@ -89,7 +89,7 @@ class Node:
         return self.home.running_url() is not None
 
     def ask(self, path: str) -> bytes:
-        """One GET of its local port. Raises OSError where it does not answer."""
+        """One GET of its local port. Raises OSError if it does not answer."""
         with urlopen(f"{self.home.running_url()}{path}", timeout=ASK_LIMIT_S) as answer:
             return bytes(answer.read())
 

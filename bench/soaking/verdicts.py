@@ -1,11 +1,11 @@
-"""From samples to a table: for each quantity the sum over the swarm's nodes, its trend after the warm-up, and a word.
+"""Table of a soak: for each quantity the sum over the swarm's nodes, its trend after the warm-up, and a verdict.
 
-Nodes are summed, so a leak in one of them shows, and one false alarm in twenty is one in twenty quantities, not in a
-hundred. Of answers and lags the mean over nodes is taken; the bootstrap node and the machine stand by themselves.
+Nodes are summed, so that a leak in one of them shows. One false alarm in twenty is then one in twenty quantities, not
+in a hundred. Answers and lags are means over nodes. The bootstrap node and the machine have separate rows.
 
-What is measured in milliseconds tells of the nodes only where they have the machine. Samples of it that lie up to
-DISTURBED_MINUTES after the host took more than DISTURBED_PERCENT of the time are not judged; where less than half of
-the time is left by that, the word is `unclear`.
+Quantities in milliseconds describe the nodes only if they have the machine to themselves. Their samples up to
+DISTURBED_MINUTES after the host took more than DISTURBED_PERCENT of the time are not judged. If less than half of the
+time is left, the verdict is `unclear`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
 """An honest node: announcements, pulls, buffer, steps. All decisions are made by the policies of `ftis_node/swarm`.
 
-announcement --receive--> SequenceTracker, PullQueue --act: pull_demand, next_request--> transfers --> buffer
-buffer --step--> the groups of a step
-own group --> PendingConfirmations --tick--> announced again;   gaps --tick--> queries;   every 30 s: the directory
+    announcement --receive--> SequenceTracker, PullQueue --act: pull_demand, next_request--> transfers --> buffer
+    buffer       --step-->    the groups of a step
+    own group -> PendingConfirmations --tick--> announced again
+    gaps         --tick-->    queries
+
+It reads the directory every 30 s of virtual time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Pure tensor functions of policy optimisation: advantages, importance weights, filters, losses.
+"""Pure tensor functions of policy optimization: advantages, importance weights, filters, losses.
 
 Two functions are the contract: `group_advantages` turns rewards into advantages, `policy_loss` turns log-probs into a
-scalar to minimise. Behind them each file holds one idea and can be read beside its paper:
+scalar to minimize. Behind them each file holds one idea and can be read beside its paper:
 
     advantages.py       rewards -> advantages inside a group            GRPO, Dr.GRPO
     weights.py          ratios of learner to generator, and their caps  F-TIS, GSPO, GEPO, IcePop
@@ -20,7 +20,7 @@ scalar to minimise. Behind them each file holds one idea and can be read beside 
     cross_tokenizer.py  completions of a peer with another vocabulary
     mixture.py          the next token by several models together      DEMix, c-BTM
 
-Nothing here holds state, logs, or knows a model, an optimiser or a network.
+Nothing here holds state, logs, or knows a model, an optimizer or a network.
 
 The functions are imported at their first use: the daemon asks for `choose_groups` alone and must not load torch for it.
 """

@@ -118,7 +118,7 @@ def sender_sums(
 def objective_slopes(row: Method, batch: Batch, settings: Settings) -> Tensor:
     """Each token's part of its completion's weight, `[N, T]` float64; the weight is the sum over tokens, `[N]`.
 
-    GEPO's regulariser is left out: it pulls on every completion alike, whatever its advantage.
+    GEPO's regularizer is left out: it pulls on every completion alike, whatever its advantage.
     """
     leaf = batch.learner_logprobs.detach().requires_grad_()
     signs = torch.where(batch.advantages < 0, -1.0, 1.0).double()

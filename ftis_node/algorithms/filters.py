@@ -106,7 +106,7 @@ def effective_share(batch: Batch) -> Tensor:
     The first factor is Kish's effective sample size. Alone it is 1 for completions that are all equally unlikely, as
     only their ratios to each other count in it; the second sees those. Above 1 w is cut: the learner would sample such
     a completion itself, and one of them must not make all others look unlikely. So a peer of the same model has
-    exactly 1. With w = e^-d each factor falls, or stays, as all d grow by one scale, towards 0 where all are moved.
+    exactly 1. With w = e^-d each factor falls, or stays, as all d grow by one scale, towards 0 if all are moved.
     """
     log_ratio = batch.sequence_mean(batch.learner_logprobs.detach() - batch.behaviour_logprobs)
     weight = torch.exp(log_ratio.clamp(-SEQUENCE_LOG_RATIO_LIMIT, 0.0))

@@ -74,7 +74,7 @@ def group_expectation_ratio(batch: Batch, alpha: float) -> Tensor:
 
     p and q are exp(mean log-prob) of learner and generator, and log E_q = logsumexp(2 log q) - logsumexp(log q) over
     the group: the mean of q in which each completion counts by its own q. A group must be one generator's completions
-    of one prompt, also where advantages are pooled over several generators. Completions without tokens take no part in
+    of one prompt, also if advantages are pooled over several generators. Completions without tokens take no part in
     E_q.
     """
     has_tokens = batch.num_tokens > 0

@@ -1,6 +1,6 @@
-"""`policy_loss`: log-probs and advantages in, a scalar to minimise and three health figures out.
+"""`policy_loss`: log-probs and advantages in, a scalar to minimize and three health figures out.
 
-    objective   [N, T]   methods.py     what the method maximises, token by token
+    objective   [N, T]   methods.py     what the method maximizes, token by token
     keep        [N]      filters.py     which completions may teach
     aggregate   scalar   aggregate.py   the mean, by the method's way of counting
     loss = -aggregate
@@ -72,7 +72,7 @@ def policy_loss(
 
 
 def _metrics(batch: Batch, kl: Tensor, keep: Tensor, cap: float) -> dict[str, float]:
-    """Each is 0 where there is nothing to count. Moved off the device in one transfer."""
+    """Each is 0 if there is nothing to count. Moved off the device in one transfer."""
     is_truncated = (token_ratio(batch).detach() > cap) & batch.mask
     has_tokens = batch.num_tokens > 0
     figures = {

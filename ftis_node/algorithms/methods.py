@@ -1,6 +1,6 @@
 """Registry of methods: the objective per token of each, its constants, and its source.
 
-An objective is maximised and is `[N, T]` or, for a whole sequence, `[N, 1]`. `aggregate.py` computes its mean and
+An objective is maximized and is `[N, T]` or, for a whole sequence, `[N, 1]`. `aggregate.py` computes its mean and
 `loss.py` negates it. A new method is a few lines here and one row of the table. Notation as in the papers: A is the
 advantage, rho the ratio of learner to generator. R is the ratio to the learner at the first pass over the batch, and
 sg[.] stops the gradient.

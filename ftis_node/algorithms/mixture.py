@@ -32,7 +32,7 @@ def mixture_logprobs(expert_logprobs: Tensor, log_posterior: Tensor) -> Tensor:
 
 
 def posterior(log_prior: Tensor, sequence_logprobs: Tensor) -> Tensor:
-    """`[J, ...]` log p(D = j | x), from `[J]` log p(D = j), which need not be normalised, and `[J, ...]` log p_j(x).
+    """`[J, ...]` log p(D = j | x), from `[J]` log p(D = j), which need not be normalized, and `[J, ...]` log p_j(x).
 
     The result is the prior if every expert with a weight excludes the text: Bayes' rule is 0 / 0 there.
     """

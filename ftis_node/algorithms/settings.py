@@ -43,7 +43,7 @@ class Settings:
     rank_own: bool = False  # filters `quantile` and `ess`: own negatives are ranked like another sender's
     clip: bool = True  # gepo: PPO clip on the group weight
     alpha: float = 0.0  # gepo: share of the learner's own p in the denominator
-    k3_beta: float = 0.0  # gepo: weight of the k3 regulariser, 0.005 where it is used
+    k3_beta: float = 0.0  # gepo: weight of the k3 regularizer, 0.005 where it is used
     mis_low: float = 0.5  # mis: smallest ratio that is not masked
     mis_high: float = 2.0  # mis: largest
     m2_threshold: float = 0.04  # m2po: tau, bound on the mean squared log-ratio

@@ -20,6 +20,7 @@ from typing import NoReturn
 import typer
 
 from ftis_node import __version__
+from ftis_node.cli.bash_words import joined_words
 from ftis_node.cli.commands import (
     bootstrap,
     compare,
@@ -153,7 +154,8 @@ def _end_at_once(code: int) -> NoReturn:
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit code. Errors become one line on stderr."""
     try:
-        code = app(arguments, standalone_mode=False, prog_name=PROGRAM)
+        with joined_words():
+            code = app(arguments, standalone_mode=False, prog_name=PROGRAM)
     except typer.TyperException as error:
         if (message := error.format_message()).startswith("Usage:"):
             typer.echo(message, err=True)  # a command group without a command

@@ -105,11 +105,14 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve has no typ
         """Do nothing: the command has printed the address."""
 
     async def handle_index(self, request: web.Request) -> web.Response:
-        """Return the page. It derives its own address, so that it works through a tunnel."""
+        """Return the page. It derives its own address, so that it works through a tunnel.
+
+        Without `?fontsize=N` the page selects a size with which 80 columns fit its width.
+        """
         import aiohttp_jinja2
 
         size = request.query.get("fontsize", "")
-        context = {"font_size": int(size) if size.isdecimal() and len(size) < 3 else 16}
+        context = {"font_size": int(size) if size.isdecimal() and len(size) < 3 else ""}
         return aiohttp_jinja2.render_template("app_index.html", request, context)
 
     @asynccontextmanager

@@ -2,7 +2,7 @@
 
     P(expert j is right | prompt) = 1 / (1 + exp(-w_j . x(prompt)))
 
-The weights minimise cross-entropy against the rewards of the experts' answers to training prompts, plus `RIDGE` / 2
+The weights minimize cross-entropy against the rewards of the experts' answers to training prompts, plus `RIDGE` / 2
 times their squared norm. No label gives a prompt's domain. The problem is convex and starts at zero, so nothing is
 random. A mixture of experts (arXiv 1701.06538) trains its gate with its experts; here the experts are fixed.
 

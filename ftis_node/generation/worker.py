@@ -112,7 +112,7 @@ class Service:
 
 
 async def report_tokens(engine: Engine, emit: Emitter, *, every_s: float = REPORT_EVERY_S) -> None:
-    """Send the number of sampled tokens to the daemon whenever it has grown, until cancelled.
+    """Send the number of sampled tokens to the daemon whenever it has grown, until canceled.
 
     An engine that sleeps samples none, and the requests that wait for it must not look like a hang.
     """

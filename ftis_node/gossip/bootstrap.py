@@ -57,7 +57,7 @@ class BootstrapNode:
         self._supervisor = P2pdSupervisor(config, self._work, on_end=self._on_end)
 
     async def start(self) -> None:
-        """Return once this node can be dialled. Raises the same errors as `interface.Gossip.start`."""
+        """Return once this node can be dialed. Raises the same errors as `interface.Gossip.start`."""
         await self._supervisor.start()
 
     async def run_until_closed(self) -> None:

@@ -230,7 +230,7 @@ class Gossip(Protocol):
         ...
 
     async def start(self) -> None:
-        """Join the swarm. Return once this node can be dialled, whether or not a peer is connected.
+        """Join the swarm. Return once this node can be dialed, whether or not a peer is connected.
 
         Raises UsageError if the listen address is taken, MachineError if the network process does not start.
         """

@@ -92,7 +92,7 @@ class Libp2pGossip(PeerCalls):
 
     @property
     def addresses(self) -> list[str]:
-        """Multiaddrs at which this node can be dialled, as of the last poll."""
+        """Multiaddrs at which this node can be dialed, as of the last poll."""
         return list(self._membership.addresses)
 
     @property

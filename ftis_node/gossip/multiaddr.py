@@ -1,6 +1,6 @@
 """Addresses as users type them, with error messages that show the right form; parsed by `records/addresses.py`.
 
-An address that can be dialled names a path to a machine and the peer expected there, and ends in `/p2p/ID`:
+An address that can be dialed names a path to a machine and the peer expected there, and ends in `/p2p/ID`:
 
     /ip4/203.0.113.7/tcp/4001/p2p/12D3KooWFLAyEDfpb3cDnXBP7JfUnuKAgz7tPeRwEUSmSunbS8dP
     /dns4/meet.example.org/tcp/4001/p2p/12D3KooW...

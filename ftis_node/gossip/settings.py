@@ -24,7 +24,7 @@ class NetworkSettings:
     sockets_dir: Path
     listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
     announce: tuple[str, ...] = ()  # published instead of the detected addresses; without /p2p/ID
-    peers: tuple[str, ...] = ()  # dialled first: bootstrap nodes or members
+    peers: tuple[str, ...] = ()  # dialed first: bootstrap nodes or members
     use_nat_helpers: bool = True  # port mapping, reachability checks, hole punching, relays
     is_unreachable: bool = False  # known not to be reachable: use a relay at once
     start_timeout_s: float = 30.0

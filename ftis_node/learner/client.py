@@ -137,21 +137,21 @@ class LearnerClient(WorkerClient):
         """Have the mismatch with the engine measured on an own group; returns when it was measured or dropped.
 
         The report of the next step has the figures, if the group came before the weights moved on from its version.
-        Raises WorkerDiedError where the worker died meanwhile.
+        Raises WorkerDiedError if the worker died meanwhile.
         """
         await self._supervisor.call(CheckRequest(group=group), CheckReply)
 
     async def audit(self, group: TrainGroup) -> AuditReply:
         """Compare a peer's log-probs with the learner's own, if its weights are those that `group` claims.
 
-        Raises WorkerDiedError where the worker died meanwhile, WorkerTaskError where it could not.
+        Raises WorkerDiedError if the worker died meanwhile, WorkerTaskError if it could not.
         """
         return await self._supervisor.call(AuditRequest(group=group), AuditReply)
 
     async def give_memory_back(self) -> None:
         """Return when no step is in progress and the memory that the learner kept for later is free.
 
-        Raises WorkerDiedError where the worker died meanwhile: then all of its memory is.
+        Raises WorkerDiedError if the worker died meanwhile: then all of its memory is.
         """
         await self._supervisor.call(GiveMemoryBack(), MemoryGivenBack)
 
@@ -166,7 +166,7 @@ class LearnerClient(WorkerClient):
     async def save(self) -> int:
         """Have the newest step written to the disk, however long that takes; returns its number.
 
-        Raises MachineError where the disk refuses, WorkerDiedError where the worker died meanwhile.
+        Raises MachineError if the disk refuses, WorkerDiedError if the worker died meanwhile.
         """
         return (await self._supervisor.call(SaveRequest(), Saved)).step
 

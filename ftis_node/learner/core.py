@@ -175,7 +175,7 @@ class Learner:
             self._settle(on_published)
             return self._reply(msgspec.structs.replace(progress.last_report, repeated=True))
         if step != progress.step + 1:
-            raise FtisError(f"the learner stands at step {progress.step}: it cannot do step {step}")
+            raise FtisError(f"the learner is at step {progress.step} and cannot do step {step}")
         readable, unpacked, unreadable = unpack_train_groups(groups)
         report = self._do_step(readable, unpacked, step, between)
         report = msgspec.structs.replace(report, unreadable=unreadable)

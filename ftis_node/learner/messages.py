@@ -203,7 +203,7 @@ class LearnerState(Message, frozen=True):
 
     `weights` is None while the policy is the model as it came (version 0): the generator then serves its own copy.
     `last_report` is None before the first step of this home. `last_groups` are the ids of the groups that `step` took.
-    `layout` is `Policy.layout`, `kernels` what computes its layers; None where there is no learner.
+    `layout` is `Policy.layout`, `kernels` what computes its layers; None if there is no learner.
     """
 
     step: int
@@ -226,7 +226,7 @@ class TrainRequest(Message, frozen=True):
 
 
 class TrainReply(Message, frozen=True):
-    """What the step did. `weights` and `proof` are None where it left the weights as they were.
+    """What the step did. `weights` and `proof` are None if it left the weights as they were.
 
     `saved_step` is that of the newest checkpoint: should the learner die, the groups of all later steps are needed
     again.

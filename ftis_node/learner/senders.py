@@ -18,7 +18,7 @@ class SenderStats(msgspec.Struct, frozen=True):
     """Sums over one sender's completions; `algorithms/diagnostics.py` says of what. They may be added up.
 
     `sender` is a peer id, `own`: it is this node. `positive_log_ratios` and `negative_log_ratios` count tokens by log
-    rho (learner less generator) in 11 bins, for completions with A > 0 and A < 0; empty where they were not kept.
+    rho (learner less generator) in 11 bins, for completions with A > 0 and A < 0; empty if they were not kept.
     """
 
     sender: str
@@ -47,7 +47,7 @@ class SenderStats(msgspec.Struct, frozen=True):
     def ess(self) -> float | None:
         """Effective sample size of the completions that taught, as a share of their number: 1 where weights are equal.
 
-        0 where all weights are 0, None where none taught.
+        0 if all weights are 0, None if none taught.
         """
         if not self.taught:
             return None

@@ -1,7 +1,7 @@
 """The learner's process: `python -m ftis_node.learner.worker`, started by `client.LearnerClient`.
 
 All work on the model runs in one thread beside the event loop, so messages are read and heartbeats sent during a long
-step. A cancelled request ends between two micro-batches, and a stop of the worker cancels all. The step is then not
+step. A canceled request ends between two micro-batches, and a stop of the worker cancels all. The step is then not
 done, nothing of it is kept, and the newest state is saved before the process ends.
 """
 
@@ -64,7 +64,7 @@ class ModelThread:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner")
 
     async def work(self, piece: Callable[[StepCallback], Result], emit: Emitter) -> Result:
-        """Run `piece(between)` in the thread. Cancelled, it makes `between` raise, and waits for the piece's end."""
+        """Run `piece(between)` in the thread. Canceled, it makes `between` raise, and waits for the piece's end."""
         stop = threading.Event()
 
         def between() -> None:

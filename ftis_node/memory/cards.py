@@ -1,9 +1,9 @@
-"""Which Qwen2.5 models a card trains, by the memory plan: the table of README.md and docs/operate/resources.md.
+"""Table of the Qwen2.5 models that a card can train, by the memory plan, for README.md and docs/operate/resources.md.
 
     python -m ftis_node.memory.cards      prints it
 
-A card has what CUDA reports of the smallest sold under its name, or a little less; beside it the host has 64 GiB free.
-The run is gsm8k-ftis, with the settings that a new home has. Nothing is measured here.
+A card has the memory that CUDA reports for the smallest one sold under its name, or a little less. The host has 64 GiB
+free. The run is gsm8k-ftis, with the settings of a new home. Nothing is measured here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STATES = {"float32": "full", "8bit": "full, 8-bit states", "offload": "full, sta
 
 
 def as_markdown() -> str:
-    """The table."""
+    """Return the table."""
     shapes = published_qwen25()
     rows = [
         f"| {size} GB | {' | '.join(_cell(name, shape, gib) for name, shape in shapes.items())} |"
@@ -37,7 +37,7 @@ def as_markdown() -> str:
 
 
 def _cell(name: str, shape: ModelShape, gib: float) -> str:
-    """What `join` would train where all packages are installed; a dash where nothing fits."""
+    """Return what `join` would train if all packages are installed; a dash if nothing fits."""
     settings = NodeSettings.model_validate({"model": name, "engine": "vllm"})
     machine = Machine((int(gib * GIB),), HOST_GIB * GIB)
     fitting = (option for option in compare(settings, load_manifest(DEFAULT_RUN), shape, machine) if option.fits)

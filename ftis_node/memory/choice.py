@@ -42,9 +42,9 @@ AS_BEGUN = ", as this home began"
 
 @dataclass(frozen=True, slots=True)
 class TrainingOption:
-    """One way to train. `settings` are the node's with it, `missing` what would have to be installed first.
+    """One way to train. `settings` are the node's with it; `missing` is a package that must be installed first.
 
-    `fits`: on the GPU, and in host memory where optimizer states are to lie there.
+    `fits`: on the GPU, and in host memory if optimizer states are there.
     """
 
     name: str
@@ -56,8 +56,11 @@ class TrainingOption:
 
 @dataclass(frozen=True, slots=True)
 class TrainingChoice:
-    """`settings` say what is trained; `training` says it to people, and why, in one line: empty for a node that trains
-    nothing. `options`: all that were compared, none of them where nothing was to be chosen."""
+    """The choice of what to train. `settings` have it; `training` describes it and its reason in one line for people.
+
+    `training` is empty for a node that trains nothing. `options` are all that were compared; empty if there was no
+    choice.
+    """
 
     settings: NodeSettings
     training: str
@@ -65,8 +68,10 @@ class TrainingChoice:
 
 
 def choose_training(settings: NodeSettings, manifest: RunManifest, home: Home, source: ModelSource) -> TrainingChoice:
-    """What this node trains on this machine. Raises MachineError where nothing fits, ConfigError for GPUs that are not
-    there."""
+    """Return what this node trains on this machine.
+
+    Raises MachineError if nothing fits, ConfigError for missing GPUs.
+    """
     if not settings.learns:
         return TrainingChoice(settings, "")
     begun = read_previous_training(home, settings.model)
@@ -95,9 +100,9 @@ def choose(
     machine: Machine,
     begun: PreviousTraining | None = None,
 ) -> TrainingChoice:
-    """The first option that fits, or the last where none does. Raises ConfigError for GPUs that are not there.
+    """Return the first option that fits, or the last if none does. Raises ConfigError for missing GPUs.
 
-    `engine` "auto" counts as vLLM; where `settings.lora` is set there is no other option.
+    `engine` "auto" counts as vLLM. If `settings.lora` is set there is no other option.
     """
     if not machine.devices_bytes or settings.device == "cpu":
         return _without_plan(settings, begun)
@@ -119,7 +124,7 @@ def compare(
     machine: Machine,
     begun: PreviousTraining | None = None,
 ) -> Iterator[TrainingOption]:
-    """All options in their order, each with its plan."""
+    """Return all options in their order, each with its plan."""
     check_heads(shape, settings)
     devices_bytes = assign_gpus(len(machine.devices_bytes), settings).devices_bytes(machine.devices_bytes)
     for name, changed in _candidates(settings, begun, manifest.sampling.group_size):
@@ -134,8 +139,10 @@ def compare(
 def refuse_what_does_not_fit(
     choice: TrainingChoice, manifest: RunManifest, shape: ModelShape, machine: Machine
 ) -> None:
-    """Raises MachineError where no option fits, in one line with the largest Qwen2.5 model that would; not where
-    `memory.check` only warns."""
+    """Raise MachineError if no option fits, in one line that names the largest Qwen2.5 model that would.
+
+    With `memory.check` = "warn" it only warns.
+    """
     if not choice.options or any(option.fits for option in choice.options):
         return
     if choice.settings.memory.check != "refuse":
@@ -149,7 +156,7 @@ def refuse_what_does_not_fit(
 
 
 def smaller_model(choice: TrainingChoice, manifest: RunManifest, shape: ModelShape, machine: Machine) -> str:
-    """The largest Qwen2.5 model that would fit in place of one of this shape, as advice."""
+    """Return the largest Qwen2.5 model that would fit in place of one of this shape, as advice."""
     settings = choice.options[0].settings.model_copy(update={"lora": None})
     for name, smaller in reversed(published_qwen25().items()):
         if smaller.num_parameters < shape.num_parameters and any(
@@ -162,7 +169,7 @@ def smaller_model(choice: TrainingChoice, manifest: RunManifest, shape: ModelSha
 def _candidates(
     settings: NodeSettings, begun: PreviousTraining | None, group_size: int
 ) -> Iterator[tuple[str, NodeSettings]]:
-    """Each option's name and settings."""
+    """Return each option's name and settings."""
     if settings.lora is not None:
         yield training_label(settings), settings
         return
@@ -180,7 +187,10 @@ def _candidates(
 
 
 def _with_all_weights(settings: NodeSettings, kept_states: str) -> Iterator[tuple[str, NodeSettings]]:
-    """`kept_states`: those of a home that has begun; 8-bit ones cannot become others, nor others them."""
+    """Return the options that train all weights.
+
+    `kept_states`: the optimizer states of a home; 8-bit ones cannot be converted.
+    """
     settings = settings.model_copy(update={"lora": False})
     if settings.learner.optimizer_states != "float32" or settings.learner.num_processes > 1:
         yield ALL_WEIGHTS, settings
@@ -195,7 +205,7 @@ def _with_all_weights(settings: NodeSettings, kept_states: str) -> Iterator[tupl
 
 
 def _with_adapters(settings: NodeSettings, group_size: int, *, keeps_rank: bool) -> Iterator[tuple[str, NodeSettings]]:
-    """As set, then smaller; an adapter's output stays scaled by the same alpha / rank."""
+    """Return the adapter of the set rank, then smaller ones. An adapter's output keeps the scale alpha / rank."""
     yield training_label(settings), settings
     adapter = settings.lora_adapter
     for divisor, max_batch, micro_batch_tokens in SMALLER_ADAPTERS:
@@ -210,7 +220,7 @@ def _with_adapters(settings: NodeSettings, group_size: int, *, keeps_rank: bool)
 
 
 def _keep_rank(settings: NodeSettings, begun: PreviousTraining | None) -> NodeSettings:
-    """With `--lora` alone a home keeps the rank of its adapter, which may be smaller than the one that is set today."""
+    """Return the settings with the rank of the home's adapter, which may be smaller than the one that is set today."""
     is_set = settings.lora_adapter.model_fields_set & {"rank", "alpha"}
     if not settings.lora or begun is None or not begun.lora or is_set:
         return settings
@@ -218,12 +228,12 @@ def _keep_rank(settings: NodeSettings, begun: PreviousTraining | None) -> NodeSe
 
 
 def _without_plan(settings: NodeSettings, begun: PreviousTraining | None) -> TrainingChoice:
-    """What the home began with, else all weights."""
+    """Return the settings for what the home began with, else for all weights."""
     if settings.lora is not None:
         return TrainingChoice(settings, training_label(settings) + _asked(settings))
     if begun is None:
         settings = settings.model_copy(update={"lora": False})
-        return TrainingChoice(settings, f"{ALL_WEIGHTS}, as always where no memory plan chooses")
+        return TrainingChoice(settings, f"{ALL_WEIGHTS} (no memory plan for this role, model or device)")
     settings = settings.model_copy(update={"lora": begun.lora})
     if begun.lora:
         settings = _updated(settings, "lora_adapter", rank=begun.rank, alpha=begun.alpha)
@@ -233,7 +243,7 @@ def _without_plan(settings: NodeSettings, begun: PreviousTraining | None) -> Tra
 
 
 def _beside_full(full: MemoryPlan, shape: ModelShape) -> str:
-    """`: full training of 3.09 B needs 59.0 GiB, this card has 22.0 (20.9 usable)`."""
+    """Return text such as `: full training of 3.09 B needs 59.0 GiB, this card has 22.0 (20.9 usable)`."""
     usable = _gib(full.usable_bytes)
     card = _gib(full.usable_bytes / USABLE_SHARE)
     parameters = f"{shape.num_parameters / 1e9:.2f} B"
@@ -243,7 +253,7 @@ def _beside_full(full: MemoryPlan, shape: ModelShape) -> str:
 
 
 def _activations(option: TrainingOption) -> str:
-    """Whether they are kept or recomputed, and why."""
+    """Return whether activations are kept or recomputed, and why."""
     if not option.fits:
         return ""
     if not option.made.recompute_activations:
@@ -254,7 +264,7 @@ def _activations(option: TrainingOption) -> str:
 
 
 def training_label(settings: NodeSettings) -> str:
-    """What is trained, in words."""
+    """Return what is trained, in words."""
     return f"a LoRA adapter of rank {settings.lora_adapter.rank}" if settings.lora else ALL_WEIGHTS
 
 
@@ -263,7 +273,7 @@ def _asked(settings: NodeSettings) -> str:
 
 
 def _updated(settings: NodeSettings, section: str, **values: Any) -> NodeSettings:
-    """The settings with these keys of one section changed."""
+    """Return the settings with these keys of one section changed."""
     return settings.model_copy(update={section: getattr(settings, section).model_copy(update=values)})
 
 

@@ -1,7 +1,7 @@
-"""What the generation worker holds in memory, part by part: vLLM's weights, cache, places for adapters and work space.
+"""Memory of the generation worker by part: weights, cache, adapter slots and work space of vLLM.
 
-Arithmetic alone, as in `components.py`. Workspace, context and graphs are rules of thumb until a GPU has been
-measured. Bytes everywhere.
+Arithmetic alone, as in `components.py`. Workspace, context and graphs are rules of thumb until a GPU has been measured.
+Bytes everywhere.
 """
 
 from __future__ import annotations
@@ -42,22 +42,25 @@ class GeneratorMemory:
 
     @property
     def fixed(self) -> int:
-        """All but the cache, and the staging."""
+        """Bytes of all parts except the cache and the staging."""
         return self.weights + self.adapters + self.workspace
 
     @property
     def in_turns(self) -> GeneratorMemory:
-        """The same where it sleeps while the learner steps."""
+        """The same memory if the generator sleeps while the learner steps."""
         return replace(self, adapters=self.adapters_in_turns)
 
 
 def cache_bytes_per_token(shape: ModelShape, dtype_bytes: int) -> int:
-    """A key and a value for each layer and key/value head."""
+    """Return the bytes of a key and a value for each layer and key/value head."""
     return 2 * shape.num_layers * shape.kv_size * dtype_bytes
 
 
 def generator_memory(shape: ModelShape, workload: Workload) -> GeneratorMemory:
-    """Weights in the compute dtype; cache by `cache_bytes_per_token` x completions side by side x their limit.
+    """Return the memory of the generator, in bytes by part.
+
+    Weights are in the compute dtype. The cache is `cache_bytes_per_token` x completions decoded in parallel x their
+    limit.
 
     Workspace has three parts: float32 logits while sampling (24 bytes x max_batch x vocabulary), one prefill of 8,192
     tokens, and context and graphs. A prefill takes 6 x intermediate + 12 x hidden bytes a token in bfloat16: gate, up

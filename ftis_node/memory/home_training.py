@@ -1,4 +1,4 @@
-"""What a home trains already: read off its newest checkpoint and the settings of its last start, without torch."""
+"""What a home already trains, by its newest checkpoint and the settings of its last start, without torch."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
     from ftis_node.config.home import Home
 
-CHECKPOINT_PREFIX = "step-"  # as learner/checkpoint/checkpoint.py has it, which imports torch
-ADAPTER = re.compile(
-    r"LoRA of rank (\d{1,5}), alpha (\d{1,5}),"
-)  # as learner/checkpoint/checkpoint.py names what is trained
+CHECKPOINT_PREFIX = "step-"  # as in learner/checkpoint/checkpoint.py, which imports torch
+ADAPTER = re.compile(r"LoRA of rank (\d{1,5}), alpha (\d{1,5}),")  # names as in learner/checkpoint/checkpoint.py
 
 
 @dataclass(frozen=True, slots=True)
 class PreviousTraining:
-    """What a home trains. `rank` and `alpha` are an adapter's; `optimizer_states` as in the settings of its last start,
-    "" where that is not known."""
+    """What a home trains. `rank` and `alpha` are an adapter's.
+
+    `optimizer_states` is that of the settings of its last start, "" if unknown.
+    """
 
     lora: bool
     rank: int = 0

@@ -27,9 +27,9 @@ ADAM_BYTES, ADAM_8BIT_BYTES = 8, 2 + 8 / 256  # a trained weight's two moments; 
 HEAD_CHUNK_TOKENS, GPU_HEAD_CHUNK_TOKENS = 512, 2048
 GPU_MICRO_BATCH_TOKENS, CPU_MICRO_BATCH_TOKENS = 16384, 2048
 
-# Float32 logits: all that is made of them is made in place.
+# Float32 logits: all operations on them are in place.
 LOGITS_BYTES = 4
-PLACES_BYTES = 24  # of a token: its id, its position, and where it predicts, in int64
+PLACES_BYTES = 24  # of a token: its id, its position, and its predicting position, in int64
 # A process on a GPU: driver context, kernels and cuBLAS workspace; 0.6 to 0.8 GiB with CUDA 13 on a Hopper card.
 DEVICE_CONTEXT_BYTES = 717 * MIB
 # Resident memory of a Python process that has imported torch, transformers and peft (456 MiB seen, torch 2.13).
@@ -38,10 +38,11 @@ HOST_PROCESS_BYTES = 512 * MIB
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is asked of the two workers. `dtype_bytes` is the compute dtype's; `adapter_rank` matters with `lora`.
+    """Settings of the two workers that determine memory. `dtype_bytes` is the compute dtype's; `adapter_rank` matters
+    with `lora`.
 
-    `holds_start`: the learner holds the model as it came besides (`reference.py`). `maps_weights`: an engine on
-    the learner's GPU reads new weights where they are.
+    `holds_start`: the learner also holds the initial model (`reference.py`). `maps_weights`: an engine on the learner's
+    GPU reads new weights in place.
     """
 
     dtype_bytes: int
@@ -66,7 +67,7 @@ class Workload:
 
     @classmethod
     def of(cls, settings: NodeSettings, manifest: RunManifest, *, on_gpu: bool) -> Workload:
-        """As a node with these settings and this run would have it; dtype "auto" is bfloat16 on a GPU alone."""
+        """Return the workload of a node with these settings and this run; dtype "auto" is bfloat16 on a GPU only."""
         can_sleep = on_gpu and settings.engine != "torch" and settings.memory.placement != "shared"
         is_bfloat16 = settings.dtype == "bfloat16" or (settings.dtype == "auto" and on_gpu)
         return cls(
@@ -75,7 +76,7 @@ class Workload:
             adapter_rank=settings.lora_adapter.rank,
             micro_batch_tokens=micro_batch_tokens_of(settings, on_gpu=on_gpu),
             recompute_activations=recomputes(settings, on_gpu=on_gpu),
-            max_batch=settings.generation.max_batch or DEFAULT_MAX_BATCH,  # vLLM's; torch has half of it
+            max_batch=settings.generation.max_batch or DEFAULT_MAX_BATCH,  # vLLM's default; torch's is half of it
             max_prompt_tokens=manifest.sampling.max_prompt_tokens,
             max_total_tokens=manifest.sampling.max_total_tokens,
             group_size=manifest.sampling.group_size,
@@ -92,7 +93,7 @@ class Workload:
 
     @property
     def lora_rank(self) -> int | None:
-        """None: all weights are trained."""
+        """Rank of the adapter; None if all weights are trained."""
         return self.adapter_rank if self.lora else None
 
     @property
@@ -103,29 +104,31 @@ class Workload:
 
     @property
     def largest_micro_batch(self) -> int:
-        """Positions: the setting, at least one whole completion, at most the whole batch."""
+        """Positions of the largest micro-batch: the setting, at least one completion, at most the whole batch."""
         whole_batch = self.num_groups * self.group_size * self.max_total_tokens
         return min(max(self.micro_batch_tokens, self.max_total_tokens), whole_batch)
 
 
 def micro_batch_tokens_of(settings: NodeSettings, *, on_gpu: bool) -> int:
-    """Positions of a micro-batch: as set, else what fills the device and no more."""
+    """Return the positions of a micro-batch: the setting, else the number that saturates the device."""
     return settings.learner.micro_batch_tokens or (GPU_MICRO_BATCH_TOKENS if on_gpu else CPU_MICRO_BATCH_TOKENS)
 
 
 def recomputes(settings: NodeSettings, *, on_gpu: bool) -> bool:
-    """Whether the learner recomputes activations where no plan decides: as set, else on a GPU, where they are most of
-    the memory."""
+    """Return whether the learner recomputes activations without a plan: the setting, else true on a GPU.
+
+    On a GPU activations are most of the memory.
+    """
     chosen = settings.learner.recompute_activations
     return on_gpu if chosen is None else chosen
 
 
 @dataclass(frozen=True, slots=True)
 class LearnerMemory:
-    """Of the learner worker. The parts from `gradients` to `work` live together at the step's peak alone.
+    """Memory of the learner worker. The parts from `gradients` to `work` exist together only at the step's peak.
 
-    `masters` are those of weights in bfloat16; a float32 weight is its own. `on_host` is what lies in host memory
-    although the learner is on a GPU.
+    `masters` are those of weights in bfloat16; a float32 weight needs none. `on_host` is in host memory although the
+    learner is on a GPU.
     """
 
     weights: int
@@ -141,22 +144,23 @@ class LearnerMemory:
 
     @property
     def resident(self) -> int:
-        """What stays between two steps."""
+        """Bytes between two steps."""
         return self.weights + self.start + self.masters + self.moments + self.context
 
     @property
     def peak(self) -> int:
-        """In a step; new weights are handed over after it, when its own parts are gone."""
+        """Largest bytes in a step. Weights are synced after it, when the step's own parts are freed."""
         step = self.gradients + self.activations + self.work
         return self.resident + max(step, self.hand_over)
 
 
 def learner_memory(shape: ModelShape, workload: Workload) -> LearnerMemory:
-    """Weights, gradients, moments and the work of one step, in bytes.
+    """Return weights, gradients, moments and the work of one step, in bytes.
 
-    Weights are in the compute dtype, a second time if the start is held. Trained weights in bfloat16 also have float32
-    masters. Trained weights have float32 gradients (4 bytes) and Adam's two moments (8, or 2 of 8 bits). Masters,
-    gradients and moments are on the host if offloaded. One step adds the largest of four moments (`_step_parts`).
+    Weights are in the compute dtype, and a second time if the initial model is held. Trained weights in bfloat16 also
+    have float32 masters. Trained weights have float32 gradients (4 bytes) and Adam's two moments (8, or 2 of 8 bits).
+    Masters, gradients and moments are on the host if offloaded. One step adds the largest of four moments
+    (`_step_parts`).
     """
     rank = workload.lora_rank
     trained = shape.num_parameters if rank is None else shape.adapter_parameters(rank)
@@ -184,10 +188,14 @@ def layer_bytes_per_token(shape: ModelShape, workload: Workload) -> int:
     """Bytes that one layer keeps of a token for its backward pass, exact for Qwen2 with packed or fused attention.
 
     H hidden, Q query, K key, I intermediate sizes, h heads, r rank. Each norm keeps its float32 input and one
-    reciprocal, and the normalised value if it is trained. Attention keeps q, k, v, output and a float32 log-sum a head.
+    reciprocal, and the normalized value if it is trained. Attention keeps q, k, v, output and a float32 log-sum a head.
     The gated block keeps two wide tensors, three under an adapter (`learner/model/gated.py`).
-    Texts that share a prompt are not counted: attention keeps its tensors of the prompt once for each text
-    (`learner/model/attention.py`). A step that does not fit is tried again with less (`learner/step/oom_retry.py`).
+
+    A row of several texts (`learner/model/attention.py`) keeps more, which is not counted. It keeps a copy of the
+    attention's output. For each text after the first it also keeps q, k, v, output and log-sum of the shared prompt.
+    For Qwen2.5-3B in groups of 12 that is a tenth of a layer's bytes (150 prompt and 250 completion tokens). At the
+    limits of the preset gsm8k-ftis it is a fifth. The plan keeps activations only if a tenth of the memory stays free
+    (`TIGHT_SHARE`). A step that does not fit is retried with less (`learner/step/oom_retry.py`).
 
         float32, full    4 (6 H + 2 Q + 2 K + 2 I + h) + 8
         float32, LoRA    4 (4 H + 2 Q + 2 K + 3 I + 7 r + h) + 8
@@ -264,7 +272,7 @@ def _head_work(shape: ModelShape, workload: Workload) -> int:
 
 
 def _logits(shape: ModelShape, workload: Workload) -> int:
-    """One chunk's, in bfloat16 in both forms."""
+    """Return the bytes of one chunk's logits, in bfloat16 in both forms."""
     chunk = min(workload.head_chunk_tokens, workload.largest_micro_batch) * shape.vocab_size
     return (LOGITS_BYTES + (BFLOAT16 if workload.dtype_bytes == BFLOAT16 else 0)) * chunk
 

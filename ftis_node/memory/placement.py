@@ -3,8 +3,8 @@
     settings, manifest, shape --> GpuAssignment --> memory plan --> fits? --> WorkerPlacement --> workers' settings
 
 A GPU's memory is a hard limit: a model that does not fit is refused before it is loaded. Host memory is no hard limit.
-Its free part changes by the minute, there is swap, and rules of thumb for the processes are most of a small model's
-estimate. So on a CPU a plan that does not fit is a warning, whatever the settings are.
+Its free part changes by the minute, the system may swap, and rules of thumb are most of a small model's estimate. So on
+a CPU a plan that does not fit only gives a warning.
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlacement:
-    """Placement of the workers. The defaults leave the choice to the workers.
+    """Placement of the workers. The defaults are those without a memory plan: settings and the engine's defaults
+    decide.
 
-    `takes_turns`: the generator sleeps while the learner steps; `can_sleep`: and it gives its memory back then.
-    `memory_share` and `cache_bytes` as in `EngineSettings`; `learner_share` is the part of its GPU that the learner's
-    tensors may take, None: all. `hand_over` is how weights cross. `recompute_activations` and `head_chunk_tokens` are
-    the learner's, by the plan; None: no plan says. `memory` is the plan in one line, for people. GPUs by
-    their index in nvidia-smi; none: all are seen.
+    `takes_turns`: the generator sleeps while the learner steps. `can_sleep`: it also frees its memory then.
+    `memory_share` and `cache_bytes` are as in `EngineSettings`. `learner_share` is the fraction of its GPU that the
+    learner's tensors may use, None for all. `hand_over` is the transport of new weights. `recompute_activations` (None:
+    the setting decides) and `head_chunk_tokens` are the learner's. GPUs have their index in nvidia-smi; an empty tuple
+    means all.
     """
 
     takes_turns: bool = False
@@ -66,19 +67,22 @@ class WorkerPlacement:
 
 @dataclass(frozen=True, slots=True)
 class GpuAssignment:
-    """The GPUs of each worker; none where there is no GPU. They share one, or have none in common."""
+    """The GPUs of each worker; empty without a GPU. The workers share one GPU, or have none in common."""
 
     generator: tuple[int, ...] = ()
     learner: tuple[int, ...] = ()
 
     @property
     def are_shared(self) -> bool:
-        """Whether both workers are on one device, which a CPU is too."""
+        """Return whether both workers are on one device; a CPU counts as one."""
         return self.generator == self.learner
 
     def devices_bytes(self, gpus_bytes: tuple[int, ...]) -> tuple[int, ...]:
-        """What the plan takes for devices. A generator that is spread counts as one GPU of its smallest's size times
-        their number: weights and cache are divided evenly. Of a learner's GPUs the smallest counts, for each."""
+        """Return the sizes of the plan's devices, the generator's and the learner's.
+
+        A generator on several GPUs counts as one GPU: the smallest size times their number, because weights and cache
+        are divided evenly. Each of the learner's GPUs counts as the smallest of them.
+        """
         of_learner = min((gpus_bytes[gpu] for gpu in self.learner), default=None)
         if of_learner is None:
             return ()
@@ -88,7 +92,10 @@ class GpuAssignment:
 
 
 def arrange(settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> WorkerPlacement:
-    """The arrangement on this machine. Raises MachineError where the model does not fit, ConfigError for the GPUs."""
+    """Return the placement on this machine.
+
+    Raises MachineError if the model does not fit, ConfigError for missing GPUs.
+    """
     settings, machine = inspect_machine(settings)
     try:
         shape = read_shape(source)
@@ -99,9 +106,9 @@ def arrange(settings: NodeSettings, manifest: RunManifest, source: ModelSource) 
 
 
 def place_single_worker(settings: NodeSettings) -> WorkerPlacement:
-    """The arrangement of a node with one worker, which has all that the settings give it: no plan is made.
+    """Return the placement of a node with one worker, which gets all GPUs of the settings; there is no plan.
 
-    Raises ConfigError for GPUs that are not there.
+    Raises ConfigError for missing GPUs.
     """
     of_generator, of_learner = settings.generation.gpus, settings.learner.gpus
     if settings.gpus:
@@ -114,9 +121,10 @@ def place_single_worker(settings: NodeSettings) -> WorkerPlacement:
 
 
 def inspect_machine(settings: NodeSettings) -> tuple[NodeSettings, Machine]:
-    """This machine as far as the node may use it, and the settings with the engine that "auto" is here.
+    """Return the part of this machine that the node may use, and the settings with "auto" replaced by this machine's
+    engine.
 
-    Raises MachineError where there is no GPU and one is asked for.
+    Raises MachineError if the settings need a GPU and there is none.
     """
     if settings.engine == "auto":
         settings = settings.model_copy(update={"engine": "vllm" if has_vllm() else "torch"})
@@ -128,9 +136,9 @@ def inspect_machine(settings: NodeSettings) -> tuple[NodeSettings, Machine]:
 def place_workers_on(
     machine: Machine, shape: ModelShape | None, settings: NodeSettings, manifest: RunManifest
 ) -> WorkerPlacement:
-    """The arrangement on any machine, without a plan where the shape is not known. `engine` "auto" counts as vLLM.
+    """Return the placement on any machine, without a plan if the shape is unknown. `engine` "auto" counts as vLLM.
 
-    Raises MachineError where the model does not fit on a GPU, ConfigError for GPUs that are not there.
+    Raises MachineError if the model does not fit on a GPU, ConfigError for missing GPUs.
     """
     assignment = assign_gpus(len(machine.devices_bytes), settings)
     made, memory = None, ""
@@ -160,7 +168,7 @@ def place_workers_on(
             serves_adapters=Workload.of(settings, manifest, on_gpu=bool(assignment.learner)).adapter_served is not None,
         ),
     )
-    if len(machine.devices_bytes) > 1:  # even where the node may use one of them
+    if len(machine.devices_bytes) > 1:  # even if the node may use only one of them
         arrangement = replace(arrangement, generator_gpus=assignment.generator, learner_gpus=assignment.learner)
     if made is not None and assignment.learner and made.fits:
         arrangement = replace(
@@ -208,8 +216,10 @@ def assign_gpus(num_gpus: int, settings: NodeSettings) -> GpuAssignment:
 
 
 def usable_gpus(num_gpus: int, settings: NodeSettings) -> int:
-    """How many of the GPUs that are seen the node may use. Raises ConfigError where there are fewer, and where the
-    engine shall be spread over GPUs that are not there."""
+    """Return how many of the visible GPUs the node may use.
+
+    Raises ConfigError if there are fewer, or if the engine needs GPUs that are missing.
+    """
     if settings.gpus > num_gpus:
         seen = f"{num_gpus} GPUs" if num_gpus else "no GPU"
         raise ConfigError(
@@ -223,7 +233,7 @@ def usable_gpus(num_gpus: int, settings: NodeSettings) -> int:
 
 
 def check_heads(shape: ModelShape, settings: NodeSettings) -> None:
-    """Raise ConfigError where vLLM cannot divide the model's attention heads among its GPUs."""
+    """Raise ConfigError if vLLM cannot divide the model's attention heads among its GPUs."""
     number = settings.generation.engine_options.get(PARALLEL_SIZES[0], 1)
     if settings.engine == "torch" or not settings.generates or shape.num_heads % number == 0:
         return
@@ -235,7 +245,10 @@ def check_heads(shape: ModelShape, settings: NodeSettings) -> None:
 
 
 def visible_gpus(gpus: tuple[int, ...], environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What makes a worker see these GPUs alone, given what this process sees of the machine's. None: nothing."""
+    """Return the environment variable with which a worker sees only these GPUs; empty if it needs none.
+
+    The indices count the GPUs that this process sees.
+    """
     if not gpus:
         return {}
     seen = environment.get(VISIBLE_GPUS)
@@ -244,20 +257,26 @@ def visible_gpus(gpus: tuple[int, ...], environment: Mapping[str, str] = os.envi
 
 
 def _takes_turns(made: MemoryPlan | None, settings: NodeSettings, *, gives_memory_back: bool) -> bool:
-    """Of workers on one device: as configured; else as planned, and without a plan that fits whenever it helps."""
+    """Return whether workers on one device take turns: by the setting, else by the plan.
+
+    Without a plan that fits they do so whenever it helps.
+    """
     if settings.memory.placement != "auto":
         return settings.memory.placement == "time_shared"
     return gives_memory_back and (made is None or made.placement != "shared")
 
 
 def _first(number: int, num_gpus: int, *, but_for: tuple[int, ...]) -> tuple[int, ...]:
-    """The first GPUs that the other worker has not, and then the other's."""
+    """Return the first GPUs that the other worker does not have, then the other's."""
     free = [gpu for gpu in range(num_gpus) if gpu not in but_for]
     return tuple([*free, *but_for][:number])
 
 
 def _judge(made: MemoryPlan, settings: NodeSettings, *, on_gpu: bool) -> str:
-    """Return the plan in one line; log a warning if memory may be short. Raise MachineError if a GPU's is."""
+    """Return one line on the plan.
+
+    Raises MachineError if the model does not fit on a GPU, unless `memory.check` is "warn".
+    """
     needed, usable = in_gib(made.peak_bytes), in_gib(made.usable_bytes)
     if made.fits:
         return f"{made.placement}: {needed} of {usable} at the peak, by the plan"
@@ -268,14 +287,14 @@ def _judge(made: MemoryPlan, settings: NodeSettings, *, on_gpu: bool) -> str:
     line = f"{model} does not fit on the GPU: {needed} needed, {usable} usable; {_advice(made)}"
     if settings.memory.check == "refuse":
         raise MachineError(
-            f'{line} (see `ftis-node doctor --model {model}`; memory.check = "warn" goes on all the same)'
+            f'{line} (see `ftis-node doctor --model {model}`; memory.check = "warn" starts it nevertheless)'
         )
     log.warning("%s", line)
     return f"{needed} needed, {usable} usable"
 
 
 def _advice(made: MemoryPlan) -> str:
-    """The first change that would do."""
+    """Return the first change that makes the model fit, as advice."""
     for change in made.changes:
         if change.fits:
             return f"{change.name} would do"

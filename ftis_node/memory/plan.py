@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 
 Placement: TypeAlias = Literal["cpu", "shared", "time_shared", "dedicated", "does_not_fit"]
 
-USABLE_SHARE = 0.95  # torch's allocator holds more than is in use, and the driver keeps some for itself
-SPLIT_CACHE_SHARE = 0.5  # of the wished-for cache; with less the two take turns
+USABLE_SHARE = 0.95  # torch's allocator reserves more than is in use, and the driver keeps a part
+SPLIT_CACHE_SHARE = 0.5  # of the desired cache; with less the two take turns
 HAND_OVER = "hand-over of new weights"
-TIGHT_SHARE = 0.9  # of what is usable: above, changes are named although it fits
+TIGHT_SHARE = 0.9  # of the usable memory: above it the plan suggests changes although the model fits
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +80,18 @@ class MemoryPlan:
 
     @property
     def needed_bytes(self) -> int:
-        """The peak without the options that only use spare memory for speed."""
+        """Peak without the options that only use spare memory for speed."""
         return self.peak_bytes if self.without_speed_bytes is None else self.without_speed_bytes
 
     @property
     def is_tight(self) -> bool:
-        """Whether it does not fit, or only barely."""
+        """Whether the model does not fit, or fits with less than a tenth to spare."""
         return not self.fits or self.peak_bytes > TIGHT_SHARE * self.usable_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Memory of each GPU in total, what is free of the host's, and what is free of the file system in it."""
+    """Memory of a machine: total of each GPU, free host memory, and the free part of the file system in memory."""
 
     devices_bytes: tuple[int, ...]
     host_bytes: int
@@ -107,9 +107,9 @@ def plan(
     host_bytes: int,
     memory_disk_bytes: int = 0,
 ) -> MemoryPlan:
-    """The plan for a model on GPUs of these sizes, none for the CPU.
+    """Return the plan for a model on GPUs of these sizes; an empty list means the CPU.
 
-    `host_bytes` and `memory_disk_bytes`, free on the host and of /dev/shm, count on the CPU alone.
+    `host_bytes` and `memory_disk_bytes`, free on the host and in /dev/shm, count on the CPU alone.
     """
     machine = Machine(() if settings.device == "cpu" else tuple(devices_bytes), host_bytes, memory_disk_bytes)
     workload = Workload.of(settings, manifest, on_gpu=bool(machine.devices_bytes))
@@ -166,7 +166,7 @@ def _placed(shape: ModelShape, machine: Machine, workload: Workload) -> MemoryPl
 
 
 def _on_cpu(generator: GeneratorMemory, learner: LearnerMemory, machine: Machine) -> MemoryPlan:
-    """Published versions use host memory if /dev/shm can hold them.
+    """Return the plan for the CPU. Published versions use host memory if /dev/shm can hold them.
 
     On a disk they take no memory: the kernel reclaims the pages of a file.
     """
@@ -238,7 +238,7 @@ def _cache_within(generator: GeneratorMemory, room: int) -> int:
 
 
 def _utilization(generator: GeneratorMemory, cache: int, device_bytes: int) -> float:
-    """Rounded up to a thousandth, at most 1."""
+    """Return the share rounded up to a thousandth, at most 1."""
     return min(1.0, ceil(1000 * (generator.fixed + cache) / device_bytes) / 1000)
 
 

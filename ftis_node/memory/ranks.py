@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def memory_per_rank(learner: LearnerMemory, shape: ModelShape, workload: Workload) -> LearnerMemory:
-    """The memory of one of `workload.learner_ranks` GPUs; `learner` is that of a GPU that holds everything."""
+    """Return the memory of one of `workload.learner_ranks` GPUs; `learner` is that of a GPU that holds everything."""
     number = workload.learner_ranks
     if number == 1:
         return learner

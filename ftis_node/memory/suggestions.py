@@ -1,8 +1,8 @@
 """Suggestions that make a model fit, in the order in which a person should consider them.
 
-The order is an adapter, optimiser states of 8 bits or in host memory, then more time for less memory. Smaller pieces,
-shorter completions and fewer of them side by side follow; the number format is last. A number is halved until it fits.
-Limits of `sampling` belong to the run: a change of one makes another swarm.
+The order is an adapter, optimizer states of 8 bits or in host memory, then options that cost time. Those are smaller
+micro-batches, shorter completions, and fewer of them in parallel. The number format is last. A number is halved until
+the model fits. Limits of `sampling` belong to the run: a change of one makes another swarm.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from ftis_node.memory.learner_memory import Workload
 
     Place: TypeAlias = Callable[[Workload], "PlannedMemory"]
-    Sizes: TypeAlias = Iterator[tuple[str, Workload]]  # ever smaller, each with the words for it
+    Sizes: TypeAlias = Iterator[tuple[str, Workload]]  # decreasing sizes, each with its text
     Kind: TypeAlias = Callable[[Workload], Sizes]
 
 
 class PlannedMemory(Protocol):
-    """What is read of a `MemoryPlan` here."""
+    """Protocol of a `MemoryPlan`, as far as this module reads it."""
 
     @property
     def placement(self) -> str:
@@ -31,7 +31,7 @@ class PlannedMemory(Protocol):
 
     @property
     def peak_bytes(self) -> int:
-        """Of the fuller device."""
+        """Peak of the fuller device."""
 
     @property
     def fits(self) -> bool:
@@ -40,7 +40,7 @@ class PlannedMemory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MemorySuggestion:
-    """What a change would bring; "A + B" are changes together."""
+    """Effect of a change; "A + B" are several changes together."""
 
     name: str
     placement: str
@@ -62,7 +62,7 @@ def suggest_changes(workload: Workload, now: PlannedMemory, place: Place) -> Ite
 
 
 def _together(kinds: Sequence[Kind], workload: Workload, now: PlannedMemory, place: Place) -> MemorySuggestion | None:
-    """One kind of change after the other, until it fits; None where one alone is all there is."""
+    """Return one kind of change after the other, until the model fits; None if there is only one kind."""
     names: list[str] = []
     together = None
     peak_bytes = now.peak_bytes
@@ -80,7 +80,7 @@ def _together(kinds: Sequence[Kind], workload: Workload, now: PlannedMemory, pla
 
 
 def _try(sizes: Sizes, peak_bytes: int, place: Place) -> tuple[MemorySuggestion, Workload] | None:
-    """The first of the sizes that fits, else the last; None where the peak stays above `peak_bytes` as it was."""
+    """Return the first of the sizes that fits, else the last; None if the peak does not fall below `peak_bytes`."""
     best: tuple[MemorySuggestion, Workload] | None = None
     for name, changed in sizes:
         made = place(changed)
@@ -96,7 +96,7 @@ def _adapter(workload: Workload) -> Sizes:
 
 
 def _optimiser_states(workload: Workload) -> Sizes:
-    """An adapter's are too small to speak of."""
+    """Return the changes of optimizer states; none for an adapter, whose states are small."""
     if workload.lora or workload.optimizer_states == "offload":
         return
     if workload.optimizer_states == "float32":

@@ -1,10 +1,10 @@
-"""How new weights cross from the learner to the engine: decided from the plan and the device, before either starts.
+"""Transport of new weights from the learner to the engine, chosen from the plan and the device before either starts.
 
     ipc      the engine maps the learner's own tensors (CUDA IPC)    one GPU for both, all weights trained
     pinned   a file in memory whose pages CUDA locks                 any other GPU
     file     a file in memory, or in the home                        a CPU; adapters, which are megabytes
 
-What fails at run time falls back to the next one by itself: `learner/checkpoint/publish_weights.py` and
+A transport that fails at run time falls back to the next one: `learner/checkpoint/publish_weights.py` and
 `generation/weight_source.py`.
 """
 
@@ -34,10 +34,10 @@ def choose_transport(
     fastest: Way = "ipc",
     failed: Set[Way] = frozenset(),
 ) -> Way:
-    """The fastest way that can work, and has not `failed`, up to `fastest`.
+    """Return the fastest transport that can work and has not `failed`, up to `fastest`.
 
     `shares_gpu`: both workers are on one GPU. With `lora` and without `serves_adapters` the adapter is merged on its
-    way, tensor by tensor, so there is nothing to map. Of a learner of several ranks none holds whole tensors.
+    way, tensor by tensor, so there is nothing to map. No rank of a learner of several ranks holds whole tensors.
     """
     if not on_gpu or serves_adapters:
         return "file"
@@ -51,7 +51,7 @@ def choose_transport(
 def transport_of(
     settings: NodeSettings, *, on_gpu: bool, shares_gpu: bool, serves_adapters: bool, kernel: Path = KERNEL
 ) -> Way:
-    """`choose_transport` for a node with these settings on this machine."""
+    """Return `choose_transport` for a node with these settings on this machine."""
     asked = settings.memory.weight_sync
     return choose_transport(
         on_gpu=on_gpu,
@@ -65,5 +65,5 @@ def transport_of(
 
 
 def is_wsl(kernel: Path = KERNEL) -> bool:
-    """Whether this is Linux under Windows, where CUDA has no IPC."""
+    """Return whether this is Linux under Windows, where CUDA has no IPC."""
     return kernel.exists() and "microsoft" in kernel.read_text().lower()

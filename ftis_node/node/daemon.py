@@ -113,6 +113,7 @@ async def run_loops(
     async with api.serve(port=settings.status_port) as url:
         node.home.publish_address(url)
         log.info("node %s is up, its figures are at %s", node.about.name, url)
+        await status.refresh()  # before the first step: the end is measured against it
         end = EndWord.FAILED
         try:
             async with asyncio.TaskGroup() as tasks:

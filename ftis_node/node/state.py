@@ -38,6 +38,8 @@ class NodeCounters:
     envelope_bytes_received: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     confirmations_unproven: int = 0  # of peers that were not sent the group and could not return it
+    groups_trained_own: int = 0
+    groups_trained_foreign: int = 0
     skipped_prompts: int = 0
     recent_sources: deque[dict[str, int]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     """Groups that each of the last steps used, by the peer id of the sender; "" adds up senders without a name."""

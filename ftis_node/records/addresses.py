@@ -82,7 +82,7 @@ class Address:
 
     @property
     def peer_id(self) -> str | None:
-        """The peer at the end; None where the address names none."""
+        """The peer at the end; None if the address names none."""
         name, value = self.parts[-1]
         return value if name == "p2p" else None
 
@@ -142,7 +142,7 @@ def shown(text: str) -> str:
 
 
 def _in_order(address: Address) -> Address:
-    """The address itself. Raises AddressError where its protocols do not make a way."""
+    """The address itself. Raises AddressError if its protocols do not make a way."""
     names = list(address.without_peer.names)
     if names[-1:] == ["p2p-circuit"]:
         if names[-2:-1] != ["p2p"]:

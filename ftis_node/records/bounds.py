@@ -253,7 +253,7 @@ TABLES: Final[Mapping[type, Table]] = {
 
 
 def first_beyond(message: Any, table: Table) -> str | None:
-    """The name of the first field of `message` that is beyond its bound in `table`; None where all are within."""
+    """The name of the first field of `message` that is beyond its bound in `table`; None if all are within."""
     return next((name for name, bound in table.items() if not bound(getattr(message, name))), None)
 
 

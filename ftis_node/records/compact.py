@@ -49,7 +49,7 @@ def unpack_ids(frames: Sequence[bytes], num_tokens: int) -> NDArray[np.int32]:
 
 
 def pack_logprobs(logprobs: NDArray[np.float32], *, lossy: bool) -> list[bytes]:
-    """The frames of the log-probs `[n]`. Raises ValueError where one is NaN and the form is lossy."""
+    """The frames of the log-probs `[n]`. Raises ValueError if one is NaN and the form is lossy."""
     planes = _split_units(_to_units(logprobs)) if lossy else split_bytes(logprobs.view("<u4"), NUM_FLOAT_PLANES)
     return [compress(plane) for plane in planes]
 
@@ -93,7 +93,7 @@ def _split_units(units: NDArray[np.uint16]) -> tuple[Plane, Plane, Plane]:
 
 
 def _join_units(planes: Sequence[Plane]) -> NDArray[np.uint16]:
-    """Raises RecordError (`malformed`) where a plane has bits that are another's."""
+    """Raises RecordError (`malformed`) if a plane has bits that are another's."""
     low, middle, high = (plane.astype(np.uint16) for plane in planes)
     if low.max() >= 2**LOW_BITS or high.max() > MOST_UNITS >> HIGH_SHIFT:
         raise RecordError("malformed", "a plane of log-probs with more bits than it has")

@@ -63,7 +63,7 @@ def make_body(group: Group | TextGroup, lengths: Sequence[int], **contents: Any)
 
 
 def require_header(body: pb.Body) -> None:
-    """Raises RecordError (`malformed`) where fields that are within their bounds cannot belong together."""
+    """Raises RecordError (`malformed`) if fields that are within their bounds cannot belong together."""
     if body.policy_version + body.policy_version_span > MAX_INTEGER:
         raise RecordError("malformed", "a version of 2^63 or more")
     num_completions = len(body.lengths)

@@ -53,7 +53,7 @@ def peer_id_text(raw: bytes) -> str:
 
 
 def ed25519_peer_id(raw: bytes) -> str | None:
-    """The text form of a raw peer id from the network; None where its key is of another type."""
+    """The text form of a raw peer id from the network; None if its key is of another type."""
     return peer_id_text(raw) if is_peer_id(raw) else None
 
 
@@ -112,7 +112,7 @@ class Identity:
         """The identity in the file `path` (hex seed and peer id, a line each; mode 0600), made there at first use.
 
         Files of old have the seed alone: they get the peer id, by which a turned bit is noticed. Raises DamagedError,
-        ConfigError where others can read the file.
+        ConfigError if others can read the file.
         """
         check_regular(path)
         if not path.exists():
@@ -124,7 +124,7 @@ class Identity:
 
     @classmethod
     def parse(cls, text: str) -> Identity | None:
-        """The identity in a key file's text; None where there is none, or its seed is not that of its peer id."""
+        """The identity in a key file's text; None if there is none, or its seed is not that of its peer id."""
         seed, *peer_id = text.split() or [""]
         try:
             identity = cls.from_seed(bytes.fromhex(seed)) if len(seed) == 2 * SEED_BYTES else None
@@ -134,7 +134,7 @@ class Identity:
 
     @classmethod
     def load(cls, path: Path) -> Identity:
-        """The identity in the file `path`. Raises ConfigError where there is none, or as `load_or_create` does."""
+        """The identity in the file `path`. Raises ConfigError if there is none, or as `load_or_create` does."""
         try:
             text = read_file(path, max_bytes=MAX_KEY_FILE_BYTES).decode("ascii", errors="replace")
             if path.stat().st_mode & 0o077:

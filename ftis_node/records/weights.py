@@ -121,7 +121,7 @@ def open_offer(data: bytes) -> WeightsOffer:
 
 
 def _require_form(info: pb.WeightsInfo) -> None:
-    """Raises RecordError (`malformed`) where fields that are within their bounds cannot belong together."""
+    """Raises RecordError (`malformed`) if fields that are within their bounds cannot belong together."""
     if info.num_bytes > MAX_CHUNKS * info.chunk_bytes:
         raise RecordError("malformed", f"an offer of {info.num_bytes} bytes in chunks of {info.chunk_bytes}")
     if len(info.probe_logprobs) != len(info.probe_ids) - 1:

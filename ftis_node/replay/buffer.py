@@ -22,7 +22,7 @@ from ftis_node.replay.failures import note_failed, release_poisoned
 from ftis_node.replay.forgotten import forget, is_forgotten, trim
 from ftis_node.replay.lifecycle import Candidate, Freshness, ReleaseReason, State, choose_evicted, choose_newest
 from ftis_node.replay.reconciliation import believe_checkpoint, claim_used
-from ftis_node.replay.reset import read_reset_at
+from ftis_node.replay.reset import limit_reset_at, read_reset_at
 from ftis_node.swarm.reputation.rate_limits import ShareCap
 
 if TYPE_CHECKING:
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StoredGroup:
-    """A group taken for a step, as stored: the body as signed, and what this node found out about it.
+    """A group taken for a step: the signed body, and this node's data on it.
 
-    `rewards` are this node's. `prompt_ids` are little-endian int32. `text_token_ids` are the ids that this node gave
-    the texts of a body in the text form, one tuple per completion; empty for a body with tokens.
+    `rewards` are this node's. `prompt_ids` are little-endian int32. `text_token_ids` are this node's ids of the texts
+    of a body in the text form, one tuple per completion. They are empty for a body with tokens.
     """
 
     id: bytes
@@ -85,13 +85,14 @@ class ReplayBuffer:
     def __init__(self, path: Path) -> None:
         """Opens or makes the file. Raises ConfigError for a damaged one."""
         self._db = open_writer(path)
+        limit_reset_at(self._db)
 
     def close(self) -> None:
         """Closes the file; everything acknowledged is on disk already."""
         self._db.close()
 
     def admit(self, accepted: Accepted, *, own: bool) -> bool:
-        """WAITING -> READY. On disk when it returns. False where the group or its number is or was there already."""
+        """WAITING -> READY. On disk when it returns. False if the group or its number is or was there already."""
         return self.admit_many([(accepted, own)])[0]
 
     def admit_many(self, arrivals: Sequence[tuple[Accepted, bool]]) -> list[bool]:
@@ -130,7 +131,7 @@ class ReplayBuffer:
         return bool(done.rowcount)
 
     def take(self, step: int, *, own: int, foreign: int, rule: ChoiceRule = choose_newest) -> Taken:
-        """READY -> TAKEN: up to `own` own and `foreign` foreign groups for optimiser step `step`, chosen by `rule`.
+        """READY -> TAKEN: up to `own` own and `foreign` foreign groups for optimizer step `step`, chosen by `rule`.
 
         What the rule passed over: READY -> RELEASED(discarded).
         """
@@ -174,7 +175,7 @@ class ReplayBuffer:
         return evicted
 
     def release_audited(self, group_id: bytes) -> bool:
-        """READY -> RELEASED(audit) for one group; False where it is READY no more."""
+        """READY -> RELEASED(audit) for one group; False if it is READY no more."""
         with self._transaction():
             done = self._db.execute(
                 "UPDATE groups SET state = ?, reason = ? WHERE id = ? AND state = ?",
@@ -183,11 +184,11 @@ class ReplayBuffer:
         return done.rowcount == 1
 
     def reconcile(self, step: int, last_groups: Sequence[bytes] | None = None) -> int:
-        """Sets the groups right with the learner's checkpoint at `step`; returns how many are READY again.
+        """Reconcile the groups with the learner's checkpoint at `step`; return how many are READY again.
 
-        Taken by a step that the checkpoint holds: trained. Taken or trained by a later one: that work is lost, so they
-        are READY again. `last_groups` are those that `step` took by the checkpoint's own word: where the buffer has it
-        otherwise (a buffer or a checkpoint from a backup), the checkpoint is believed, for it has the weights.
+        Groups of a step that the checkpoint includes become trained. Groups of a later step become READY again, because
+        its work is lost. `last_groups` are those of `step`, as the checkpoint names them. If the buffer disagrees (one
+        of them is from a backup), the checkpoint decides, because it has the weights.
         """
         with self._transaction():
             strayed = 0 if last_groups is None else believe_checkpoint(self._db, step, last_groups)
@@ -259,12 +260,12 @@ class ReplayBuffer:
         )
 
     def last_number(self) -> int:
-        """The running number of this node's newest group; 0 before the first."""
+        """Return the sequence number of this node's newest group; 0 before the first."""
         row = self._db.execute("SELECT value FROM totals WHERE name = 'last_number'").fetchone()
         return int(row["value"]) if row else 0
 
     def raise_last_number(self, number: int) -> None:
-        """The next own group's number comes after `number`, where it does not already."""
+        """Raise the sequence number to at least `number`; the next own group's comes after it."""
         with self._transaction():
             self._add("last_number", max(0, number - self.last_number()))
 

@@ -29,7 +29,7 @@ STATES = frozenset(State)
 
 
 def add_column(db: sqlite3.Connection) -> None:
-    """Rows of an older version have no checksum, and that version leaves it out; so this is no schema of its own."""
+    """Add the column if it is missing. An older version ignores it, so the schema number stays."""
     if not any(row["name"] == "checksum" for row in db.execute("SELECT name FROM pragma_table_info('groups')")):
         db.execute("ALTER TABLE groups ADD COLUMN checksum INTEGER")
 

@@ -1,8 +1,8 @@
-"""How many groups the buffer keeps, by origin, state and reason: kept up to date by SQLite itself, at each change.
+"""Counts of the buffer's groups by origin, state and reason, which SQLite updates at each change.
 
-The status asks every second, from the one thread that also commits groups, and pruning asks after each step. Counting
-rows takes the longer the more there are: 0.3 s for 100,000 groups, and a buffer of 4 GiB holds ten times as many small
-ones. So triggers count inside the transaction that changes a group, whoever makes it, and a look costs nothing.
+The status reads them every second, in the one thread that also commits groups, and pruning reads them after each step.
+Counting rows takes 0.3 s for 100,000 groups, and a buffer of 4 GiB holds ten times as many small ones. So triggers
+count inside any transaction that changes a group, and a read costs nothing.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ BY_ROWS = (
 
 
 class Count(NamedTuple):
-    """Kept groups that are alike; `reason` is empty where a group was not released."""
+    """Kept groups that are alike; `reason` is empty if a group was not released."""
 
     own: bool
     state: str

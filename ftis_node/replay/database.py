@@ -1,7 +1,7 @@
 """The buffer's SQLite file: schema, connections, rows.
 
-WAL with full synchronization: what a commit acknowledged is on disk. The daemon writes through one connection in one
-thread; readers (`replay list`, the door's look-ups) open their own read-only connection and never block the writer.
+WAL with full synchronization: a completed commit is on disk. The daemon writes through one connection in one thread.
+Readers (`replay list`, validation) open separate read-only connections and never block the writer.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ CREATE INDEX IF NOT EXISTS groups_by_time ON groups (created_at);
 CREATE INDEX IF NOT EXISTS groups_by_step ON groups (step);
 CREATE TABLE IF NOT EXISTS totals (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
 """
-ADD_TEXT = "ALTER TABLE groups ADD COLUMN text_token_ids TEXT;"  # of groups told as text: JSON, a list a completion
+ADD_TEXT = "ALTER TABLE groups ADD COLUMN text_token_ids TEXT;"  # of groups sent as text: JSON, a list a completion
 ADD_WEIGHTS_OF = "ALTER TABLE groups ADD COLUMN weights_of TEXT;"  # the peer whose weights sampled it, not the sender's
 MIGRATIONS = {1: ADD_TEXT, 2: ADD_WEIGHTS_OF + forgotten.SCHEMA}  # from this version to the next
 
@@ -56,7 +56,7 @@ MIGRATIONS = {1: ADD_TEXT, 2: ADD_WEIGHTS_OF + forgotten.SCHEMA}  # from this ve
 def open_writer(path: Path) -> sqlite3.Connection:
     """The one writing connection; makes a missing file.
 
-    Raises DamagedError, ConfigError for one of another schema, MachineError where another program holds it.
+    Raises DamagedError, ConfigError for one of another schema, MachineError if another program holds it.
     """
     check_database(path)
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
@@ -83,9 +83,9 @@ def open_writer(path: Path) -> sqlite3.Connection:
 
 
 def give_back_pages(connection: sqlite3.Connection) -> None:
-    """Cuts the file to what is in it. A file from before this was possible is written anew, where there is room."""
+    """Shrink the file to its content. A file without incremental vacuum is rewritten if there is disk space."""
     if connection.execute("PRAGMA auto_vacuum").fetchone()[0] != INCREMENTAL:
-        _write_anew(connection)
+        _rewrite(connection)
         return
     while num_free := connection.execute("PRAGMA freelist_count").fetchone()[0]:
         connection.execute(f"PRAGMA incremental_vacuum({PAGES_AT_ONCE})").fetchall()
@@ -95,9 +95,11 @@ def give_back_pages(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
 
-def _write_anew(connection: sqlite3.Connection) -> None:
-    """Twice what is kept is needed for a while; without it the file stays as it is, and its free pages are used again
-    by groups to come."""
+def _rewrite(connection: sqlite3.Connection) -> None:
+    """Rewrite the file, which needs twice the size of its content for a while.
+
+    Without that space the file stays, and new groups reuse its free pages.
+    """
     (path,) = (row[2] for row in connection.execute("PRAGMA database_list") if row[1] == "main")
     num_pages, num_free, page_bytes = (
         connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
@@ -109,7 +111,7 @@ def _write_anew(connection: sqlite3.Connection) -> None:
 
 
 def open_reader(path: Path) -> sqlite3.Connection:
-    """A read-only connection, to an older buffer as well. Raises ConfigError where there is none; as `open_writer`."""
+    """A read-only connection, to an older buffer as well. Raises ConfigError if there is none; as `open_writer`."""
     check_database(path)
     if not path.exists():
         raise ConfigError(f"no replay buffer at {path}: has a node run with this home?")
@@ -127,7 +129,7 @@ def open_reader(path: Path) -> sqlite3.Connection:
 
 
 def version_of(path: Path) -> int:
-    """The schema of the buffer at `path`. Raises DamagedError, or ConfigError where it is newer."""
+    """The schema of the buffer at `path`. Raises DamagedError, or ConfigError if it is newer."""
     connection = open_reader(path)
     try:
         return _known_version(connection, path)
@@ -147,7 +149,7 @@ def upgrade_once(path: Path, step: int) -> None:
 
 
 def back_up(path: Path, to: Path) -> None:
-    """Copies the buffer as it stands, with what lies in its journal, to the new file `to`."""
+    """Copy the buffer, with the content of its journal, to the new file `to`."""
     source, target = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S), sqlite3.connect(to)
     try:
         source.backup(target)

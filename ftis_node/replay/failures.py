@@ -18,7 +18,7 @@ MAX_FAILED_STEPS = 3
 
 
 def add_column(db: sqlite3.Connection) -> None:
-    """An older version leaves it out, and counts none; so this is no schema of its own."""
+    """Add the column if it is missing. An older version ignores it, so the schema number stays."""
     if not any(row["name"] == "failed_steps" for row in db.execute("SELECT name FROM pragma_table_info('groups')")):
         db.execute("ALTER TABLE groups ADD COLUMN failed_steps INTEGER NOT NULL DEFAULT 0")
 

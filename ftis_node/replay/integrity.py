@@ -7,8 +7,7 @@ an empty buffer, or the readable rows of the peers:
     damaged/replay.sqlite-20260102T030405Z/     UNFINISHED, until the new file is in place
         replay.sqlite, replay.sqlite-wal        as found
 
-A start that is cut off anywhere between is taken up by the next. Nothing is deleted but copies older than the newest
-few.
+The next start continues an interrupted one. Only copies older than the newest few are deleted.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ MAX_TRIES = 4096
 
 
 class Rescue(NamedTuple):
-    """What became of a damaged file: why it was one, how many rows were saved, where it lies now."""
+    """Result for a damaged file: the damage, the number of saved rows, the folder of the old file."""
 
     name: str
     why: str
@@ -71,12 +70,12 @@ def explained(error: sqlite3.Error, path: Path) -> Exception:
 
 
 def is_busy(error: sqlite3.Error) -> bool:
-    """Whether another program holds the file."""
+    """Return whether another program holds the file."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in BUSY
 
 
 def is_damage(error: sqlite3.Error) -> bool:
-    """Whether the file is not what was written: its pages, its header, or a text in them that is none."""
+    """Return whether the error means corruption: of pages, of the header, or of a text that is not UTF-8."""
     if NO_FORMAT in str(error):
         return True
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in DAMAGE or NO_TEXT in str(error)
@@ -84,9 +83,9 @@ def is_damage(error: sqlite3.Error) -> bool:
 
 @contextmanager
 def telling_damage(root: Path) -> Iterator[None]:
-    """Inside, an error of a database in `root` that is damaged, or held by another program, becomes one line.
+    """Turn an error of a database in `root` that is damaged, or held by another program, into one line.
 
-    A node that runs and meets damage ends as by a fault of ours: whoever starts it again has it healed.
+    A running node that finds damage ends with an internal error; its next start replaces the file.
     """
     try:
         yield
@@ -101,9 +100,9 @@ def telling_damage(root: Path) -> Iterator[None]:
 
 
 def find_damage(path: Path, *, look: Callable[[sqlite3.Connection], str] = lambda connection: "") -> str:
-    """What SQLite's check of the whole file finds first, or a text that is none, or what `look` says is wrong.
+    """Return the first damage that SQLite's check of the whole file or `look` finds, or a text that is not UTF-8.
 
-    "" where it is sound, empty or missing. Raises MachineError where another program holds it.
+    "" if it is sound, empty or missing. Raises MachineError if another program holds it.
     """
     check_database(path)
     if not path.exists() or not path.stat().st_size:
@@ -126,7 +125,7 @@ def find_damage(path: Path, *, look: Callable[[sqlite3.Connection], str] = lambd
 
 
 def _wrong_header(connection: sqlite3.Connection, path: Path) -> str:
-    """What of the header no node wrote, "" where nothing."""
+    """What of the header no node wrote, "" if nothing."""
     with path.open("rb") as file:
         header = file.read(HEADER_BYTES)
     if not FORMATS.issuperset(header[18:20]):
@@ -155,9 +154,9 @@ def rescue(
     copy: Callable[[sqlite3.Connection, Path], int],
     look: Callable[[sqlite3.Connection], str] = lambda connection: "",
 ) -> Rescue | None:
-    """Sees to it that the file at `path` is sound. None where it was; else what was done about it.
+    """Sees to it that the file at `path` is sound. None if it was; else what was done about it.
 
-    `look` says what is wrong with a file that SQLite's check takes for sound, "" where nothing is.
+    `look` says what is wrong with a file that SQLite's check takes for sound, "" if nothing is.
     `copy` writes what it can read through a connection into the new file at a path, and returns the number of rows.
     Raises OSError and sqlite3.Error where the disk refuses, MachineError where another program holds the file.
     """

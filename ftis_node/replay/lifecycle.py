@@ -157,8 +157,9 @@ def choose_useful(
     domain: OwnDomain | None = None,
     turn: int = 0,
 ) -> Selection:
-    """All own groups in their order, and the most useful foreign ones (`algorithms.usefulness`); the others are given
-    up, for what a step makes of a group fades while it waits.
+    """Select all own groups in their order, and the most useful foreign ones (`algorithms.usefulness`).
+
+    The other foreign ones are dropped, because a group loses its use while it waits.
 
     `pass_rates`: this node's, by the task that a prompt names. Groups that teach nothing come after all others.
     `domain` as in `choose_newest`: which side a group is of counts before its score. `turn` counts the steps.
@@ -181,10 +182,10 @@ def _best(
     neighbour: Callable[[str], str],
     turn: int,
 ) -> list[Candidate]:
-    """`count` of the highest scores, of each neighbour at most an even share, rounded up, while others have some left.
+    """Select `count` of the highest scores, at most an even share of each neighbor while others have groups left.
 
-    What a neighbour has not got is shared evenly among the others, and so on: a few rounds, for each halves what is
-    left to take or those who have some.
+    The share is rounded up. If a neighbor has too few groups, the others share its places evenly. That takes a few
+    rounds: each halves the places that are left or the neighbors that have groups.
     """
     chosen: list[Candidate] = []
     left = _ranked(candidates, scores=scores, turn=turn)
@@ -226,10 +227,10 @@ def choose_own(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
 def choose_foreign(
     candidates: Sequence[Candidate], count: int, *, neighbour: Callable[[str], str] = str
 ) -> list[Candidate]:
-    """`count` foreign groups, spread over senders, the newest of each first.
+    """Select `count` foreign groups, spread over senders, the newest of each first.
 
-    Neighbours take turns (`neighbour` maps a sender to its own), and so do the senders of one; one with more groups
-    than others gets more only when the others have run out.
+    Neighbors take turns, and so do the senders of one neighbor (`neighbour` maps a sender to it). A sender with more
+    groups than others gets more places only when the others have run out.
     """
     by_sender: dict[str, list[Candidate]] = defaultdict(list)
     for candidate in sorted(candidates, key=lambda c: (c.created_at, c.arrival), reverse=True):
@@ -243,17 +244,17 @@ def choose_foreign(
 
 
 def _in_turn(queues: Sequence[Sequence[Candidate]]) -> list[Candidate]:
-    """One of each queue, then another of each that has more, and so on."""
+    """Interleave the queues: one of each, then another of each that has more, and so on."""
     return [candidate for turn in zip_longest(*queues) for candidate in turn if candidate is not None]
 
 
 def choose_evicted(
     candidates: Sequence[Candidate], *, keep: int, cap: ShareCap, keep_bytes: int | None = None
 ) -> list[Candidate]:
-    """The foreign groups that must go so that at most `keep` stay, of `keep_bytes` together, and no neighbour holds
-    more than its places.
+    """Return the foreign groups to evict, so that at most `keep` stay, of `keep_bytes` together.
 
-    The oldest of whoever has most goes first: a peer that sends more than others, or larger, pushes out its own.
+    No neighbor may hold more than its places. The neighbor with the most groups loses its oldest first, so a
+    peer that sends more or larger groups than others evicts its own.
     """
     by_neighbour: dict[str, list[Candidate]] = defaultdict(list)
     for candidate in sorted(candidates, key=lambda c: (c.created_at, c.arrival), reverse=True):
@@ -270,7 +271,7 @@ def choose_evicted(
 
 
 def _beyond_bytes(by_neighbour: dict[str, list[Candidate]], keep_bytes: int | None) -> list[Candidate]:
-    """Of groups by neighbour, the newest first, those beyond `keep_bytes`."""
+    """Return the groups beyond `keep_bytes`, by neighbor, the newest first."""
     sizes = {name: sum(candidate.num_bytes for candidate in held) for name, held in by_neighbour.items()}
     total, evicted = sum(sizes.values()), []
     while keep_bytes is not None and total > keep_bytes:
@@ -283,7 +284,7 @@ def _beyond_bytes(by_neighbour: dict[str, list[Candidate]], keep_bytes: int | No
 
 @dataclass(frozen=True, slots=True)
 class Freshness:
-    """What is too old. Times are Unix seconds; versions count weight updates of this node, which is `peer_id`."""
+    """Age limits. Times are Unix seconds; versions count weight updates of this node, which is `peer_id`."""
 
     now: float
     max_age_s: float
@@ -292,7 +293,7 @@ class Freshness:
     peer_id: str | None = None
 
     def is_stale(self, candidate: Candidate) -> bool:
-        """Whether a group has aged out; only versions of our own weights can be compared with ours."""
+        """Return whether a group is too old; only versions of this node's own weights are comparable."""
         if self.now - candidate.created_at > self.max_age_s:
             return True
         by_our_weights = candidate.own or (candidate.weights_of is not None and candidate.weights_of == self.peer_id)

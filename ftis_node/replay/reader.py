@@ -103,7 +103,7 @@ class ReplayReader:
     """Read-only queries on a replay buffer."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ConfigError where there is no buffer at `path`."""
+        """Raises ConfigError if there is no buffer at `path`."""
         self._path = path
         self._db = open_reader(path)
 
@@ -120,7 +120,7 @@ class ReplayReader:
         return self._db.execute("SELECT 1 FROM groups WHERE id = ? AND own = 1", (group_id,)).fetchone() is not None
 
     def taken_by(self, step: int) -> list[str]:
-        """The ids of the groups that optimiser step `step` took or was trained on, hex."""
+        """The ids of the groups that optimizer step `step` took or was trained on, hex."""
         query = "SELECT id FROM groups WHERE step = ? AND (state = 'taken' OR reason = 'trained') ORDER BY arrival"
         return [row["id"].hex() for row in self._db.execute(query, (step,))]
 
@@ -245,7 +245,7 @@ class ReplayReader:
         )
 
     def find(self, id_prefix: str) -> tuple[GroupSummary, bytes] | None:
-        """The one group whose hex id begins so, with its envelope; None where none or several do."""
+        """The one group whose hex id begins so, with its envelope; None if none or several do."""
         if len(id_prefix) < MIN_ID_PREFIX or not set(id_prefix.lower()) <= set("0123456789abcdef"):
             return None
         rows = self._db.execute(
@@ -254,7 +254,7 @@ class ReplayReader:
         return (_summary(rows[0]), rows[0]["envelope"]) if len(rows) == 1 else None
 
     def prompt_ids(self, group_id: bytes) -> tuple[int, ...]:
-        """The prompt's tokens as this node made them for a kept group; empty where it is not kept."""
+        """The prompt's tokens as this node made them for a kept group; empty if it is not kept."""
         row = self._db.execute("SELECT prompt_ids FROM groups WHERE id = ?", (group_id,)).fetchone()
         return () if row is None else tuple(np.frombuffer(row["prompt_ids"], dtype="<i4").tolist())
 

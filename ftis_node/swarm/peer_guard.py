@@ -5,7 +5,7 @@
     if work.failed:
         ...  # counted, logged and charged already
 
-Readers reject invalid input with a named reason (`RecordError`). This is the second line of defence, for exceptions
+Readers reject invalid input with a named reason (`RecordError`). This is the second line of defense, for exceptions
 that nobody expected. Work for a peer is everything whose input the peer chose: its address, its announcement, its
 group, its query.
 
@@ -91,7 +91,7 @@ class PeerWork:
         self.failed = True
         self._guard.note(self._peer_id, self._place, error)
         if _num_cancels() > self._num_cancels and _hides_cancellation(error):
-            raise asyncio.CancelledError from error  # else a cancelled task would continue
+            raise asyncio.CancelledError from error  # else a canceled task would continue
         return True
 
 

@@ -22,7 +22,7 @@ class ChatMessage(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class TaskItem:
-    """One problem: `prompt` holds its chat messages, `answer` the reference answer as text ("" where it has none)."""
+    """One problem: `prompt` holds its chat messages, `answer` the reference answer as text ("" if it has none)."""
 
     ref: PromptRef
     prompt: tuple[ChatMessage, ...]

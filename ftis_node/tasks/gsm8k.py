@@ -1,4 +1,4 @@
-"""GSM8K: grade-school word problems whose answers are whole numbers (arXiv 2110.14168, MIT licence).
+"""GSM8K: grade-school word problems whose answers are whole numbers (arXiv 2110.14168, MIT license).
 
 A line of the file, shortened; the number after `####` is the reference, thousands separators removed:
 

@@ -1,4 +1,4 @@
-r"""MATH-500: 500 competition problems for evaluation, the test set of arXiv 2305.20050 drawn from MATH (MIT licence).
+r"""MATH-500: 500 competition problems for evaluation, the test set of arXiv 2305.20050 drawn from MATH (MIT license).
 
 A line of the file, shortened; answers are LaTeX:
 

@@ -75,7 +75,7 @@ def text_field(row: dict[str, Any], name: str) -> str:
         raise ValueError(f"the field {name!r} must be a text and not empty")
     try:
         value.encode()
-    except UnicodeEncodeError as error:  # such text could be neither tokenised nor hashed
+    except UnicodeEncodeError as error:  # such text could be neither tokenized nor hashed
         raise ValueError(f"the field {name!r} holds half of a surrogate pair") from error
     return value.strip()
 

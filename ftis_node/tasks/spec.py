@@ -57,7 +57,7 @@ class TaskPart:
 
     @property
     def reward(self) -> str | None:
-        """The name of the plug-in that scores them, None where the task does so itself."""
+        """The name of the plug-in that scores them, None if the task does so itself."""
         return self.name.partition("@")[2] or None
 
     def __str__(self) -> str:
@@ -86,7 +86,7 @@ class TaskSpec:
 
 
 def parse_spec(text: str) -> TaskSpec:
-    """The spec that `text` writes. Raises TaskError where the text is malformed.
+    """The spec that `text` writes. Raises TaskError if the text is malformed.
 
     Whether the tasks exist is not asked here: that needs the plug-ins of this machine (`load_task`).
     """

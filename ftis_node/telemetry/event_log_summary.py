@@ -25,7 +25,7 @@ MAX_GROUPS = 16_384  # the newest: what is older is stale, and refused for its a
 
 
 class LoggedGroup(NamedTuple):
-    """A group as the trail knows it; `sender` is "" and `number` 0 where its admission is no longer there."""
+    """A group as the trail knows it; `sender` is "" and `number` 0 if its admission is no longer there."""
 
     id: bytes
     sender: str = ""
@@ -73,6 +73,11 @@ class EventLogSummary:
         known = self._admitted
         origins = {name: known.get(name, ("", 0)) for name in self._used}
         return [LoggedGroup(bytes.fromhex(name), *origins[name], step) for name, step in self._used.items()]
+
+    @property
+    def admitted(self) -> list[LoggedGroup]:
+        """The newest groups that the buffer has ever had."""
+        return [LoggedGroup(bytes.fromhex(name), *origin) for name, origin in self._admitted.items()]
 
     @property
     def last_number(self) -> int:

@@ -80,7 +80,7 @@ class RotatingLog(RotatingFileHandler):
 class EventLog:
     """Appends events to a file, from any thread. Cheap enough to be called for every group.
 
-    Raises OSError where the disk is full, FileError where a link or folder is in the file's place.
+    Raises OSError if the disk is full, FileError if a link or folder is in the file's place.
     """
 
     def __init__(self, path: Path, *, max_bytes: int = DEFAULT_MAX_BYTES, kept_files: int = DEFAULT_KEPT_FILES) -> None:

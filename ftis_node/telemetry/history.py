@@ -28,7 +28,7 @@ DEFAULT_NUM_LAST_EVENTS = 200
 
 @dataclass(frozen=True, slots=True)
 class StepPoint:
-    """One step of the learner, as its `step` event has it; None where that was not recorded or was not finite.
+    """One step of the learner, as its `step` event has it; None if that was not recorded or was not finite.
 
     `problem` is why the step changed nothing: it was skipped (no signal) or refused (a value was not finite).
     """
@@ -202,7 +202,7 @@ def read_event(line: bytes) -> dict[str, Any]:
 
 
 def step_point(event: dict[str, Any]) -> StepPoint:
-    """Return a `step` event as a point. Raise KeyError, TypeError or ValueError where it has no step."""
+    """Return a `step` event as a point. Raise KeyError, TypeError or ValueError if it has no step."""
     figures = {field.name: _finite(event.get(field.name)) for field in fields(StepPoint)}
     figures |= {
         "time": float(event["time"]),
@@ -213,7 +213,7 @@ def step_point(event: dict[str, Any]) -> StepPoint:
 
 
 def evaluation_point(event: dict[str, Any]) -> EvaluationPoint:
-    """Return an `eval` event as a point. Raise KeyError, TypeError or ValueError where it is none."""
+    """Return an `eval` event as a point. Raise KeyError, TypeError or ValueError if it is none."""
     return EvaluationPoint(
         time=float(event["time"]),
         step=int(event["step"]),

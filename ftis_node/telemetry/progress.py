@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-# How much is done, from 0 to 1, or None where nobody can know; and what is being done. No text: nothing is, any more.
+# How much is done, from 0 to 1, or None if nobody can know; and what is being done. No text: nothing is, any more.
 OnProgress: TypeAlias = Callable[[float | None, str], None]
 
 

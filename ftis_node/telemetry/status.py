@@ -52,7 +52,7 @@ class RunStatus(msgspec.Struct, frozen=True):
 
 class ModelStatus(msgspec.Struct, frozen=True):
     """The model it trains. `policy_version` is the learner's newest. `training` says in one line what of it is trained,
-    and why; it is empty where the node trains nothing."""
+    and why; it is empty if the node trains nothing."""
 
     name: str = ""
     parameters: int = 0
@@ -166,7 +166,7 @@ class SwarmStatus(msgspec.Struct, frozen=True):
 
 
 class AmountStatus(msgspec.Struct, frozen=True):
-    """What was used in all lives of the home. `limit` and `left` are None where there is no end."""
+    """What was used in all lives of the home. `limit` and `left` are None if there is no end."""
 
     used: int = 0
     limit: int | None = None
@@ -283,11 +283,17 @@ class Status(msgspec.Struct, frozen=True):
 
 def stopped(status: Status, *, resume: str = "") -> Status:
     """Return the same figures as those of a node that no longer runs. `resume` is the command that starts it again."""
-    was_stopped = bool(status.node.peer_id) and status.node.state == "stopped"
-    end = status.node.end or (EndWord.STOPPED if was_stopped else EndWord.KILLED).value
+    end = status.node.end or _former_end(status).value
     node = msgspec.structs.replace(status.node, end=end, resume=resume or status.node.resume)
     status = msgspec.structs.replace(status, node=node)
     return _at_rest(status, state="stopped", worker="stopped", swarm="stopped", reason="the node is not running")
+
+
+def _former_end(status: Status) -> EndWord:
+    """Return how a node ended that left no word: an older version, which wrote `stopped` after a fault as well."""
+    if "failed" in (status.node.state, status.generation.state, status.learner.state):
+        return EndWord.FAILED
+    return EndWord.STOPPED if status.node.peer_id and status.node.state == "stopped" else EndWord.KILLED
 
 
 def starting(status: Status) -> Status:

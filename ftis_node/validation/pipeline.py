@@ -3,7 +3,7 @@
 bytes -> size, parse, version, codec, malformed     (records: bounded before it is parsed)
       -> RULES or TEXT_RULES in order               (rules.py, text_rules.py: pure, cheap)
       -> prompt re-made and compared                (tasks + tokenizer)
-      -> a group sent as text: tokenised here       (text_rules.py)
+      -> a group sent as text: tokenized here       (text_rules.py)
       -> completions that were here before          (what the node remembers: swarm/reputation/duplicates.py)
       -> rewards re-scored, except those of own groups; the claimed ones are only compared
       -> Accepted(group with our rewards) | Refused(reason)
@@ -37,7 +37,7 @@ REWARD_SLACK = 1e-4  # a claimed reward may differ by the rounding of float32
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The group is not taken. `sender` is the peer that the body names, None where that could not be read.
+    """The group is not taken. `sender` is the peer that the body names, None if that could not be read.
 
     `signed`: the sender proved to be that peer before the group was refused. `num_tokens`: as the body says.
     """
@@ -103,7 +103,7 @@ def _first_refusal(envelope: Envelope, told: Group | TextGroup, context: Validat
 async def _judge_content(
     data: bytes, envelope: Envelope, told: Group | TextGroup, context: ValidationContext, made: Group | None
 ) -> Accepted | Refusal:
-    """The rules that cost time: the prompt is made again, texts are tokenised, the rewards are scored again."""
+    """The rules that cost time: the prompt is made again, texts are tokenized, the rewards are scored again."""
     if not context.may_score(told.sender):
         return Refusal("scoring_quota", "its sender's groups have taken more scoring time than its allowance")
     cost = ScoringCost()

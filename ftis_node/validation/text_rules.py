@@ -1,6 +1,6 @@
 """Validation rules for a group that a peer with another tokenizer sent as text, cheapest first, and its tokenization.
 
-This node cannot check what the sender says of its tokens, and trusts little of it. Texts are tokenised and scored
+This node cannot check what the sender says of its tokens, and trusts little of it. Texts are tokenized and scored
 again. A peer may invent the mean log-prob, but it changes a completion's weight only up to the method's cap.
 """
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ftis_node.records.text_group import TextGroup
     from ftis_node.validation.context import ValidationContext
 
-MAX_BYTES_PER_TOKEN = 64  # of text, on average; bounds the work of tokenising
+MAX_BYTES_PER_TOKEN = 64  # of text, on average; bounds the work of tokenizing
 MIN_MEAN_LOGPROB = -100.0  # nats, of one completion; choosing blindly among 10^6 tokens gives -14
 MIN_TEXTS_TO_TELL = 4  # two short texts may have one mean by chance
 

@@ -41,7 +41,7 @@ class Follower:
 
 
 def refuse_offer(offer: WeightsOffer, follower: Follower) -> Refusal | None:
-    """Why the offer is not taken; None where it may be."""
+    """Why the offer is not taken; None if it may be."""
     if offer.peer_id != follower.follows:
         return Refusal("peer", f"offered by {offer.peer_id}, who is not followed")
     if offer.run_id != follower.run_id:

@@ -36,7 +36,7 @@ class WorkerClient:
         return self._supervisor.last_error
 
     async def run(self) -> None:
-        """Keep the worker alive until cancelled, then stop it; raises when it is given up."""
+        """Keep the worker alive until canceled, then stop it; raises when it is given up."""
         await self._supervisor.run()
 
     async def wait_ready(self) -> None:

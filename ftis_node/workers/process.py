@@ -2,7 +2,7 @@
 
 Each process has a separate socket, so a message of an earlier process is never taken for one of this process. Every
 call ends exactly once: with its reply, with its failure, with the death of the worker, or because its caller was
-cancelled. All calls report the first cause of death that is noticed (exit, silence, stall, stop).
+canceled. All calls report the first cause of death that is noticed (exit, silence, stall, stop).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _PendingCall:
     on_event: OnEvent | None
 
     def end(self, outcome: bytes | FtisError) -> None:
-        """Set the outcome. Only the first one counts; the caller may be cancelled already."""
+        """Set the outcome. Only the first one counts; the caller may be canceled already."""
         if not self.outcome.done():
             self.outcome.set_result(outcome)
 
@@ -110,7 +110,7 @@ class WorkerProcess:
             stack.callback(remove_socket, self._endpoint)
             spawning = asyncio.create_task(self._spawn(), name=f"{self._spec.name}-spawn")
             try:
-                self._process = await asyncio.shield(spawning)  # a spawn that is cancelled halfway may never return
+                self._process = await asyncio.shield(spawning)  # a spawn that is canceled halfway may never return
             except asyncio.CancelledError:
                 self._process = await spawning
                 self._kill()
@@ -261,7 +261,7 @@ class WorkerProcess:
                 await self._send(Stop())
 
     async def _end_process(self) -> None:
-        """Wait for the exit after `Stop`, then terminate, then kill, even if the caller is cancelled meanwhile."""
+        """Wait for the exit after `Stop`, then terminate, then kill, even if the caller is canceled meanwhile."""
         try:
             if not self._ready.done():
                 self._signal(signal.SIGTERM)  # it is still being built, reads no messages and has nothing to save

@@ -144,7 +144,7 @@ class Supervisor:
         await self._pass_gate()
 
     async def run(self) -> None:
-        """Keep the worker alive until cancelled or stopped. Raises as `start` does when it is given up."""
+        """Keep the worker alive until canceled or stopped. Raises as `start` does when it is given up."""
         try:
             await self.start()
             if self._keeper is not None:

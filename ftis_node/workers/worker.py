@@ -114,7 +114,7 @@ class Channel:
         return unpack(await self._socket.recv_multipart())
 
     async def send_posted(self) -> None:
-        """Send queued messages until cancelled."""
+        """Send queued messages until canceled."""
         while True:
             await self._socket.send_multipart(await self._outbox.get())
 

@@ -50,6 +50,8 @@ class Seen:
     again: list[str]
     stopped: list[dict[str, Any]]
     stopped_status: dict[str, Any]
+    killed_status: dict[str, Any]
+    other_model: tuple[int, str]
 
 
 @pytest.fixture(scope="module")
@@ -62,13 +64,25 @@ def seen(tmp_path_factory: pytest.TempPathFactory, tiny_models: Mapping[str, Pat
     status, screen = read_document(home, "/status"), _screen(home)
     answers = [text_of(line) for line in answer_lines(Watcher(home, read_document).look())]
     again = _lines(home, "--steps", "2")
+    other = _refused(home, "join", "--model", str(tiny_models["m"]), "--steps", "2")
     with started(home.root, "join", "--log-format", "json", "--listen", ANY_PORT) as node:
         node.wait_for(lambda: node.events("eval")[-1]["step"] >= 4, timeout_s=START_S)
         node.stop()
         assert node.process.returncode == 0
         text = node.log.read_text().partition("\n{")
     stopped = [json.loads(line) for line in (text[1] + text[2]).strip().splitlines()]
-    return Seen(home, finished, status, screen, answers, again, stopped, read_document(home, "/status"))
+    stopped_status = read_document(home, "/status")
+    with started(home.root, "join", "--listen", ANY_PORT) as node:
+        node.wait_for(lambda: json.loads(home.status.read_text())["node"]["state"] == "starting", timeout_s=START_S)
+        node.process.kill()
+        node.process.wait()
+    killed_status = read_document(home, "/status")
+    return Seen(home, finished, status, screen, answers, again, stopped, stopped_status, killed_status, other)
+
+
+def _refused(home: Home, *arguments: str) -> tuple[int, str]:
+    with contextlib.redirect_stderr(out := io.StringIO()):
+        return run([*arguments, "--home", str(home.root)]), out.getvalue()
 
 
 def _lines(home: Home, *arguments: str) -> list[str]:
@@ -146,6 +160,18 @@ def test_a_finished_home_says_how_to_go_on_and_loads_nothing(seen: Seen) -> None
     assert seen.again[1] == "finished: the budget of 2 steps is used up, there is nothing to do"
     assert seen.again[-1].strip() == f"go on     ftis-node join --home {seen.home.root} --steps 4"
     assert "generates with" not in "\n".join(seen.again)
+
+
+@pytest.mark.timeout(LIMIT_S)
+def test_a_finished_home_complains_of_another_model_as_a_running_one_does(seen: Seen) -> None:
+    code, line = seen.other_model
+    assert (code, "holds a training of s, not of this m: give another --home" in line) == (2, True), line
+
+
+@pytest.mark.timeout(LIMIT_S)
+def test_a_node_that_is_killed_while_models_load_does_not_repeat_the_end_before(seen: Seen) -> None:
+    assert (seen.stopped_status["node"]["end"], seen.killed_status["node"]["end"]) == ("stopped", "killed")
+    assert seen.killed_status["learner"]["step"] == seen.stopped_status["learner"]["step"], "the figures are kept"
 
 
 @pytest.mark.timeout(LIMIT_S)

@@ -164,14 +164,21 @@ async def test_beyond_this_machine_it_asks_for_the_token_of_the_address_that_was
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: `apt-get install chromium`")
-async def test_a_browser_shows_it(home: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.mark.parametrize("width", [500, 1400])  # a headless browser has no narrower window
+async def test_a_browser_shows_it(home: Path, width: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     with _served(home) as url:
         async with ClientSession() as session:
             await _page(session, url)
-        async with browse(url, tmp_path_factory.mktemp("browser"), width=1000, height=700) as page:
+        async with browse(url, tmp_path_factory.mktemp("browser"), width=width, height=900) as page:
             async with asyncio.timeout(40):
                 while len(picture := await page.picture()) < LEAST_PICTURE_BYTES:
                     await page.value("0")  # the picture itself takes its time
             loaded = await page.value("performance.getEntriesByType('resource').map(entry => entry.name).join(' ')")
             assert all(name.startswith(url) for name in loaded.split())
+            assert await page.value("document.activeElement.className") == "xterm-helper-textarea"
+            assert await page.value("getComputedStyle(document.querySelector('.starting')).display") == "none"
+            screen = "document.querySelector('.xterm-screen').getBoundingClientRect()"
+            assert 0 <= await page.value(f"innerWidth - {screen}.right") < 80
+            assert 0 <= await page.value(f"innerHeight - {screen}.bottom") < 40
+            assert await page.value("document.documentElement.scrollWidth <= innerWidth")
     assert picture.startswith(b"\x89PNG")

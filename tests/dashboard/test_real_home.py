@@ -61,7 +61,7 @@ async def test_keys_open_a_peer_and_a_group_of_a_stopped_node(home: Home, size: 
         await _until(pilot, lambda: "start it again" in _shown(app) and " 1 known" in _shown(app))
         assert "ftis-node join --home" in _shown(app)
         await pilot.press("enter")
-        await _until(pilot, lambda: "standing" in _shown(app) and "arithmetic/" in _shown(app))
+        await _until(pilot, lambda: "trust" in _shown(app) and "arithmetic/" in _shown(app))
         await pilot.press("enter")
         await _until(pilot, lambda: "completion 1" in _shown(app))
         assert "log-prob mean" in _shown(app) and "ids" not in _shown(app)

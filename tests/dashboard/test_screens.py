@@ -114,7 +114,7 @@ async def test_many_reasons_leave_room_for_a_peers_groups(tmp_path: Path, monkey
         await _shown(app, pilot, FIRST_PEER)
         await pilot.press("enter")
         shown = await _shown(app, pilot, SUMMARY.id[:8])
-        assert "peer id" in shown and "standing" in shown and "reason_29" in shown
+        assert "peer id" in shown and "trust" in shown and "reason_29" in shown
 
 
 async def test_why_a_peers_groups_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

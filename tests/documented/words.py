@@ -4,7 +4,7 @@
 
 It reads docstrings, comments and texts of Python files, comments and texts of TOML, YAML, JSON and proto files, and the
 prose of Markdown pages. Code blocks and inline code are no prose. Each finding is one line: FILE:LINE: WORD: SENTENCE.
-Without PATH it reads the package, the pages and the deployment files.
+Without PATH it reads the package, the benches, the pages and the deployment files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
-DEFAULT = ("ftis_node", "proto", "docs", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "deploy")
+DEFAULT = ("ftis_node", "bench", "examples", "proto", "docs", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "deploy")
 SUFFIXES = frozenset(".py .md .toml .yaml .yml .service .env .proto .json".split())
 LONGEST = 25
 BANNED = {  # pattern: what to write

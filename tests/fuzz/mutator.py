@@ -75,7 +75,10 @@ def _changed(
 def change_field(message: Any, rng: random.Random) -> None:
     """Gives one field of `message` another value."""
     field = rng.choice(message.DESCRIPTOR.fields)
-    if field.type == FieldDescriptor.TYPE_MESSAGE:
+    if field.type == FieldDescriptor.TYPE_MESSAGE and field.is_repeated:
+        items = getattr(message, field.name)
+        change_field(items.add() if not items or rng.random() < 0.3 else rng.choice(items), rng)
+    elif field.type == FieldDescriptor.TYPE_MESSAGE:
         change_field(getattr(message, field.name), rng)
     elif field.is_repeated:
         _change_repeated(getattr(message, field.name), field, rng)
@@ -89,6 +92,12 @@ def at_edges(message: Any) -> Iterator[Any]:
     """Copies of `message`, each with one field at one edge of its type."""
     for field in message.DESCRIPTOR.fields:
         many = field.is_repeated
+        if field.type == FieldDescriptor.TYPE_MESSAGE and many:
+            for inner in at_edges(getattr(copy.deepcopy(message), field.name).add()):
+                changed = copy.deepcopy(message)
+                getattr(changed, field.name).add().CopyFrom(inner)
+                yield changed
+            continue
         if field.type == FieldDescriptor.TYPE_MESSAGE:
             for inner in at_edges(getattr(message, field.name)):
                 changed = copy.deepcopy(message)

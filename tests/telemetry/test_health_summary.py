@@ -99,6 +99,7 @@ def test_a_stopped_and_a_starting_node() -> None:
         ({"state": "stopped", "end": "stopped"}, AnswerWord.STOPPED, "as asked: go on with C"),
         ({"state": "stopped", "end": "finished"}, AnswerWord.FINISHED, "10 of 10 steps: go on with C"),
         ({"state": "stopped", "end": "failed"}, NO, "the node failed; see logs/ in the home: start it again with C"),
+        ({"state": "failed"}, NO, "the node failed; see logs/ in the home: start it again with C"),
         ({"state": "stopped", "peer_id": ""}, NO, "killed"),
     ],
 )
@@ -110,6 +111,13 @@ def test_how_a_node_ended(node: dict[str, str], word: AnswerWord, said: str) -> 
     for answer in (verdict.contributing, verdict.learning, verdict.healthy):
         assert answer.word is word and said in f"{answer.why}: {answer.advice}"
     assert starting(left).node.end == "", "a node that starts has not ended"
+
+
+@pytest.mark.parametrize("worker", ["generation", "learner"])
+def test_an_older_version_whose_worker_failed_did_not_stop_as_asked(worker: str) -> None:
+    saved = _document(node={"state": "stopped"}, **{worker: {"state": "failed"}})
+    left = stopped(Status.from_json(json.dumps(saved).encode()))
+    assert left.node.end == "failed"
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,14 @@ def said(answer: HealthAnswer) -> str:
     return sanitized(f"{answer.why}: {answer.advice}" if answer.advice else answer.why)
 
 
-TONES = {AnswerWord.YES: Tone.GOOD, AnswerWord.NO: Tone.BAD}
+TONES = {
+    AnswerWord.YES: Tone.GOOD,
+    AnswerWord.FINISHED: Tone.GOOD,
+    AnswerWord.NOT_YET: Tone.WARN,
+    AnswerWord.NO: Tone.BAD,
+    AnswerWord.NOT_APPLICABLE: Tone.FAINT,
+    AnswerWord.STOPPED: Tone.FAINT,
+}
 
 
 def _answer(question: str, word: AnswerWord, why: str, *, tone: Tone | None = None) -> Line:

@@ -27,7 +27,7 @@ TERMS = (
     ("trained on", "groups used in steps since the home was created"),
     ("groups", "sent, confirmed by a peer, received, rejected; since the start"),
     ("kept", "share of completions that the filter kept"),
-    ("standing", "good, probation (all its groups are audited), banned, trusted"),
+    ("trust", "good, probation (all its groups are audited), banned, trusted"),
     ("score", "0 for a new peer, at most 10; below -3 probation, at -10 banned"),
     ("taken", "groups of that peer that passed validation"),
     ("holds", "our groups that the peer has confirmed"),

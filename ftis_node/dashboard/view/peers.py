@@ -23,9 +23,9 @@ from ftis_node.telemetry.teaching import teaches, teaching_words
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-PEER_COLUMNS = ("peer", "model", "standing", "taken", "teaches", "rejected", "holds", "seen")
+PEER_COLUMNS = ("peer", "model", "trust", "taken", "teaches", "rejected", "holds", "seen")
 NAME_WIDTH, MODEL_WIDTH, REASON_WIDTH = 9, 16, 60
-STANDING_TONES = {"banned": Tone.BAD, "probation": Tone.WARN, "trusted": Tone.GOOD, "good": Tone.PLAIN}
+STANDING_TONES = {"banned": Tone.BAD, "probation": Tone.WARN, "trusted": Tone.GOOD, "good": Tone.GOOD}
 STANDING_WORDS = {
     "good": "no restrictions",
     "probation": "rejections or failures lowered its score; all its groups are audited",
@@ -51,7 +51,7 @@ def peer_row(row: Mapping[str, Any], *, now: float) -> tuple[Span, ...]:
         Span(sanitized(standing), STANDING_TONES.get(standing, Tone.PLAIN)),
         Span(count(row.get("groups_accepted", 0))),
         Span(teaches(row)),
-        Span(count(refused), Tone.WARN if refused else Tone.PLAIN),
+        Span(count(refused), Tone.WARN if refused else Tone.FAINT),
         Span(count(row.get("groups_confirmed", 0))),
         Span(ago(row.get("last_seen", 0.0), now)),
     )
@@ -70,7 +70,7 @@ def peer_lines(row: Mapping[str, Any], *, now: float) -> list[Line]:
         labelled("last seen", f"{ago(row.get('last_seen', 0.0), now)} ago" if row.get("last_seen") else "never"),
         line(),
         labelled(
-            "standing",
+            "trust",
             Span(sanitized(standing), STANDING_TONES.get(standing, Tone.PLAIN)),
             f", score {number(row.get('score'), digits=3)}: {STANDING_WORDS.get(standing, '')}",
         ),

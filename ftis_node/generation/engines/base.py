@@ -166,7 +166,7 @@ class Engine(Protocol):
         ...
 
     async def generate(self, request: GenerateRequest) -> GenerationResult:
-        """Generate one group. Cancelling the caller ends the request.
+        """Generate one group. Canceling the caller ends the request.
 
         Raises NonFiniteError if the model's logits are NaN, and WorkerTaskError if `cancel` ended the request before
         its first token.
@@ -205,7 +205,7 @@ class Engine(Protocol):
 
         With `discard` the weights need not be kept: new ones will come before anything is computed.
 
-        Requests that come meanwhile wait until it is woken. No-op if it sleeps already. Cancelling the caller withdraws
+        Requests that come meanwhile wait until it is woken. No-op if it sleeps already. Canceling the caller withdraws
         its request to sleep. Raises WorkerTaskError if the engine was woken before it slept.
         """
         ...

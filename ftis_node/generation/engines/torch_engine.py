@@ -5,7 +5,7 @@
                       |   held back while new weights wait for the batch to empty
 
 One thread computes everything, a few tokens at a time. Between two such runs the driver, a task of the worker's loop,
-admits waiting requests, drops cancelled ones and returns finished ones. So no lock is needed: the thread and the driver
+admits waiting requests, drops canceled ones and returns finished ones. So no lock is needed: the thread and the driver
 never work at the same time. New weights wait until the batch is empty, and nothing is admitted meanwhile. So every
 group is sampled by one version, and the wait is no longer than the longest completion in flight.
 """
@@ -47,7 +47,7 @@ Answer = TypeVar("Answer")
 
 
 class _Awaited(Generic[Answer]):
-    """A future that a caller awaits. The first outcome counts; the caller may be cancelled already."""
+    """A future that a caller awaits. The first outcome counts; the caller may be canceled already."""
 
     def __init__(self) -> None:
         self.answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
@@ -273,7 +273,7 @@ class TorchEngine:
                 job.end(job.active.result())
 
     async def _clear_away(self) -> None:
-        """Return to cancelled requests what they have, and remove those that ended or that no caller waits for."""
+        """Return to canceled requests what they have, and remove those that ended or that no caller waits for."""
         for job in (*self._waiting, *self._decoding):
             if job.request.request_id not in self._cancelled:
                 continue

@@ -6,7 +6,7 @@ are packed from there. The buffer has the size of the largest layer, and its pag
 parts of a fused layer (`qkv_proj`, `gate_up_proj`) are one below the other, so reading them in order is enough to fuse
 them.
 
-`plan` returns None for a model or file of another kind (sharded, quantised, adapters, names that do not match). Then
+`plan` returns None for a model or file of another kind (sharded, quantized, adapters, names that do not match). Then
 vLLM reloads the file itself. In both cases the weights are proved afterwards.
 """
 
@@ -86,7 +86,7 @@ def plan(model: Any, path: Path) -> DirectLoader | None:
 def held_checksums(model: Any, entries: Mapping[str, Any]) -> dict[str, int]:
     """Return checksums of a header's tensors that `model` holds as they were published, from the model's own memory.
 
-    Packed, converted, sharded and quantised layers are left out. So are models without `packed_modules_mapping`,
+    Packed, converted, sharded and quantized layers are left out. So are models without `packed_modules_mapping`,
     because their linear layers may be the transposes of the file's (GPT-2).
     """
     checksums = {}
@@ -129,7 +129,7 @@ def _fits(model: Any, targets: Sequence[TensorTarget], dtype: torch.dtype) -> bo
 
 
 def _is_plain(target: TensorTarget) -> bool:
-    """Return whether the layer is not quantised."""
+    """Return whether the layer is not quantized."""
     method = getattr(target.module, "quant_method", None)
     return method is None or type(method).__name__.startswith("Unquantized")
 

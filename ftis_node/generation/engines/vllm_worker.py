@@ -3,7 +3,7 @@
 vLLM mixes this class into its worker by name (`worker_extension_cls`). So it works the same with the engine core in
 this process or in others, on one GPU or on many.
 
-New weights go through vLLM's own in-place reload, which also supports sharding, fused layers and quantisation. On a CPU
+New weights go through vLLM's own in-place reload, which also supports sharding, fused layers and quantization. On a CPU
 there is a faster way for plain models (`vllm_cpu_weights`). On a CPU the reload of vLLM leaves one thing out: the
 packed copy of an output head that is tied to the embedding. It is not made again, so the old head stays in use (seen in
 vLLM 0.32). It is packed again here.

@@ -2,7 +2,7 @@
 
 An identity costs nothing, an address does. If there is too little space, the address block with the most entries loses
 its newest first, so earlier members stay. A member that claims addresses it does not own gains little, because it
-cannot be dialled.
+cannot be dialed.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ class ConnectionFacts:
     """What is known while the network process is up.
 
     `num_given` peers were configured (`--peers`), of which `num_given_connected` are connected. `num_connected` peers
-    are connected in all. `dial_error` is the error of the configured peer that was dialled last. `has_looked` is true
+    are connected in all. `dial_error` is the error of the configured peer that was dialed last. `has_looked` is true
     after the first round of dialling.
     """
 

@@ -76,7 +76,7 @@ class Dialler:
     async def keep_redialling(
         self, session: Session, members: Callable[[], Collection[str]], known: Mapping[str, list[str]]
     ) -> None:
-        """Redial lost members until cancelled, at the addresses in `known` or those that p2pd remembers."""
+        """Redial lost members until canceled, at the addresses in `known` or those that p2pd remembers."""
         settings = self._settings
         schedule = ReconnectSchedule(
             settings.redial, patience_s=settings.redial_for_s, capacity=MAX_LOST_MEMBERS, rng=self._rng

@@ -17,7 +17,7 @@ CIRCUIT = "/p2p-circuit"
 
 
 class Reachability(StrEnum):
-    """How a node can be dialled, by its addresses."""
+    """How a node can be dialed, by its addresses."""
 
     UNKNOWN = "unknown"  # no address yet
     LOCAL = "local"  # from the local network only; behind NAT until a relay is found
@@ -26,7 +26,7 @@ class Reachability(StrEnum):
 
 
 def reachability_of(addresses: Iterable[str]) -> Reachability:
-    """Return how a node with these multiaddrs can be dialled."""
+    """Return how a node with these multiaddrs can be dialed."""
     addresses = list(addresses)
     if any(CIRCUIT in address for address in addresses):
         return Reachability.RELAYED

@@ -1,4 +1,4 @@
-"""Reconnect schedule for lost members: redialled soon, then less often, then given up.
+"""Reconnect schedule for lost members: redialed soon, then less often, then given up.
 
 Most come back: the machine slept, or the connection was interrupted. The rounds of `membership.py` would find them too,
 but only after a minute and by chance. After a network partition both halves should reconnect as soon as the network

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-CANCEL_AGAIN_S = 1.0  # until a task that has not ended is cancelled again
+CANCEL_AGAIN_S = 1.0  # until a task that has not ended is canceled again
 
 
 async def shielded_call(work: Coroutine[Any, Any, T], *, timeout_s: float) -> T:
-    """Return the result of `work`, run in its own task. If this call is cancelled, that task is not awaited.
+    """Return the result of `work`, run in its own task. If this call is canceled, that task is not awaited.
 
     Raises TimeoutError after `timeout_s`, and what `work` raises.
     """

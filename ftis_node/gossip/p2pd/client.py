@@ -1,6 +1,6 @@
 """Client for p2pd's control socket: one request at a time on each connection.
 
-hivemind's client speaks the same protocol but lacks gossipsub, leaves connections open after a cancelled call, and
+hivemind's client speaks the same protocol but lacks gossipsub, leaves connections open after a canceled call, and
 reads frames of any announced length. A broken or silent control socket raises OSError or EOFError (TimeoutError is an
 OSError): p2pd has ended or hangs. An error reported by p2pd raises `P2pdError`.
 
@@ -164,7 +164,7 @@ class P2pdClient:
         try:
             yield reader, writer
         finally:
-            writer.transport.abort()  # without waiting for unsent bytes, also if the task is cancelled
+            writer.transport.abort()  # without waiting for unsent bytes, also if the task is canceled
 
     async def _messages(self, reader: asyncio.StreamReader) -> AsyncIterator[GossipMessage]:
         while True:

@@ -46,7 +46,7 @@ def p2pd_arguments(
 ) -> list[str]:
     """Return p2pd's command line.
 
-    p2pd starts without bootstrap peers, because it exits if none of those given answers; peers are dialled later.
+    p2pd starts without bootstrap peers, because it exits if none of those given answers; peers are dialed later.
     `is_public` (a bootstrap node) declares this machine reachable without asking other peers.
     """
     arguments = [

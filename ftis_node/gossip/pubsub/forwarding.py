@@ -32,7 +32,7 @@ class TopicForwarder:
         self._reading: dict[str, asyncio.Task[None]] = {}  # by topic
 
     async def run(self) -> None:
-        """Run until cancelled. Raises OSError or EOFError in a group if p2pd is lost."""
+        """Run until canceled. Raises OSError or EOFError in a group if p2pd is lost."""
         async with asyncio.TaskGroup() as group:
             while True:
                 self._follow(self._session.directory.stored_runs(), group)

@@ -45,7 +45,7 @@ class Subscriptions:
         await self._settled.wait()
 
     async def follow(self, subscribe: Subscribe) -> None:
-        """Read the chosen shards until cancelled. Raises OSError or EOFError in a group if p2pd is lost."""
+        """Read the chosen shards until canceled. Raises OSError or EOFError in a group if p2pd is lost."""
         reading: dict[int, asyncio.Task[None]] = {}
         self._settled.clear()
         self._is_following = True

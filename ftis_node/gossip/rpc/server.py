@@ -82,7 +82,7 @@ class StreamServer:
         task = asyncio.create_task(self._serve_counted(reader, writer), name="gossip-serve")
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
-        task.add_done_callback(lambda _: writer.transport.abort())  # also if the task was cancelled before it started
+        task.add_done_callback(lambda _: writer.transport.abort())  # also if the task was canceled before it started
 
     async def _serve_counted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve a stream; an error ends only this stream, and is counted."""

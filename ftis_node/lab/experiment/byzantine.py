@@ -1,6 +1,6 @@
 """A malicious peer: it follows the protocol and signs its groups, but their contents are chosen to do harm.
 
-| lie         | what it sends                                               | defence                                  |
+| lie         | what it sends                                               | defense                                  |
 |-------------|-------------------------------------------------------------|------------------------------------------|
 | `rewards`   | honest completions, every claimed reward inverted           | validation scores again and rejects      |
 | `logprobs`  | wrong answers replaced by random tokens, with the log-probs | the filter, as soon as the learner has   |

@@ -128,7 +128,7 @@ def resolve_pair(name: str, models: Path, *, seed: int) -> Pair:
 def make_models(
     models: Mapping[str, Mapping[str, Any]], folder: Path, *, watch: OnProgress, jobs: int | None = None
 ) -> None:
-    """Makes those that are missing in `folder`, `jobs` at a time. Raises FtisError where making one fails."""
+    """Makes those that are missing in `folder`, `jobs` at a time. Raises FtisError if making one fails."""
     missing = {name: arguments for name, arguments in models.items() if not (folder / name / "config.json").exists()}
     spawn = multiprocessing.get_context("spawn")
     progress: Queue[tuple[str, float]] = spawn.Queue()

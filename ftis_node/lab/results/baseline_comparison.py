@@ -44,7 +44,7 @@ SMALLEST_GAIN: Final = 0.005  # of whole updates over own ones: below it a worth
 
 @dataclass(frozen=True, slots=True)
 class PairedDifference:
-    """A mean of paired differences with its standard error and 95 % interval; None where there is one value."""
+    """A mean of paired differences with its standard error and 95 % interval; None if there is one value."""
 
     mean: float
     error: float | None
@@ -60,7 +60,7 @@ class PairedDifference:
 def paired_difference(
     line: MethodResult, other: MethodResult, value: Callable[[MemberResult], float]
 ) -> PairedDifference | None:
-    """`line` minus `other`, over the runs that both have; None where they share none."""
+    """`line` minus `other`, over the runs that both have; None if they share none."""
     ours, theirs = line.values(value), other.values(value)
     shared = {seeds: ours[seeds] - theirs[seeds] for seeds in ours if seeds in theirs}
     if not shared:
@@ -79,7 +79,7 @@ def interval(differences: Sequence[float]) -> PairedDifference:
 
 
 def best_control(lines: Sequence[MethodResult], line: MethodResult, task: str) -> MethodResult | None:
-    """Of the controls with this line's own generation the one that ends highest; None where there is none."""
+    """Of the controls with this line's own generation the one that ends highest; None if there is none."""
     found = [each for each in lines if _is_control_of(each, line)]
     return max(found, key=lambda each: each.final(task).mean, default=None)
 
@@ -96,7 +96,7 @@ def worth(lines: Sequence[MethodResult], line: MethodResult, task: str) -> float
 
 
 def controls_table(lines: Sequence[MethodResult], task: str) -> str:
-    """Each node of a swarm beside its better control, a row each; empty where no control was run."""
+    """Each node of a swarm beside its better control, a row each; empty if no control was run."""
     head = ["pair", "method", "model", "better control", "end, difference", "mean of the curve, difference", "worth"]
     rows = []
     for line in lines:

@@ -63,7 +63,7 @@ def plot_methods(lines: Sequence[MethodResult], task: str, path: Path) -> None:
 
 
 def plot_sweep(lines: Sequence[MethodResult], results: Sequence[TrialResult], task: str, path: Path) -> bool:
-    """Final accuracy along the one axis that varies; False where not just one does.
+    """Final accuracy along the one axis that varies; False if not just one does.
 
     Where `alone` does not depend on that axis it is a dashed line.
     """
@@ -107,7 +107,7 @@ def plot_steps(lines: Sequence[MethodResult], path: Path) -> None:
 
 
 def plot_payoff(lines: Sequence[MethodResult], results: Sequence[TrialResult], task: str, path: Path) -> bool:
-    """Own tokens to 95 % of `alone` by the number of nodes, beside 1/n; False where that number does not vary."""
+    """Own tokens to 95 % of `alone` by the number of nodes, beside 1/n; False if that number does not vary."""
     if varied_axes(results) != ["nodes"]:
         return False
     figure, (panel,) = _panels(1)

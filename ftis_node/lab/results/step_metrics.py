@@ -35,7 +35,7 @@ STEP_COLUMNS = ("pair", "method", "model", "seed", "step", *FIGURES)
 
 
 def write_steps_csv(results: Sequence[TrialResult], path: Path) -> None:
-    """One row for every step of every member; a cell is empty where there is nothing to take the figure of."""
+    """One row for every step of every member; a cell is empty if there is nothing to take the figure of."""
     axes = varied_axes(results)
     with path.open("w", newline="") as file:
         writer = csv.writer(file)

@@ -184,7 +184,7 @@ def series_of(results: Sequence[TrialResult]) -> list[MethodResult]:
 
 
 def model_seed(result: TrialResult) -> int:
-    """The seed of the trial's starting models; 0 where it does not say."""
+    """The seed of the trial's starting models; 0 if it does not say."""
     return int(result.labels.get("model_seed", 0))
 
 
@@ -223,7 +223,7 @@ def tokens_until(member: MemberResult, task: str, accuracy: float) -> float | No
 def payoff(lines: Sequence[MethodResult], line: MethodResult, task: str) -> Estimate | None:
     """Own tokens of a line until 95 % of `alone`'s final accuracy, as a share of what `alone` needs itself.
 
-    None where there is no `alone` for this pair and model, it was there from the start, or a seed never gets there.
+    None if there is no `alone` for this pair and model, it was there from the start, or a seed never gets there.
     """
     alone = alone_line(lines, line)
     if alone is None:

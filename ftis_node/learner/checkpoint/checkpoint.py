@@ -126,7 +126,7 @@ def state_of(owner: CheckpointOwner, progress: TrainingProgress) -> CheckpointSt
 def write_checkpoint(
     folder: Path, state: CheckpointState, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor], *, keep: int
 ) -> Path:
-    """Write what was gathered, tensor by tensor, from where it is. Raises OSError where the disk refuses."""
+    """Write what was gathered, tensor by tensor, from where it is. Raises OSError if the disk refuses."""
     target = folder / name_of(state.step)
     with complete_folder(target) as temporary:
         write_tensors(temporary / WEIGHTS_FILE, weights)

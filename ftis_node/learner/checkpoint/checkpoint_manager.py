@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ftis_node.learner.messages import CheckpointSkipped, LearnerBoot
     from ftis_node.learner.step.masters import MasterWeights
 
-FREE_SPACE: Final = "make room on that disk and start again, it goes on at the newest checkpoint"
+FREE_SPACE: Final = "free disk space there and start again; the node resumes at the newest checkpoint"
 
 
 class CheckpointManager:

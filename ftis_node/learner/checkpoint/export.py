@@ -53,7 +53,7 @@ def write_weights(
     """Write a model's tensors into `folder` under the hub's names: one safetensors file, or several and their index.
 
     A tensor is merged, converted and written before the next one is touched, so that memory holds no second model.
-    Raises OSError where the disk refuses.
+    Raises OSError if the disk refuses.
     """
     files: list[dict[str, Tensor]] = [{}]
     in_file = total_bytes = 0
@@ -86,7 +86,7 @@ def adapter_state(policy: Policy) -> dict[str, Tensor]:
 def export_newest(boot: LearnerBoot, out: Path, *, merge: bool, on_progress: OnProgress = unwatched) -> int:
     """Export from the newest checkpoint that can be read; returns the step it is of. Only reads the learner's home.
 
-    Raises ConfigError where nothing was trained there yet, and as `export_policy` and `newest_usable` do.
+    Raises ConfigError if nothing was trained there yet, and as `export_policy` and `newest_usable` do.
     """
     on_progress(None, f"loading {Path(boot.model).name}")
     policy = load_unchecked(boot)

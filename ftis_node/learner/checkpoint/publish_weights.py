@@ -51,7 +51,7 @@ class Publisher:
         self._locked = None if way == "file" else LockedFiles()
 
     def publish(self, policy: Policy, *, version: int) -> PublishedWeights:
-        """Share or write the weights of `version`. Raises OSError where the disk refuses."""
+        """Share or write the weights of `version`. Raises OSError if the disk refuses."""
         if self.way == "ipc":
             try:
                 return self._share(policy, version)

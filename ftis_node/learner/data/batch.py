@@ -108,7 +108,7 @@ class MicroBatch:
     cell_index       [M] int64, ... which is this cell of the batch's flattened [N, T]
     positions        [R, C] int64, each token's position in its own text; None: its column
     texts            the texts of a packed row (R is 1), each as its spans in order: a prompt may be part of several;
-                     empty where each row is one text
+                     empty if each row is one text
     """
 
     token_ids: Tensor

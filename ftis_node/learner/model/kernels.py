@@ -116,7 +116,7 @@ def _with_kernels(policy: Policy, name: str) -> Policy:
 
 
 def _problem(policy: Policy, name: str, still_on: list[Callable[[], None]] | None = None) -> str | None:
-    """Why these kernels cannot be used, None where they can. They are off afterwards, unless `still_on` takes how."""
+    """Why these kernels cannot be used, None if they can. They are off afterwards, unless `still_on` takes how."""
     expected = probe_values(policy)
     try:
         undo = SWITCHES[name](policy.causal_lm)

@@ -206,7 +206,7 @@ def has_wide_products(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def _layout(micro_batch: MicroBatch, device: torch.device) -> dict[str, Any]:
-    """Positions and plan as the model hands them on; nothing where rows are plain texts."""
+    """Positions and plan as the model hands them on; nothing if rows are plain texts."""
     if not micro_batch.texts or micro_batch.positions is None:
         return {}
     plan = AttentionPlan.of(micro_batch.texts, device)

@@ -31,7 +31,7 @@ def load_reference(policy: Policy, boot: LearnerBoot, ranks: Ranks = ALONE) -> F
     """A function of a micro-batch: the starting model's log-probs `[M]` of its completion tokens.
 
     `policy` is the learner's, of `boot`; a copy is spread over `ranks` as that is. Raises ModelError or MachineError
-    where it cannot be loaded.
+    if it cannot be loaded.
     """
     if policy.adapted is not None:
         return _without_adapter(policy)

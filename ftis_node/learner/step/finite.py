@@ -48,7 +48,7 @@ def _group_stays_finite(optimizer: torch.optim.Optimizer, group: dict[str, Any])
 
 
 def _moments(optimizer: torch.optim.Optimizer, weight: Tensor) -> list[Tensor]:
-    """What the optimiser holds of a weight in floating point: its moments, or the scales of those in 8 bits."""
+    """What the optimizer holds of a weight in floating point: its moments, or the scales of those in 8 bits."""
     held = optimizer.state[weight].values()
     return [value for value in held if isinstance(value, torch.Tensor) and value.is_floating_point() and value.ndim]
 

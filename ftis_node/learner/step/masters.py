@@ -2,7 +2,7 @@
 
     model's weight (bfloat16) --forward, backward--> gradient (bfloat16) --added up--> master's gradient (float32)
              ^                                                                               |
-             +------------------ rounded ------------------ master (float32) <--optimiser----+
+             +------------------ rounded ------------------ master (float32) <--optimizer----+
 
 At a learning rate of 1e-6 an update is smaller than bfloat16 can add to most weights: rounding would remove it every
 time. So the optimizer moves masters, where such updates add up, and the model's weights follow. A gradient is added to
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class MasterWeights:
-    """`tensors` are the float32 masters of a model's trainable weights, by name: what an optimiser moves."""
+    """`tensors` are the float32 masters of a model's trainable weights, by name: what an optimizer moves."""
 
     def __init__(self, weights: Mapping[str, Parameter], *, home: torch.device | None = None):
         """Create masters of the present `weights`, on the device `home`; None: on each weight's device."""

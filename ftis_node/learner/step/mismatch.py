@@ -34,7 +34,7 @@ class Mismatch:
 def measure_mismatch(learner_logprobs: Tensor, engine_logprobs: Tensor) -> Mismatch | None:
     """The mismatch over K tokens that the engine sampled, from both sides' log-probs `[K]` under the same weights.
 
-    None where there is no token, or a log-prob that is not finite.
+    None if there is no token, or a log-prob that is not finite.
     """
     log_ratios = learner_logprobs.double() - engine_logprobs.double()
     if not log_ratios.numel() or not bool(log_ratios.isfinite().all()):

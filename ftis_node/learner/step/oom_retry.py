@@ -81,7 +81,7 @@ class OomRetry:
         """The outcome of `attempt`, called again with activations recomputed, then with a smaller `max_tokens` for as
         long as it runs out of memory.
 
-        The batch has `whole` tokens, its longest sequence `longest`. Raises MachineError where that alone is too much.
+        The batch has `whole` tokens, its longest sequence `longest`. Raises MachineError if that alone is too much.
         """
         self.num_out_of_memory = 0
         while True:
@@ -98,7 +98,7 @@ class OomRetry:
                 )
 
     def note_out_of_memory(self, *, step: int, whole: int, longest: int) -> bool:
-        """Free what can be freed; recompute, or take a smaller budget, from here on. False where neither is left."""
+        """Free what can be freed; recompute, or take a smaller budget, from here on. False if neither is left."""
         self.num_out_of_memory += 1
         gc.collect()
         if torch.cuda.is_available():

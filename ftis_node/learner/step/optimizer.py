@@ -35,7 +35,7 @@ LOOK_UP_TABLES = ("qmap1", "qmap2")  # the values of 8-bit codes: always the sam
 
 
 def check_optimizer_states(boot: LearnerBoot) -> None:
-    """Raise MachineError where the wanted form needs what is not installed, ConfigError where it has no meaning."""
+    """Raise MachineError if the wanted form needs what is not installed, ConfigError if it has no meaning."""
     if boot.settings.optimizer_states != "float32" and boot.settings.num_processes > 1:
         raise ConfigError(
             f"learner.optimizer_states = '{boot.settings.optimizer_states}' is for a learner of one process: use "
@@ -63,7 +63,7 @@ def make_optimizer(masters: MasterWeights, boot: LearnerBoot) -> torch.optim.Opt
 
 
 def moments_of(optimizer: torch.optim.Optimizer, masters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Everything that the optimiser knows of each master, as plain tensors named `<master>.<moment>`."""
+    """Everything that the optimizer knows of each master, as plain tensors named `<master>.<moment>`."""
     return {
         f"{name}.{moment}": torch.as_tensor(value)
         for name, master in masters.items()

@@ -229,10 +229,10 @@ def take_step(
     before_update: Callable[[], None] = lambda: None,
     ranks: Ranks = ALONE,
 ) -> StepOutcome:
-    """`updates` optimiser steps on one batch, or fewer: it ends at the first that is skipped or refused.
+    """`updates` optimizer steps on one batch, or fewer: it ends at the first that is skipped or refused.
 
     `before_update` is called once, at the last moment at which the weights are those that the step began with. What is
-    raised during the first update (by a callback, or for want of memory) leaves weights and optimiser as they were.
+    raised during the first update (by a callback, or for want of memory) leaves weights and optimizer as they were.
     Later it cannot: then the step is done, with fewer updates.
     """
 

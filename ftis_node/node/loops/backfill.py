@@ -195,7 +195,7 @@ class BackfillLoop:
         is_useless = question.sender == peer_id and bool(fetched.bodies) and not newest
         if is_answered and not is_useless:
             self._pauses.succeeded(peer_id)
-        else:  # also where nothing of many answers can be used: they would be read again every few seconds
+        else:  # also if nothing of many answers can be used: they would be read again every few seconds
             self._pauses.failed(peer_id, now=time.monotonic())
         return newest, len(fetched.bodies), fetched.outcome
 

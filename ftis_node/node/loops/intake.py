@@ -170,7 +170,7 @@ class IntakeLoop:
     @property
     def turns(self) -> dict[str, Callable[[], LoopProgress]]:
         """Return the progress of each lane by name; a group in validation or storage counts as waiting."""
-        return {"intake": lambda: self._known.turn, "intake of strangers' groups": lambda: self._new_peers.turn}
+        return {"intake": lambda: self._known.turn, "intake of new peers' groups": lambda: self._new_peers.turn}
 
     async def run(self) -> None:
         """Run until canceled."""

@@ -68,7 +68,7 @@ class PublishLoop:
         group = replace(group, number=self._last_number + 1)
         envelope = seal_group(group, self._context.identity, codec=self._context.settings.swarm.codec)
         data = envelope.to_bytes()
-        with waiting_for("the verdict of the door"):  # behind those of peers; the intake loop has the limits
+        with waiting_for("the validation verdict"):  # behind those of peers; the intake loop has the limits
             verdict = await self._intake.submit(data, origin=self._context.identity.peer_id, made=group)
         if not isinstance(verdict, Accepted):
             log.error("an own group failed validation: %s", verdict.refusal.detail)

@@ -248,7 +248,7 @@ class PullLoop:
         self._spend_the_rest(batch, fetched.bodies)
         asked = None if as_text else frozenset(ids)  # a group as text has a different id
         judged = [self._intake.submit(data, origin=peer_id, asked=asked) for data in fetched.bodies]
-        with waiting_for("verdicts of the door"):  # the intake loop has the limits
+        with waiting_for("validation verdicts"):  # the intake loop has the limits
             verdicts = await asyncio.gather(*judged)
         here = self._settle(batch, verdicts)
         if fetched.outcome is FetchOutcome.BUSY:

@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 
 class PeerStore:
-    """The file. Raises DamagedError, ConfigError for another schema, MachineError where another program has it."""
+    """The file. Raises DamagedError, ConfigError for another schema, MachineError if another program has it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

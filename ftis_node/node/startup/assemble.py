@@ -23,6 +23,7 @@ from ftis_node.node.peers.faults import fault_charger
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.registry import PeerRegistry
 from ftis_node.node.startup.factories import NodeInputs
+from ftis_node.node.startup.last_status import mark_end, mark_start
 from ftis_node.node.startup.null_workers import NullGeneration, NullLearner
 from ftis_node.node.startup.preflight import checkpoint_step
 from ftis_node.node.startup.prepare import prepare
@@ -48,7 +49,7 @@ from ftis_node.telemetry.events import EventLog
 from ftis_node.telemetry.former_names import EVENT_SCHEMA
 from ftis_node.telemetry.log import log_block
 from ftis_node.telemetry.progress import unwatched
-from ftis_node.telemetry.status import EvalStatus
+from ftis_node.telemetry.status import EndWord, EvalStatus
 from ftis_node.workers.durable import remove_leftovers
 from ftis_node.workers.weights.folder import weights_folder
 
@@ -90,6 +91,7 @@ async def running_components(
     makers, prepared = await prepare(settings, plan, home, makers, on_progress)
     begun_at = checkpoint_step(home) if settings.learns else 0
     log_block(log, start_lines(prepared, num_parameters=parameter_count(prepared.source), step=begun_at))
+    mark_start(home)
     async with AsyncExitStack() as stack:
         parts = _assembled(stack, prepared, makers)
         parts.gossip.guard.on_fault = fault_charger(
@@ -99,7 +101,11 @@ async def running_components(
         try:
             await _start(parts, on_progress)
             yield parts
+        except asyncio.CancelledError:
+            mark_end(home, EndWord.STOPPED)
+            raise
         except Exception as error:
+            mark_end(home, EndWord.FAILED)
             first = first_of_ours(error)
             parts.context.events.write("failed", where="the node", error=f"{type(first).__name__}: {first}")
             raise

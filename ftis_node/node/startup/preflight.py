@@ -10,16 +10,14 @@ import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from ftis_node.config.disk_room import free_bytes
 from ftis_node.config.home_schema import HOME_SCHEMA, marked_schema
+from ftis_node.config.resume import last_settings
 from ftis_node.errors import ConfigError, FileError, MachineError, ModelError, UsageError
-from ftis_node.files import read_file, read_object
+from ftis_node.files import read_object
 from ftis_node.gossip.p2pd.ports import check_free
 from ftis_node.memory.home_training import CHECKPOINT_PREFIX, checkpoint_owner
-from ftis_node.models import model_fingerprint, other_model, parameter_count, read_shape
-from ftis_node.telemetry.status import Status
+from ftis_node.models import model_fingerprint, other_model, parameter_count, read_shape, resolve_model
 from ftis_node.workers.durable import newest_complete
 
 if TYPE_CHECKING:
@@ -94,6 +92,17 @@ def known_runs(home: Home) -> list[str]:
     return [run_id] if isinstance(run_id, str) and run_id and marked_schema(home) == HOME_SCHEMA else []
 
 
+def check_finished(home: Home, settings: NodeSettings) -> None:
+    """Raise ConfigError if the settings name another model, or train something else of it, than the last start.
+
+    A finished home ends before `check_owner` of a running one. The last start's own model needs no look, which may
+    ask the hub. Raises ModelError for a model that cannot be had.
+    """
+    last = last_settings(home)
+    if settings.model != last.get("model") or settings.lora not in (None, last.get("lora")):
+        check_owner(home, resolve_model(settings.model), lora=settings.lora)
+
+
 def check_disk_space(home: Home, source: ModelSource, settings: NodeSettings) -> None:
     """Raise MachineError if the home's disk has no space for one more checkpoint."""
     needed, free = RESERVE_BYTES, free_bytes(home.root)
@@ -104,14 +113,6 @@ def check_disk_space(home: Home, source: ModelSource, settings: NodeSettings) ->
             f"the disk is too full: {free / 1e6:.0f} MB are free at {home.root}, {needed / 1e6:.0f} MB are needed: "
             "free disk space, or give another --home"
         )
-
-
-def read_last_status(home: Home) -> Status:
-    """Return the status that the last start left, an empty one if there is none that can be read."""
-    try:
-        return Status.from_json(read_file(home.status))
-    except (OSError, FileError, msgspec.MsgspecError):
-        return Status()
 
 
 def checkpoint_step(home: Home) -> int:

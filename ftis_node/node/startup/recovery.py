@@ -70,7 +70,7 @@ def reset_buffer_if_damaged(home: Home, record: EventLogSummary) -> None:
         return str(found[0]) if found else ""
 
     def write_empty(_: sqlite3.Connection, path: Path) -> int:
-        write_empty_buffer(path, last_number=record.last_number)
+        write_empty_buffer(path, record=record)
         return 0
 
     reset = rescue(home.replay, home.damaged, copy=write_empty, look=look)
@@ -83,7 +83,7 @@ def reset_buffer_if_damaged(home: Home, record: EventLogSummary) -> None:
     elif not _has_content(home.replay) and (record.expected or record.used or record.last_number):
         log.warning("replay buffer missing: it starts empty; the event log knows of groups in it")
         home.replay.unlink(missing_ok=True)
-        write_empty_buffer(home.replay, last_number=record.last_number)
+        write_empty_buffer(home.replay, record=record)
         lost = LostCommits(len(record.expected), 0, record.last_number)
     else:
         return

@@ -11,8 +11,9 @@ from ftis_node.config.resume import start_command
 from ftis_node.node.http_api.auth import observe_token
 from ftis_node.node.http_api.monitoring_api import MonitoringApi, serve_observed
 from ftis_node.node.startup.assemble import running_components
+from ftis_node.node.startup.last_status import read_last_status
 from ftis_node.node.startup.migrations import opened
-from ftis_node.node.startup.preflight import check_saved, read_last_status
+from ftis_node.node.startup.preflight import check_finished, check_saved
 from ftis_node.node.startup.roles import run_node
 from ftis_node.node.startup.startup_summary import end_lines, finished_lines
 from ftis_node.node.supervision.process_limits import apply_limits
@@ -46,6 +47,7 @@ def run_until_stopped(
     watchdog = Watchdog(settings.observe, manager=ServiceManager.from_environment())
     with reporting_full_disk(home.root), telling_damage(home.root), opened(home):
         if lines := finished_lines(read_last_status(home), home, settings=settings):
+            check_finished(home, settings)
             log_block(log, lines)
             return
         work = _run(settings, plan, home, steps=steps, on_progress=on_progress, watchdog=watchdog)
@@ -75,19 +77,22 @@ async def _run(
                     watchdog.events = None
     except asyncio.CancelledError:  # by a signal: an end as good as any other
         _check_saved(parts)
-        _log_end(observed, home, settings, watchdog)
+        _log_end(observed, home, settings, watchdog, parts)
         raise
     _check_saved(parts)
-    _log_end(observed, home, settings, watchdog)
+    _log_end(observed, home, settings, watchdog, parts)
 
 
-def _log_end(observed: MonitoringApi, home: Home, settings: NodeSettings, watchdog: Watchdog) -> None:
+def _log_end(
+    observed: MonitoringApi, home: Home, settings: NodeSettings, watchdog: Watchdog, parts: NodeComponents | None
+) -> None:
     if watchdog.has_fault:
         return
-    if observed.status is None or observed.status.first is None:
+    if parts is None or observed.status is None or observed.status.first is None:
         log_block(log, [f"stopped before the start was complete; nothing is lost, {start_command(home)} begins again"])
         return
-    log_block(log, end_lines(observed.status.first, observed.status.latest, home, settings=settings))
+    first, latest = observed.status.first, observed.status.latest
+    log_block(log, end_lines(first, latest, home, settings=settings, counters=parts.counters))
 
 
 def _check_saved(parts: NodeComponents | None) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ftis_node.config.home import Home
     from ftis_node.config.node import NodeSettings
     from ftis_node.node.startup.prepare import PreparedNode
+    from ftis_node.node.state import NodeCounters
     from ftis_node.telemetry.status import BudgetStatus, Status
 
 LABEL_WIDTH = 10
@@ -45,12 +46,14 @@ def start_lines(prepared: PreparedNode, *, num_parameters: int, step: int) -> li
     return lines + [f"{label:{LABEL_WIDTH}}{text}" for label, text in facts.items() if text]
 
 
-def end_lines(before: Status, after: Status, home: Home, *, settings: NodeSettings) -> list[str]:
-    """Return the lines for the end of a start, from its first and its last status."""
+def end_lines(
+    before: Status, after: Status, home: Home, *, settings: NodeSettings, counters: NodeCounters
+) -> list[str]:
+    """Return the lines for the end of a start, from its first and its last status and what it counted."""
     lines = [_heading(before, after)]
     facts = {
         "pass@1": _accuracy(after),
-        "groups": _groups(before, after),
+        "groups": _groups(before, after, counters),
         "tokens": _tokens(before, after),
         "saved": f"{home.root}, the checkpoint of step {after.learner.step}" if settings.learns else str(home.root),
         "export": _command("export", home, "--out", "MODEL") if settings.learns and after.learner.step else "",
@@ -135,9 +138,8 @@ def _accuracy(status: Status) -> str:
     return f"{at_first}{last.pass_at_1:.3f} (step {last.step}), {last.n} problems of {last.task}"
 
 
-def _groups(before: Status, after: Status) -> str:
-    own = after.learner.own_groups - before.learner.own_groups
-    foreign = after.learner.foreign_groups - before.learner.foreign_groups
+def _groups(before: Status, after: Status, counters: NodeCounters) -> str:
+    own, foreign = counters.groups_trained_own, counters.groups_trained_foreign
     made = after.generation.groups_made - before.generation.groups_made
     swarm = after.swarm
     return (

@@ -11,8 +11,8 @@ from ftis_node.files import read_object
 from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.models import resolve_model
 from ftis_node.node.startup.factories import learner_boot
+from ftis_node.node.startup.last_status import read_last_status
 from ftis_node.node.startup.migrations import bring_up_to_date
-from ftis_node.node.startup.preflight import read_last_status
 from ftis_node.node.storage.model_card import model_card
 from ftis_node.telemetry.progress import unwatched
 

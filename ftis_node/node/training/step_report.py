@@ -56,6 +56,9 @@ class StepReporter:
         fields = msgspec.to_builtins(report) | {"generation_tokens_per_s": generation_tokens_per_s}
         self._context.events.write("step", **fields)
         self._counters.recent_sources.append({taught.sender: taught.groups for taught in report.by_sender})
+        if not report.repeated:
+            self._counters.groups_trained_own += report.own_groups
+            self._counters.groups_trained_foreign += report.foreign_groups
         for taught in report.by_sender:
             if taught.sender and not taught.own:
                 with self._guard.work_for(taught.sender, Place.COUNT):

@@ -74,7 +74,7 @@ class Download:
         """Return the complete, checked file, still under its temporary name; `discard` when it is not wanted.
 
         Raise OfferWithdrawnError, RecordError (`hash`: the offer contradicts itself, `chunk`: too many wrong ones) and
-        OSError where the disk refuses.
+        OSError if the disk refuses.
         """
         self._part.parent.mkdir(parents=True, exist_ok=True)
         self._hashes = await self._chunk_hashes()

@@ -1,0 +1,58 @@
+"""What status.json says of a start that ends before its loops run."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.cli.node_client import read_document
+from ftis_node.config.home import Home
+from ftis_node.node.startup.last_status import mark_end, mark_start, read_last_status
+from ftis_node.telemetry.status import EndWord
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PEERS = [{"peer_id": "a"}]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    """The home of a node that finished."""
+    home = Home(tmp_path)
+    node = {"peer_id": "p", "state": "stopped", "end": "finished"}
+    home.status.write_text(json.dumps({"node": node, "learner": {"step": 7}, "peers": PEERS}))
+    return home
+
+
+def test_a_start_clears_the_end_before_and_keeps_the_rest(home: Home) -> None:
+    assert read_document(home, "/status")["node"]["end"] == "finished"
+    mark_start(home)
+    assert read_document(home, "/status")["node"]["end"] == "killed", "no word was left since"
+    assert read_last_status(home).learner.step == 7
+    assert read_document(home, "/peers") == PEERS
+
+
+@pytest.mark.parametrize("end", [EndWord.STOPPED, EndWord.FAILED])
+def test_a_start_that_does_not_get_to_its_loops_says_how_it_ended(home: Home, end: EndWord) -> None:
+    mark_start(home)
+    mark_end(home, end)
+    node = read_last_status(home).node
+    assert (node.state, node.end) == ("stopped", end)
+
+
+def test_the_end_that_the_status_loop_saved_is_kept(home: Home) -> None:
+    mark_end(home, EndWord.FAILED)
+    assert read_last_status(home).node.end == "finished"
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", '{"node": 3}'])
+def test_a_home_without_a_status_that_can_be_read_is_left_as_it_is(tmp_path: Path, content: str | None) -> None:
+    home = Home(tmp_path)
+    if content is not None:
+        home.status.write_text(content)
+    mark_start(home)
+    mark_end(home, EndWord.STOPPED)
+    assert (home.status.read_text() if home.status.exists() else None) == content
