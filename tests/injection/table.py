@@ -236,6 +236,7 @@ EXCEPTIONS: dict[str, str] = {
     "node/peers/confirmations.py:*": "counts by peer id; its callers are points",
     "node/loops/generate.py:*": "this node's own groups",
     "node/startup/recovery.py:*": "this node's own files",
+    "node/http_api/bootstrap_api.py:*": "a request of this machine's users: aiohttp answers an error",
     "node/http_api/connection_limits.py:*": "a connection to an HTTP port: closed and counted, no peer is known there",
     "node/http_api/local_api.py:*": "a request of this machine's users; `StatusLoop.peers` guards each row",
     "node/storage/identity_backup.py:*": "the operator's file",
