@@ -25,7 +25,7 @@ FAILED ?=
 TESTS = tests$(if $(PACKAGE),/$(PACKAGE))
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) $(if $(FAILED),--last-failed --last-failed-no-failures none)
 
-.PHONY: help setup setup-vllm demo test test-all coverage breaks lint scan bench results fuzz chaos hostile proto docs site clean
+.PHONY: help setup setup-vllm demo test test-all coverage breaks lint scan bench results fuzz chaos hostile proto docs pictures site clean
 .DEFAULT_GOAL := help
 
 help:
@@ -129,6 +129,11 @@ docs: $(STAMP)
 	$(BIN)/python -m ftis_node.config.reference > docs/reference/configuration.md
 	$(BIN)/python -m ftis_node.telemetry.reference > docs/reference/metrics.md
 	$(BIN)/python -m tests.documented.cli_reference > docs/reference/cli.md
+
+# The report's head needs Chromium; without it that picture is left as it is.
+## make pictures       the pictures of screens in docs/assets, from a run of the demo
+pictures: $(STAMP)
+	$(BIN)/python docs/make_pictures.py build/pictures
 
 # Strict: a broken link, a missing anchor or a page without a place in docs/index.md fails the build.
 ## make site           the pages of docs/ as a site in build/site; open build/site/index.html

@@ -124,7 +124,7 @@ class Transfers:
         source, gaps = self._world.peers.get(sender), heard.gaps
         if source is None:
             for gap in gaps:
-                heard.asked(gap, is_final=False)
+                heard.note_query(gap, is_final=False)
             return
         node.send(source, Kind.QUESTIONS, settings.request_bytes)
         events.after(2 * (node.link.latency_s + source.link.latency_s), self._answered, node, source, heard, gaps)
@@ -136,7 +136,7 @@ class Transfers:
             return
         if source.is_gone or source.role is Role.SILENT:
             for gap in gaps:
-                heard.asked(gap, is_final=False)
+                heard.note_query(gap, is_final=False)
             node.gap_stays(source.peer_id)
             return
         answer = source.answer([(gap.first, gap.last) for gap in gaps])
@@ -146,4 +146,4 @@ class Transfers:
             if group.call is not None:
                 node.receive(group, group.call, self._world.events.now)
         for gap in gaps:
-            heard.asked(gap, is_final=True)
+            heard.note_query(gap, is_final=True)

@@ -22,7 +22,7 @@ from ftis_node.replay.failures import note_failed, release_poisoned
 from ftis_node.replay.forgotten import forget, is_forgotten, trim
 from ftis_node.replay.lifecycle import Candidate, Freshness, ReleaseReason, State, choose_evicted, choose_newest
 from ftis_node.replay.reconciliation import believe_checkpoint, claim_used
-from ftis_node.replay.reset import read_reset_at
+from ftis_node.replay.reset import limit_reset_at, read_reset_at
 from ftis_node.swarm.reputation.rate_limits import ShareCap
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from ftis_node.records.envelope import Accepted
     from ftis_node.replay.lifecycle import ChoiceRule
-    from ftis_node.telemetry.trail_summary import LoggedGroup
+    from ftis_node.telemetry.event_log_summary import LoggedGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,7 @@ class ReplayBuffer:
     def __init__(self, path: Path) -> None:
         """Opens or makes the file. Raises ConfigError for a damaged one."""
         self._db = open_writer(path)
+        limit_reset_at(self._db)
 
     def close(self) -> None:
         """Closes the file; everything acknowledged is on disk already."""

@@ -16,12 +16,11 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.errors import ConfigError, FtisError
-from ftis_node.files import read_toml
 from ftis_node.models.decoder import Decoder
 from ftis_node.records.envelope import open_envelope
 from ftis_node.records.group import Completion, Group
-from ftis_node.records.text_codec import hash_messages, unpack_any
+from ftis_node.records.text_codec import unpack_any
+from ftis_node.replay.prompts import PromptResolver
 from ftis_node.replay.reader import MIN_ID_PREFIX, ReplayReader
 from ftis_node.telemetry.events import event_log_files
 from ftis_node.telemetry.former_names import with_present_name
@@ -225,23 +224,5 @@ def _completion(completion: Completion | TextCompletion, reward: float, decoder:
 
 
 def _prompt(home: Home, group: Group | TextGroup) -> PromptDetails:
-    ref = group.prompt_ref
-    try:
-        item = _task(home, ref.split).resolve(ref)
-    except KeyError:
-        return PromptDetails(ref.task, ref.split, ref.index, None, None, "this task has no such problem")
-    except FtisError as error:
-        return PromptDetails(ref.task, ref.split, ref.index, None, None, str(error))
-    if not isinstance(group, Group) and hash_messages(item.prompt) != group.prompt_hash:
-        return PromptDetails(ref.task, ref.split, ref.index, None, None, "the problem reads otherwise now")
-    text = "\n".join(f"{message['role']}: {message['content']}" for message in item.prompt)
-    return PromptDetails(ref.task, ref.split, ref.index, text, item.answer)
-
-
-def _task(home: Home, split: str) -> Any:
-    """The task of this home's run. Raises ConfigError, TaskError, NetworkError."""
-    from ftis_node.tasks import load_task
-
-    if not home.run_toml.exists():
-        raise ConfigError("the home has no run.toml")
-    return load_task(str(read_toml(home.run_toml)["task"]), split=split)
+    ref, prompt = group.prompt_ref, PromptResolver(home).resolve(group)
+    return PromptDetails(ref.task, ref.split, ref.index, prompt.text, prompt.answer, prompt.missing)

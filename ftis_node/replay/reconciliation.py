@@ -10,11 +10,14 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Iterable, Sequence
 
-    from ftis_node.telemetry.trail_summary import LoggedGroup
+    from ftis_node.telemetry.event_log_summary import LoggedGroup
 
 
 def believe_checkpoint(db: sqlite3.Connection, step: int, ids: Sequence[bytes]) -> int:
-    """Make `ids` the groups that `step` trained, and no others; return how many of the others are READY again."""
+    """Make `ids` the groups that `step` trained, and no others; return how many of the others are READY again.
+
+    A group of `ids` that an earlier step used by the buffer keeps that step, which the event log has, too.
+    """
     trained = (State.RELEASED, ReleaseReason.TRAINED)
     rows = db.execute(
         "SELECT id FROM groups WHERE step = ? AND (state = ? OR reason = ?)",
@@ -26,8 +29,9 @@ def believe_checkpoint(db: sqlite3.Connection, step: int, ids: Sequence[bytes]) 
         [(State.READY, group_id) for group_id in strayed],
     )
     db.executemany(
-        "UPDATE groups SET state = ?, reason = ?, step = ? WHERE id = ? AND (state != ? OR reason IN (?, ?))",
-        [(*trained, step, group_id, *trained, ReleaseReason.DAMAGED) for group_id in ids],  # damaged afterwards
+        "UPDATE groups SET state = ?, reason = ?, step = min(coalesce(step, ?), ?)"
+        " WHERE id = ? AND (state != ? OR reason IN (?, ?))",
+        [(*trained, step, step, group_id, *trained, ReleaseReason.DAMAGED) for group_id in ids],  # damaged afterwards
     )
     return len(strayed)
 

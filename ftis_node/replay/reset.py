@@ -1,9 +1,10 @@
 """Reset of the buffer: a damaged file, or one that lost commits, is replaced by an empty buffer.
 
-Rollouts expire within `step.max_age_s`, so the rows of a damaged file are worth little. Three rules keep each group
+Rollouts expire within `step.max_age_s`, so the rows of a damaged file are worth little. Four rules keep each group
 from being used twice and each sequence number from being given twice:
 
     groups of peers made until the reset are refused      `reset_at` in `totals`
+    groups in the event log are refused by their number   also if the clock was wrong at the reset
     own groups go on with the seconds since 1970          above any number in use, see `node/storage/identity_backup.py`
     own groups go on above the numbers in the event log   also if the clock was set back
 """
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftis_node.replay.checksums import NOTED
 from ftis_node.replay.database import SCHEMA_VERSION, open_writer
-from ftis_node.replay.forgotten import is_forgotten
+from ftis_node.replay.forgotten import forget, is_forgotten
 from ftis_node.replay.lifecycle import ReleaseReason, State
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from ftis_node.telemetry.trail_summary import EventLogSummary, LoggedGroup
+    from ftis_node.telemetry.event_log_summary import EventLogSummary, LoggedGroup
 
 REASONS = frozenset(ReleaseReason)
 LAST_NUMBER, RESET_AT = "last_number", "reset_at"  # in `totals`
@@ -72,21 +73,43 @@ def find_lost_commits(buffer: sqlite3.Connection, record: EventLogSummary) -> Lo
     return LostCommits(num_missing, num_wrong, record.last_number) if num_missing or num_wrong or is_behind else None
 
 
-def write_empty_buffer(path: Path, *, last_number: int) -> None:
-    """Write an empty buffer at `path` that refuses what peers made until now.
+def write_empty_buffer(path: Path, *, record: EventLogSummary) -> None:
+    """Write an empty buffer at `path` that refuses what peers made until now, and the groups of `record`.
 
-    The next own group gets a number above `last_number` and above the seconds since 1970.
+    The next own group gets a number above those of `record` and above the seconds since 1970.
     """
     buffer = open_writer(path)
     try:
         now = int(time.time())
-        totals = [(LAST_NUMBER, max(now, last_number)), (RESET_AT, now + 1)]
+        totals = [(LAST_NUMBER, max(now, record.last_number)), (RESET_AT, now + 1)]
         buffer.execute("BEGIN IMMEDIATE")
         buffer.executemany("INSERT OR REPLACE INTO totals (name, value) VALUES (?, ?)", totals)
+        _forget_absent(buffer, record.admitted)
         buffer.execute("COMMIT")
         buffer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     finally:
         buffer.close()
+
+
+def note_pruned(path: Path, *, record: EventLogSummary) -> None:
+    """Note the numbers of the groups of `record` that are no longer in the buffer at `path`.
+
+    A buffer before schema 3 did not note what it pruned. Without this they would count as lost commits.
+    """
+    buffer = open_writer(path)
+    try:
+        buffer.execute("BEGIN IMMEDIATE")
+        _forget_absent(buffer, record.admitted)
+        buffer.execute("COMMIT")
+    finally:
+        buffer.close()
+
+
+def limit_reset_at(buffer: sqlite3.Connection) -> None:
+    """Set a reset in the future to now: the clock was ahead then, and no group of a peer would be taken until then."""
+    latest = int(time.time()) + 1
+    if read_reset_at(buffer) > latest:
+        buffer.execute("UPDATE totals SET value = ? WHERE name = ?", (latest, RESET_AT))
 
 
 def read_reset_at(buffer: sqlite3.Connection) -> float:
@@ -97,11 +120,19 @@ def read_reset_at(buffer: sqlite3.Connection) -> float:
 
 def _count_missing(buffer: sqlite3.Connection, expected: Iterable[LoggedGroup]) -> int:
     """Return how many groups are neither kept nor known to have been pruned."""
-    return sum(
-        buffer.execute("SELECT 1 FROM groups WHERE id = ?", (group.id,)).fetchone() is None
-        and not is_forgotten(buffer, group.sender, group.number)
-        for group in expected
-    )
+    return sum(_is_missing(buffer, group) for group in expected)
+
+
+def _forget_absent(buffer: sqlite3.Connection, logged: Iterable[LoggedGroup]) -> None:
+    """Note the numbers of groups that are not kept. Inside a transaction."""
+    for group in logged:
+        if _is_missing(buffer, group):
+            forget(buffer, group.sender, group.number, touch=0)
+
+
+def _is_missing(buffer: sqlite3.Connection, group: LoggedGroup) -> bool:
+    is_kept = buffer.execute("SELECT 1 FROM groups WHERE id = ?", (group.id,)).fetchone() is not None
+    return not is_kept and not is_forgotten(buffer, group.sender, group.number)
 
 
 def _is_present_schema(buffer: sqlite3.Connection) -> bool:
@@ -114,11 +145,15 @@ def _is_ready(buffer: sqlite3.Connection, group_id: bytes) -> bool:
 
 
 def _contradicts(buffer: sqlite3.Connection, used: LoggedGroup) -> bool:
-    """Return whether a used group is RELEASED for an unknown reason, or trained by another step.
+    """Return whether a used group is RELEASED for an unknown reason, or trained by a later step.
 
-    A used group that is READY is no contradiction: the learner may have fallen back to an older checkpoint.
+    If the learner fell back behind that step, the group would be used again. An earlier step has no such effect:
+    `believe_checkpoint` sets it. A used group that is READY is no contradiction either: the learner may have fallen
+    back to an older checkpoint.
     """
     row = buffer.execute("SELECT state, reason, step FROM groups WHERE id = ?", (used.id,)).fetchone()
     if row is None or row[0] != State.RELEASED:
         return False
-    return row[1] not in REASONS or (row[1] == ReleaseReason.TRAINED and row[2] != used.step)
+    if row[1] == ReleaseReason.TRAINED:
+        return row[2] is None or row[2] > (used.step or 0)
+    return row[1] not in REASONS

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 WIDE = frozenset("WF")
 ELLIPSIS = "…"
@@ -60,6 +64,16 @@ def wrapped(text: str, width: int, *, indent: int = 0) -> list[str]:
         else:
             lines.append(" " * indent + clipped(word, width - indent))
     return [line for line in lines if line.strip()]
+
+
+def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return a table of printable text: the header and a line a row, each column as wide as its widest cell."""
+    table = [[printable(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(map(cells, column)) for column in zip(*table, strict=True)]
+    lines = (
+        "  ".join(cell + " " * (width - cells(cell)) for cell, width in zip(row, widths, strict=True)) for row in table
+    )
+    return [line.rstrip() for line in lines]
 
 
 def cut(text: str, width: int) -> list[str]:

@@ -117,7 +117,7 @@ def qwen_3b(folder: Path) -> Path:
     header = json.dumps({"weight": {"dtype": "BF16", "shape": [3_085_938_688], "data_offsets": [0, 6_171_877_376]}})
     with (folder / "model.safetensors").open("wb") as weights:
         weights.write(len(header).to_bytes(8, "little") + header.encode())
-        weights.truncate(weights.update() + 6_171_877_376)  # a hole, which takes no disk
+        weights.truncate(weights.tell() + 6_171_877_376)  # a hole, which takes no disk
     return folder
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ftis_node.telemetry.terminal_text import cells, clipped, cut, printable, wrapped
+from ftis_node.telemetry.terminal_text import cells, clipped, columns, cut, printable, wrapped
 
 
 def test_nothing_reaches_the_terminal_but_text() -> None:
@@ -26,3 +26,7 @@ def test_lines_are_broken_between_words() -> None:
 def test_a_cut_text_is_all_there() -> None:
     assert cut("京都市 abc\n", 4) == ["京都", "市 a", "bc\\n"]
     assert cut("", 4) == [""]
+
+
+def test_columns_are_as_wide_as_their_widest_cell() -> None:
+    assert columns(("A", "BC"), [("京都", "1"), ("x\x1b", "")]) == ["A      BC", "京都   1", "x\\x1b"]

@@ -279,12 +279,18 @@ def _specs(task: str, ood_task: str | None) -> tuple[str, tuple[str, ...]]:
 
 
 def _fairness(experiment: Experiment) -> str:
-    return (
+    """Return the rule by which the trials are compared, with what the experiment's ways of sharing need of it."""
+    shares = {share.partition(":")[0] for share in experiment.shares}
+    rule = (
         f"The rule: every update takes {experiment.completions_per_update} completions. `alone` generates all of them "
         "itself; in a swarm of n nodes each generates an n-th and receives the rest; `alone:own` generates and trains "
-        "on an n-th. (A SAPO split I/J takes I + J groups, of which I are its own; "
-        "newest:J and useful:J take J of the others' groups.)"
+        "on an n-th."
     )
+    if "sapo" in shares:
+        rule += " A SAPO split I/J takes I + J groups, of which I are its own."
+    if shares & {"newest", "useful"}:
+        rule += " newest:J and useful:J take J of the peers' groups."
+    return rule
 
 
 def _split(text: str) -> tuple[str, ...]:

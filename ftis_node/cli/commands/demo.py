@@ -32,16 +32,22 @@ def demo(
     ] = "torch",
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of models and training.")] = 0,
 ) -> None:
-    """Train a swarm of two different tiny models on this machine. Prints a table and writes curves.png.
+    """Train a swarm of two different tiny models on this machine. Prints a table, writes curves.png and two reports.
 
     Exit code 1, with the reason, if the two nodes did not learn as expected.
     """
+    from ftis_node.cli.commands.report import write_report
+    from ftis_node.config.home import Home
     from ftis_node.lab.demo import DemoPlan, run_demo
 
     out.mkdir(parents=True, exist_ok=True)
     with _live_view() as watch:
         result = run_demo(DemoPlan(out=out, steps=steps, engine=engine, seed=seed), watch=watch)
     _print_result(result, out)
+    reports = {node.name: out / f"report-{node.name}.html" for node in result.nodes}
+    for name, report in reports.items():
+        write_report(Home(out / f"home-{name}"), report)
+    typer.echo(f"reports in {' and '.join(map(str, reports.values()))}: open them in a browser")
     if failures := result.failures():
         raise FtisError("the demo did not reach its goals: " + "; ".join(failures))
 

@@ -12,8 +12,9 @@ from ftis_node.cli.completion import peer_ids
 from ftis_node.cli.node_client import post_document, read_document
 from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_json
 from ftis_node.errors import ConfigError, UsageError
+from ftis_node.telemetry.health_summary import duration
 from ftis_node.telemetry.teaching import teaches
-from ftis_node.telemetry.terminal_text import printable
+from ftis_node.telemetry.terminal_text import columns
 
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
@@ -24,6 +25,10 @@ PeerArgument = Annotated[
     str,
     typer.Argument(help="A peer id, 4 or more characters of its start or end, or a name.", autocompletion=peer_ids),
 ]
+HEADER = (
+    *("PEER", "NAME", "MODEL", "ROLE", "DOMAIN", "SEEN", "TRUST"),
+    *("ACCEPTED", "REJECTED", "CONFIRMED", "TEACHES", "NOTE"),
+)
 LENGTH = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -48,8 +53,9 @@ def peers(context: typer.Context, home: HomeOption = None, as_json: JsonOption =
         return
     if not rows:
         typer.echo("no peers yet")
-    for row in rows:
-        typer.echo(_line(row))
+        return
+    for line in _table(rows, now=time.time()):
+        typer.echo(line)
 
 
 @app.command()
@@ -133,17 +139,30 @@ def _change_stopped(home: Home, action: str, peer: str, **asked: Any) -> dict[st
         return control.change(action, {"peer": peer, **asked})
 
 
-def _line(row: dict[str, Any]) -> str:
-    refused = ", ".join(f"{reason} {count}" for reason, count in sorted(row["groups_refused"].items())) or "none"
-    standing = row.get("standing", "good")
-    if row.get("banned_until"):
-        standing += f" until {_clock(row['banned_until'])} ({row['ban_reason']})"
-    return printable(
-        f"{row['peer_id']}  {row['name'] or '-'}  {row['model'] or '-'}  {row['role'] or '-'}  "
-        f"{domain + '  ' if (domain := row.get('domain')) else ''}{standing}, "
-        f"accepted {row['groups_accepted']}, refused: {refused}, confirmed {row['groups_confirmed']}, "
-        f"teaches {teaches(row)}"
-        f"{'; ' + words if (words := row.get('wire_words')) else ''}"
+def _table(rows: list[dict[str, Any]], *, now: float) -> list[str]:
+    """Return a header and a line a peer, without the columns that no peer fills. `now` is Unix time in seconds."""
+    table = [_cells(row, now=now) for row in rows]
+    kept = [index for index in range(len(HEADER)) if any(line[index] for line in table)]
+    return columns([HEADER[index] for index in kept], [[line[index] or "-" for index in kept] for line in table])
+
+
+def _cells(row: dict[str, Any], *, now: float) -> tuple[str, ...]:
+    refused = ", ".join(f"{count} {reason}" for reason, count in sorted(row["groups_refused"].items())) or "0"
+    banned = f"until {_clock(row['banned_until'])} ({row['ban_reason']})" if row.get("banned_until") else ""
+    seen = row.get("last_seen")
+    return (
+        row["peer_id"],
+        row["name"] or "-",
+        row["model"] or "-",
+        row["role"] or "-",
+        row.get("domain") or "",
+        f"{duration(now - seen)} ago" if seen else "never",
+        row.get("standing", "good"),
+        f"{row['groups_accepted']:,}",
+        refused,
+        f"{row['groups_confirmed']:,}",
+        teaches(row),
+        "; ".join(note for note in (banned, row.get("wire_words")) if note),
     )
 
 

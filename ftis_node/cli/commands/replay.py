@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,18 +14,21 @@ import typer
 from ftis_node.cli.completion import STATES, group_ids, one_of
 from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_json
 from ftis_node.errors import UsageError
-from ftis_node.telemetry.terminal_text import printable
+from ftis_node.telemetry.health_summary import duration
+from ftis_node.telemetry.terminal_text import columns, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from ftis_node.records.group import Completion, Group
-    from ftis_node.records.text_group import TextCompletion, TextGroup
+    from ftis_node.config.home import Home
     from ftis_node.replay.reader import GroupSummary, ReplayReader
 
 app = typer.Typer(
     rich_markup_mode=None, no_args_is_help=True, help="Show or export the replay buffer of a running or stopped node."
 )
+
+LIST_HEADER = ("GROUP", "AGE", "OF", "PROBLEM", "STATE", "STEP", "REWARD", "TOKENS")
+MIB = 1 << 20
 
 
 class ExportFormat(StrEnum):
@@ -56,8 +60,8 @@ def list_groups(
     if as_json:
         print_json([dataclasses.asdict(summary) for summary in summaries])
         return
-    for summary in summaries:
-        typer.echo(_line(summary))
+    for line in _table(summaries, now=time.time()):
+        typer.echo(line)
 
 
 @app.command("show")
@@ -99,8 +103,8 @@ def stats(home: HomeOption = None, as_json: JsonOption = False) -> None:
     if as_json:
         print_json(figures)
         return
-    for name, value in figures.items():
-        typer.echo(f"{name:16} {json.dumps(value)}")
+    for name, value in _figures(figures):
+        typer.echo(f"{name:20}{value}")
 
 
 @app.command("export")
@@ -108,14 +112,51 @@ def export(
     out: Annotated[Path, typer.Option("--out", help="File to write; for envelopes a folder.")],
     home: HomeOption = None,
     format_: Annotated[ExportFormat, typer.Option("--format", help="Format to write.")] = ExportFormat.JSONL,
+    text: Annotated[
+        bool, typer.Option("--text", help="Add prompt, completions as text, expected answer and the sender's name.")
+    ] = False,
+    flat: Annotated[bool, typer.Option("--flat", help="Write one row a completion, not one a group.")] = False,
 ) -> None:
-    """Export the stored groups: rollouts as JSON lines or Parquet, or the signed envelopes, one file each."""
-    reader = _open(home)
+    """Export the stored groups: rollouts as JSON lines or Parquet, or the signed envelopes, one file each.
+
+    A row is that of `list`, with completions: [{token_ids, logprobs, finish_reason, reward}] (of a group that came as
+    text: text, mean_logprob, sender_tokens, ...). --text adds sender_name, prompt, answer and each completion's text.
+    --flat: completion_index, completion, token_ids, logprobs, mean_logprob, num_tokens, finish_reason, reward.
+    """
+    if format_ is ExportFormat.ENVELOPE and (text or flat):
+        raise UsageError("--text and --flat add to rows, and an envelope has none: choose --format jsonl or parquet")
+    where, reader = home_at(home), _open(home)
     try:
-        count = _EXPORTERS[format_](reader, out)
+        if format_ is ExportFormat.ENVELOPE:
+            typer.echo(f"{_write_envelopes(reader, out)} groups written to {out}")
+        else:
+            _export_rows(where, reader, out, format_=format_, text=text, flat=flat)
     except OSError as error:
         raise UsageError(f"cannot write {out}: {error.strerror}; give another --out") from None
-    typer.echo(f"{count} groups written to {out}")
+    finally:
+        reader.close()
+
+
+def _export_rows(home: Home, reader: ReplayReader, out: Path, *, format_: ExportFormat, text: bool, flat: bool) -> None:
+    from ftis_node.replay.rollout_rows import TextRows, flat_rows, group_rows
+
+    texts = TextRows(home, _names(home)) if text else None
+    rows = group_rows(reader) if texts is None else texts.group_rows(reader)
+    write = _write_parquet if format_ is ExportFormat.PARQUET else _write_jsonl
+    count = write(flat_rows(rows) if flat else rows, out)
+    typer.echo(f"{count} {'completions' if flat else 'groups'} written to {out}")
+    for reason, number in texts.missing.most_common() if texts else ():
+        typer.echo(f"{number} texts are missing: {printable(reason)}", err=True)
+
+
+def _names(home: Home) -> dict[str, str]:
+    """Return the names of this node and of the peers that it knows, by peer id; {} before its first status."""
+    from ftis_node.cli.node_client import read_document
+
+    if not home.status.exists():
+        return {}
+    rows = [read_document(home, "/status")["node"], *read_document(home, "/peers")]
+    return {row["peer_id"]: row["name"] for row in rows if row.get("name")}
 
 
 def _open(home: Path | None) -> ReplayReader:
@@ -124,72 +165,61 @@ def _open(home: Path | None) -> ReplayReader:
     return ReplayReader(home_at(home).replay)
 
 
-def _line(summary: GroupSummary) -> str:
-    origin = "own    " if summary.own else "foreign"
-    fate = f"{summary.state}({summary.reason})" if summary.reason else summary.state
+def _table(summaries: Sequence[GroupSummary], *, now: float) -> list[str]:
+    """Return a header and a line a group; nothing but a sentence if there is none. `now` is Unix time in seconds."""
+    rows = [_cells(summary, now) for summary in summaries]
+    return columns(LIST_HEADER, rows) if rows else ["no groups"]
+
+
+def _cells(summary: GroupSummary, now: float) -> tuple[str, ...]:
+    state = f"{summary.state} ({summary.reason})" if summary.reason else summary.state
     mean = sum(summary.rewards) / len(summary.rewards)
-    return printable(
-        f"{summary.id[:12]}  {origin}  {summary.task}/{summary.prompt_index}  {fate}"
-        f"{f' step {summary.step}' if summary.step is not None else ''}  reward {mean:.2f}  {summary.num_tokens} tokens"
+    return (
+        summary.id[:12],
+        duration(now - summary.admitted_at),
+        "own" if summary.own else "foreign",
+        f"{summary.task}/{summary.prompt_index}",
+        state,
+        "-" if summary.step is None else str(summary.step),
+        f"{mean:.2f}",
+        f"{summary.num_tokens:,}",
     )
 
 
-def _contents(completion: Completion | TextCompletion) -> dict[str, Any]:
-    from ftis_node.records.group import Completion
-
-    if isinstance(completion, Completion):
-        return {"token_ids": completion.token_ids.tolist(), "logprobs": completion.logprobs.tolist()}
-    return {
-        "text": completion.text,
-        "mean_logprob": completion.mean_logprob,
-        "sender_tokens": completion.num_tokens,
-    }
-
-
-def _row(summary: GroupSummary, group: Group | TextGroup) -> dict[str, Any]:
-    completions: Sequence[Completion | TextCompletion] = group.completions
-    rows = [
-        {**_contents(completion), "finish_reason": completion.finish_reason.value, "reward": reward}
-        for completion, reward in zip(completions, summary.rewards, strict=True)
-    ]
-    return {**dataclasses.asdict(summary), "completions": rows}
+def _figures(figures: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the totals by name: numbers with commas, sizes in MiB, a released group's reasons in words."""
+    for name, value in figures.items():
+        label = name.replace("_", " ")
+        if isinstance(value, dict):
+            reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(value.items()))
+            yield label, f"{sum(value.values()):,}" + (f" ({reasons})" if reasons else "")
+        elif name.endswith("_bytes"):
+            yield f"{label.removesuffix(' bytes')} size", f"{value / MIB:,.1f} MiB"
+        else:
+            yield label, f"{value:,}"
 
 
-def _rows(reader: ReplayReader) -> Any:
-    from ftis_node.records.envelope import open_envelope
-    from ftis_node.records.text_codec import unpack_any
-
-    return (_row(summary, unpack_any(open_envelope(envelope).body)) for summary, envelope in reader.all_groups())
-
-
-def _export_jsonl(reader: ReplayReader, out: Path) -> int:
+def _write_jsonl(rows: Iterator[dict[str, Any]], out: Path) -> int:
     count = 0
     with out.open("w", encoding="utf-8") as file:
-        for count, row in enumerate(_rows(reader), start=1):  # noqa: B007  # the last count is the result
+        for count, row in enumerate(rows, start=1):  # noqa: B007  # the last count is the result
             file.write(json.dumps(row, separators=(",", ":")) + "\n")
     return count
 
 
-def _export_parquet(reader: ReplayReader, out: Path) -> int:
+def _write_parquet(rows: Iterator[dict[str, Any]], out: Path) -> int:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    rows = list(_rows(reader))
-    pq.write_table(pa.Table.from_pylist(rows), out)
-    return len(rows)
+    table = list(rows)
+    pq.write_table(pa.Table.from_pylist(table), out)
+    return len(table)
 
 
-def _export_envelopes(reader: ReplayReader, out: Path) -> int:
+def _write_envelopes(reader: ReplayReader, out: Path) -> int:
     out.mkdir(parents=True, exist_ok=True)
     count = 0
     for summary, envelope in reader.all_groups():
         (out / f"{summary.id}.envelope").write_bytes(envelope)
         count += 1
     return count
-
-
-_EXPORTERS = {
-    ExportFormat.JSONL: _export_jsonl,
-    ExportFormat.PARQUET: _export_parquet,
-    ExportFormat.ENVELOPE: _export_envelopes,
-}

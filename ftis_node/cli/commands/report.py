@@ -28,16 +28,20 @@ def report(
 
     The page loads nothing from a network, and contains no address and no path of this machine.
     """
+    write_report(home_at(home), out)
+    typer.echo(str(out))
+
+
+def write_report(home: Home, out: Path) -> None:
+    """Write the page about a home's run. Raises ConfigError if no node has run there, UsageError for a bad `out`."""
     from ftis_node.report.facts import gather
-    from ftis_node.report.page import render_page
+    from ftis_node.report.html_page import render_page
     from ftis_node.telemetry.status import Status
 
-    chosen = home_at(home)
-    status, peers = _documents(chosen)
+    status, peers = _documents(home)
     with show_fraction("report") as show:
-        facts = gather(chosen, status=Status.from_json(json.dumps(status).encode()), peers=peers, on_progress=show)
+        facts = gather(home, status=Status.from_json(json.dumps(status).encode()), peers=peers, on_progress=show)
     _write(out, render_page(facts))
-    typer.echo(str(out))
 
 
 def _documents(home: Home) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ftis_node.dashboard.snapshot import NodePhase
-from ftis_node.dashboard.view.answers import health_of, problems, said
+from ftis_node.dashboard.view.health_answers import health_of, problems, said
 from ftis_node.dashboard.view.spans import Line, Span, Tone, labelled, line
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ftis_node.dashboard.view.answers import answer_lines, next_lines, worst_tone
+from ftis_node.dashboard.view.health_answers import answer_lines, next_lines, worst_tone
 from ftis_node.dashboard.view.metric_lines import head_line
 from ftis_node.dashboard.view.spans import Span, Tone, line, sanitized
 from ftis_node.dashboard.widgets.text_lines import TextLines

@@ -38,6 +38,8 @@ from ftis_node.learner.checkpoint.legacy_checkpoints import older_checkpoints, r
 from ftis_node.node.startup.recovery import rescue_files
 from ftis_node.replay import database
 from ftis_node.replay.reader import ReplayReader
+from ftis_node.replay.reset import note_pruned
+from ftis_node.telemetry.event_log_summary import read_event_log_summary
 from ftis_node.workers.durable import complete_folder
 
 if TYPE_CHECKING:
@@ -171,6 +173,8 @@ def _take_step(plan: Upgrade, step: int) -> None:
             _rename_keys(plan.home)
     elif plan.buffer:
         database.upgrade_once(plan.home.replay, step)
+        if step == NUM_BUFFER_STEPS:
+            note_pruned(plan.home.replay, record=read_event_log_summary(plan.home.events))
 
 
 def _rename_keys(home: Home) -> None:

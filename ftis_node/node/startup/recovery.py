@@ -16,12 +16,12 @@ import logging
 from typing import TYPE_CHECKING
 
 from ftis_node.node.peers.store import copy_peers
-from ftis_node.node.startup.trail_repair import repair_event_log
+from ftis_node.node.startup.event_log_repair import repair_event_log
 from ftis_node.replay.integrity import rescue
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.reset import LostCommits, find_lost_commits, missing_columns, write_empty_buffer
+from ftis_node.telemetry.event_log_summary import read_event_log_summary
 from ftis_node.telemetry.events import EventLog
-from ftis_node.telemetry.trail_summary import read_event_log_summary
 
 if TYPE_CHECKING:
     import sqlite3
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ftis_node.config.home import Home
     from ftis_node.learner.messages import LearnerState
     from ftis_node.replay.buffer import ReplayBuffer
-    from ftis_node.telemetry.trail_summary import EventLogSummary
+    from ftis_node.telemetry.event_log_summary import EventLogSummary
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ def reset_buffer_if_damaged(home: Home, record: EventLogSummary) -> None:
         return str(found[0]) if found else ""
 
     def write_empty(_: sqlite3.Connection, path: Path) -> int:
-        write_empty_buffer(path, last_number=record.last_number)
+        write_empty_buffer(path, record=record)
         return 0
 
     reset = rescue(home.replay, home.damaged, copy=write_empty, look=look)
@@ -83,7 +83,7 @@ def reset_buffer_if_damaged(home: Home, record: EventLogSummary) -> None:
     elif not _has_content(home.replay) and (record.expected or record.used or record.last_number):
         log.warning("replay buffer missing: it starts empty; the event log knows of groups in it")
         home.replay.unlink(missing_ok=True)
-        write_empty_buffer(home.replay, last_number=record.last_number)
+        write_empty_buffer(home.replay, record=record)
         lost = LostCommits(len(record.expected), 0, record.last_number)
     else:
         return

@@ -29,11 +29,11 @@ from ftis_node.replay import integrity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.reader import ReplayReader
+from ftis_node.swarm.reputation.reputation_table import ReputationTable
 from ftis_node.swarm.reputation.score import Behaviour
-from ftis_node.swarm.reputation.table import ReputationTable
 from ftis_node.telemetry.clock import SteadyClock
+from ftis_node.telemetry.event_log_summary import read_event_log_summary
 from ftis_node.telemetry.events import EventLog, read_events
-from ftis_node.telemetry.trail_summary import read_event_log_summary
 from tests.models.tiny_models import save_tiny
 from tests.node.training.test_token_budget import live, manifest_of
 from tests.replay.test_buffer import ANN, ME, accepted
@@ -219,6 +219,22 @@ def test_a_number_is_not_given_twice_if_the_clock_was_set_back(home: Home, monke
     buffer.close()
 
 
+@pytest.mark.parametrize("offset_s", [-1e9, 1e9])
+def test_a_wrong_clock_at_the_reset_uses_no_group_twice_and_refuses_no_new_one(
+    home: Home, monkeypatch: pytest.MonkeyPatch, offset_s: float
+) -> None:
+    now = time.time()
+    with monkeypatch.context() as patch:
+        patch.setattr("time.time", lambda: now + offset_s)
+        harm_file(home.replay, "no database")
+        heal(home)
+    heal(home)
+    buffer = ReplayBuffer(home.replay)
+    assert not any(buffer.admit_many([(group, False) for group in GROUPS])), "the event log has them"
+    assert buffer.admit(accepted(ANN, NUM_GROUPS + 2, created_at=int(time.time()) + 60), own=False)
+    buffer.close()
+
+
 def test_a_reset_that_was_cut_off_is_taken_up(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     overwrite(home.replay, 8 * PAGE, noise(PAGE))
     with monkeypatch.context() as patch:
@@ -336,6 +352,43 @@ def test_a_lost_group_of_a_step_that_only_the_checkpoint_knows_is_not_admitted_a
     heal(home, step=2, last_groups=taken)
     assert_reset(home)
     assert told(home, "buffer_rolled_back")[0]["num_lost"] == 10
+
+
+@pytest.mark.parametrize("last_step", [1, 9])
+def test_a_checkpoint_that_differs_from_the_event_log_resets_no_buffer(home: Home, last_step: int) -> None:
+    """A restored checkpoint is of step 7, and by its word that step used groups of the log's step 1, or 9."""
+    buffer, trail = ReplayBuffer(home.replay), EventLog(home.events)
+    if last_step > 1:
+        use(buffer, trail, step=last_step)
+    buffer.close()
+    trail.close()
+    heal(home, step=last_step)
+    groups = [bytes.fromhex(str(event["group"])) for event in told(home, "taken") if event["step"] == last_step]
+    for _ in range(2):
+        heal(home, step=7, last_groups=groups[:3])
+    assert not told(home, "buffer_rolled_back")
+    assert trained(home) == (30 if last_step == 1 else 33), "of the other groups only those of step 9 are READY again"
+
+
+@pytest.mark.parametrize("schema", [1, 2])
+def test_what_an_older_version_pruned_is_not_missed_after_the_upgrade(home: Home, schema: int) -> None:
+    """Buffers of schema 1 and 2 did not note what they pruned; the event log still has those groups."""
+    buffer = ReplayBuffer(home.replay)
+    buffer.release_step(1, ReleaseReason.TRAINED)
+    buffer.close()
+    later = ("weights_of", "checksum", "failed_steps", *(["text_token_ids"] if schema == 1 else []))
+    statements = ("DROP TABLE forgotten", *(f"ALTER TABLE groups DROP COLUMN {column}" for column in later))
+    for statement in ("DELETE FROM groups WHERE arrival <= 20", *statements, f"PRAGMA user_version = {schema}"):
+        execute(home.replay, statement)
+    mark_schema(home, schema)
+    before = ready_ids(home)
+    for _ in range(2):
+        with upgrade.opened(home):
+            assert not told(home, "buffer_rolled_back")
+    assert ready_ids(home) == before
+    buffer = ReplayBuffer(home.replay)
+    assert not any(buffer.admit_many([(group, False) for group in GROUPS])), "pruned ones were used"
+    buffer.close()
 
 
 @pytest.mark.parametrize("harm", ["step = 77", "reason = 'tra)ned'"])

@@ -75,6 +75,11 @@ class EventLogSummary:
         return [LoggedGroup(bytes.fromhex(name), *origins[name], step) for name, step in self._used.items()]
 
     @property
+    def admitted(self) -> list[LoggedGroup]:
+        """The newest groups that the buffer has ever had."""
+        return [LoggedGroup(bytes.fromhex(name), *origin) for name, origin in self._admitted.items()]
+
+    @property
     def last_number(self) -> int:
         """The highest sequence number of an own group, under any identity; 0 before the first."""
         return max(self.last_numbers.values(), default=0)

@@ -1,0 +1,58 @@
+"""`proto/vectors.json`, from which other implementations test their readers, against this one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ftis_node.errors import RecordError
+from ftis_node.records.codec import CODECS
+from ftis_node.records.envelope import open_envelope
+from ftis_node.records.group import Group
+from ftis_node.records.text_codec import unpack_any
+
+from .make_vectors import VECTORS, refused, valid
+
+STORED: dict[str, Any] = json.loads(VECTORS.read_text())
+
+
+def test_the_file_is_what_its_script_writes() -> None:
+    """Except for the compressed bytes, which depend on the version of zstd, and the ids over them."""
+    assert STORED["refused"] == refused()
+    for old, new in zip(STORED["valid"], json.loads(json.dumps(valid())), strict=True):
+        differ = {"envelope", "id"} if old["codec"] in ("lossless", "lossy") else set()
+        assert {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)} <= differ
+
+
+def test_every_codec_has_a_vector() -> None:
+    assert [vector["codec"] for vector in STORED["valid"]] == [*CODECS, "text"]
+
+
+@pytest.mark.parametrize("vector", STORED["valid"], ids=lambda vector: vector["codec"])
+def test_a_valid_envelope_is_read(vector: dict[str, Any]) -> None:
+    envelope = open_envelope(bytes.fromhex(vector["envelope"]))
+    assert envelope.is_signed_by(vector["sender"]) and envelope.id.hex() == vector["id"]
+    group = unpack_any(envelope.body)
+    assert (group.sender, list(group.rewards)) == (vector["sender"], vector["rewards"])
+    if isinstance(group, Group):
+        assert [completion.token_ids.tolist() for completion in group.completions] == vector["token_ids"]
+        stored = [np.array(row, dtype=np.float32).tolist() for row in vector["logprobs"]]
+        assert [completion.logprobs.tolist() for completion in group.completions] == stored
+    else:
+        assert [completion.text for completion in group.completions] == vector["texts"]
+        assert [completion.num_tokens for completion in group.completions] == vector["lengths"]
+        assert group.retells.hex() == vector["retells"] == STORED["valid"][0]["id"]
+
+
+@pytest.mark.parametrize("vector", STORED["refused"], ids=lambda vector: vector["fault"])
+def test_a_wrong_envelope_is_refused(vector: dict[str, Any]) -> None:
+    if vector["reason"] == "signature":
+        envelope = open_envelope(bytes.fromhex(vector["envelope"]))
+        assert not envelope.is_signed_by(STORED["valid"][0]["sender"])
+        return
+    with pytest.raises(RecordError) as caught:
+        unpack_any(open_envelope(bytes.fromhex(vector["envelope"])).body)
+    assert caught.value.reason == vector["reason"]
