@@ -108,7 +108,7 @@ class DashboardApp(DashboardContext):
         self.open_page(EventsScreen())
 
     def action_show_swarm(self) -> None:
-        from ftis_node.dashboard.screens.swarm import SwarmScreen
+        from ftis_node.dashboard.screens.whole_swarm import SwarmScreen
 
         self.open_page(SwarmScreen(self._read_swarm))
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from textual.app import App
 
-from ftis_node.dashboard.screens.swarm import PERIOD_S, SwarmScreen
+from ftis_node.dashboard.screens.whole_swarm import PERIOD_S, SwarmScreen
 
 if TYPE_CHECKING:
     from collections.abc import Callable
