@@ -23,12 +23,12 @@ from ftis_node.generation.engines.base import EngineSettings, GenerateRequest
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.lab.random_models import SHAPES
-from ftis_node.learner.checkpoint.publish import Publisher, proof_of
+from ftis_node.learner.checkpoint.publish_weights import Publisher, proof_of
 from ftis_node.learner.data.batch import make_batch, make_micro_batches
 from ftis_node.learner.messages import LearnerBoot, TrainCompletion, TrainGroup
 from ftis_node.learner.model.policy import load_unchecked
-from ftis_node.memory.components import Workload
 from ftis_node.memory.generator import generator_memory
+from ftis_node.memory.learner_memory import Workload
 from ftis_node.models import read_shape, resolve_model
 from ftis_node.records.group import SamplingSettings
 from ftis_node.workers.weights.store import WeightStore

@@ -14,7 +14,7 @@ from ftis_node.config.optimizer import OptimizerSection
 from ftis_node.config.workers import LearnerSection
 from ftis_node.learner.core import Learner
 from ftis_node.learner.messages import LearnerBoot
-from ftis_node.memory.components import Workload, learner_memory
+from ftis_node.memory.learner_memory import Workload, learner_memory
 from ftis_node.models import read_shape, resolve_model
 from ftis_node.workers.weights.store import PublishedWeights
 from gpu.device import gib, model_folder, peak_bytes, peak_flops, reset_peak, synchronize

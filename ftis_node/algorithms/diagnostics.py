@@ -21,9 +21,9 @@ from torch import Tensor
 from ftis_node.algorithms.batch import Batch, read_batch
 from ftis_node.algorithms.filters import apply_filter
 from ftis_node.algorithms.groups import group_sum
+from ftis_node.algorithms.importance_weights import token_log_ratio
 from ftis_node.algorithms.methods import find_method
 from ftis_node.algorithms.settings import make_settings
-from ftis_node.algorithms.weights import token_log_ratio
 
 if TYPE_CHECKING:
     from ftis_node.algorithms.methods import Method

@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 
 from ftis_node.algorithms.groups import group_extremes, group_sum
-from ftis_node.algorithms.weights import SEQUENCE_LOG_RATIO_LIMIT, token_log_ratio
+from ftis_node.algorithms.importance_weights import SEQUENCE_LOG_RATIO_LIMIT, token_log_ratio
 
 if TYPE_CHECKING:
     from ftis_node.algorithms.batch import Batch

@@ -18,9 +18,9 @@ from torch import Tensor
 from ftis_node.algorithms.aggregate import aggregate
 from ftis_node.algorithms.batch import Batch, read_batch
 from ftis_node.algorithms.filters import apply_filter
+from ftis_node.algorithms.importance_weights import token_ratio
 from ftis_node.algorithms.methods import find_method, method_parameters
 from ftis_node.algorithms.settings import TENSORS, make_settings
-from ftis_node.algorithms.weights import token_ratio
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

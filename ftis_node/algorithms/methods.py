@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from ftis_node.algorithms.filters import author_k3, second_moment_mask
-from ftis_node.algorithms.settings import COMMON_PARAMETERS, TENSORS, Settings
-from ftis_node.algorithms.weights import (
+from ftis_node.algorithms.importance_weights import (
     group_expectation_ratio,
     masked_outside,
     sequence_product,
@@ -32,6 +31,7 @@ from ftis_node.algorithms.weights import (
     token_ratio,
     truncated,
 )
+from ftis_node.algorithms.settings import COMMON_PARAMETERS, TENSORS, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -57,31 +57,31 @@ def _facts(document: dict[str, Any], now: float) -> Iterator[tuple[str, str]]:
     version = "" if document["policy_version"] is None else f", version {document['policy_version']}"
     seen = duration(now - document["last_seen"]) + " ago" if document["last_seen"] else "not since the node's start"
     yield "peer", document["peer_id"]
-    yield "name", document["name"] or "none told"
+    yield "name", document["name"] or "none given"
     yield "model", f"{document['model'] or 'model unknown'}{parameters}, {document['role'] or 'role unknown'}{version}"
     if domain := document.get("domain"):
         yield "domain", domain
     yield "last seen", seen
     if words := document.get("wire_words"):
         yield "version", words
-    yield "standing", _standing(document, now)
+    yield "trust", _trust(document, now)
     yield (
         "groups",
-        f"{document['groups_accepted']}groups accepted since the start; it confirmed "
+        f"{document['groups_accepted']} groups accepted since the start; it confirmed "
         f"{document['groups_confirmed']} of ours, {document['failed_pulls']} fetches from it failed",
     )
     yield "", _kept(document["groups"])
     for number, words in enumerate(teaching_words(document)):
         yield "" if number else "teaches", words
-    yield from _reasons("refused", "none of what it handed over since the start", document["refused"])
-    yield from _reasons("on record", "nothing is held against it", document["held_against"])
+    yield from _reasons("rejected", "none of its groups since the start", document["refused"])
+    yield from _reasons("on record", "no faults", document["held_against"])
     for group in document["groups"]["newest"]:
         mean = sum(group["rewards"]) / len(group["rewards"])
         fate = group["reason"] or group["state"]
         yield "newest", f"{group['id'][:12]}  {group['task']}/{group['prompt_index']}  {fate}  reward {mean:.2f}"
 
 
-def _standing(document: dict[str, Any], now: float) -> str:
+def _trust(document: dict[str, Any], now: float) -> str:
     score = f"score {document.get('score', 0):g} (0 for a new peer, at most 10, banned at -10)"
     text = f"{document.get('standing', 'good')}, {score}"
     if document.get("banned_until"):

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ftis_node.errors import ConfigError, TaskError
+from ftis_node.evaluation.ensemble_memory import check_mixture_fits
 from ftis_node.evaluation.evaluate import check_engine_name
 from ftis_node.evaluation.members import Member, as_members, swarm_members
-from ftis_node.evaluation.memory import check_mixture_fits
 from ftis_node.evaluation.result import (
     EnsembleResult,
     TextFigures,

@@ -68,6 +68,7 @@ async def _evaluate(
     source = resolve_model(model, on_progress=on_progress)
     on_progress(None, f"loading the problems of {task}")
     problems = load_task(task, split="test")
+    on_progress(None, "loading the tokenizer")
     tokenizer = load_tokenizer(source)
     settings = EngineSettings(vocab_size=tokenizer.vocab_size, max_model_len=max_tokens)
     on_progress(None, f"loading {source.name} into the engine")

@@ -13,7 +13,7 @@ from ftis_node.generation.messages import LoadWeights, Probe, Probed, WeightsLoa
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from ftis_node.generation.source import WeightSource
+    from ftis_node.generation.weight_source import WeightSource
     from ftis_node.workers.weights.store import PublishedWeights, WeightProof
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from ftis_node.gossip.membership.dialler import Dialler
 from ftis_node.gossip.p2pd.session import P2pdConfig, Session
 from ftis_node.gossip.p2pd.supervisor import P2pdSupervisor
 from ftis_node.gossip.pubsub.forwarding import TopicForwarder
-from ftis_node.gossip.rpc.admission import AdmissionControl
+from ftis_node.gossip.rpc.stream_admission import AdmissionControl
 from ftis_node.swarm.peer_guard import PeerGuard
 
 if TYPE_CHECKING:

@@ -30,9 +30,9 @@ from ftis_node.gossip.interface import (
 from ftis_node.gossip.membership.connection_state import DUPLICATE_IDENTITY, ConnectionFacts, with_duplicate_identity
 from ftis_node.gossip.membership.reachability import Reachability, reachability_of
 from ftis_node.gossip.pubsub.announcement_queue import AnnouncementQueue
-from ftis_node.gossip.rpc.admission import OverBudget
 from ftis_node.gossip.rpc.bounds import outcome_of
 from ftis_node.gossip.rpc.calls import PeerCalls
+from ftis_node.gossip.rpc.stream_admission import OverBudget
 from ftis_node.swarm.peer_guard import Place, is_own
 from ftis_node.swarm.topology.shards import shard_of
 

@@ -29,7 +29,7 @@ from ftis_node.learner.checkpoint.checkpoint import owner_of
 from ftis_node.learner.checkpoint.checkpoint_manager import CheckpointManager
 from ftis_node.learner.checkpoint.export import adapter_state, export_policy
 from ftis_node.learner.checkpoint.publication import WeightPublication
-from ftis_node.learner.checkpoint.publish import gathering_of
+from ftis_node.learner.checkpoint.publish_weights import gathering_of
 from ftis_node.learner.data.batch import batch_of, make_batch, make_micro_batches
 from ftis_node.learner.data.groups import unpack_train_groups
 from ftis_node.learner.data.packing import make_packed_micro_batches
@@ -39,8 +39,7 @@ from ftis_node.learner.messages import AuditRequest, LearnerState, StepReport, T
 from ftis_node.learner.model.kernels import check_kernels, choose_kernels
 from ftis_node.learner.model.policy import recompute_activations
 from ftis_node.learner.model.policy_loading import open_policy
-from ftis_node.learner.model.reference import load_reference
-from ftis_node.learner.report import report_of
+from ftis_node.learner.model.reference_model import load_reference
 from ftis_node.learner.step.agreement import AgreementMeter
 from ftis_node.learner.step.check_group import CheckGroup
 from ftis_node.learner.step.mismatch import Mismatch, measure_mismatch
@@ -48,6 +47,7 @@ from ftis_node.learner.step.objective import make_objective
 from ftis_node.learner.step.oom_retry import OomRetry, grow_segments_after_weights
 from ftis_node.learner.step.optimizer import check_optimizer_states, make_masters, make_optimizer
 from ftis_node.learner.step.train_step import compute_logprobs, take_step
+from ftis_node.learner.train_report import report_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

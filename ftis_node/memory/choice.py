@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from ftis_node.errors import MachineError, ModelError
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH
-from ftis_node.memory.components import GPU_MICRO_BATCH_TOKENS
 from ftis_node.memory.home_training import PreviousTraining, read_previous_training
+from ftis_node.memory.learner_memory import GPU_MICRO_BATCH_TOKENS
 from ftis_node.memory.placement import assign_gpus, check_heads, inspect_machine
 from ftis_node.memory.plan import USABLE_SHARE, Machine, plan
 from ftis_node.models import published_qwen25, read_shape

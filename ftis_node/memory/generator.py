@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from ftis_node.generation.engines.base import DEFAULT_MAX_PREFILL_TOKENS
 from ftis_node.generation.engines.vllm_options import num_loras
-from ftis_node.memory.components import DEVICE_CONTEXT_BYTES, HOST_PROCESS_BYTES, MIB
+from ftis_node.memory.learner_memory import DEVICE_CONTEXT_BYTES, HOST_PROCESS_BYTES, MIB
 
 if TYPE_CHECKING:
-    from ftis_node.memory.components import Workload
+    from ftis_node.memory.learner_memory import Workload
     from ftis_node.models import ModelShape
 
 # Logits in two forms, log-probs, probabilities, and their running sum in float64.

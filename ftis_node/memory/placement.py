@@ -19,7 +19,7 @@ import psutil
 from ftis_node.config.workers import PARALLEL_SIZES
 from ftis_node.errors import ConfigError, MachineError, ModelError
 from ftis_node.generation.engines import has_vllm
-from ftis_node.memory.components import HEAD_CHUNK_TOKENS, Workload
+from ftis_node.memory.learner_memory import HEAD_CHUNK_TOKENS, Workload
 from ftis_node.memory.plan import USABLE_SHARE, Machine, plan
 from ftis_node.memory.weight_transport import transport_of
 from ftis_node.models import list_accelerators, pick_device, read_shape

@@ -23,7 +23,8 @@ from functools import partial
 from math import ceil, floor
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from ftis_node.memory.components import (
+from ftis_node.memory.generator import GeneratorMemory, generator_memory
+from ftis_node.memory.learner_memory import (
     GPU_HEAD_CHUNK_TOKENS,
     HEAD_CHUNK_TOKENS,
     HOST_PROCESS_BYTES,
@@ -31,7 +32,6 @@ from ftis_node.memory.components import (
     Workload,
     learner_memory,
 )
-from ftis_node.memory.generator import GeneratorMemory, generator_memory
 from ftis_node.memory.ranks import memory_per_rank
 from ftis_node.memory.suggestions import MemorySuggestion, suggest_changes
 from ftis_node.workers.weights.folder import VERSIONS_AT_ONCE, VERSIONS_KEPT, has_space

@@ -1,4 +1,4 @@
-"""Memory of one GPU of several for a learner that is sharded over them (`learner/distributed/shards.py`).
+"""Memory of one GPU of several for a learner that is sharded over them (`learner/distributed/sharded_tensors.py`).
 
 Weights, gradients and moments are divided by the number of GPUs. The unit at work (a decoder layer, or embedding and
 head together) is complete. Its weights are there in the compute dtype, beside those of the next layer, which is in
@@ -12,10 +12,10 @@ from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING
 
-from ftis_node.memory.components import FLOAT32
+from ftis_node.memory.learner_memory import FLOAT32
 
 if TYPE_CHECKING:
-    from ftis_node.memory.components import LearnerMemory, Workload
+    from ftis_node.memory.learner_memory import LearnerMemory, Workload
     from ftis_node.models import ModelShape
 
 

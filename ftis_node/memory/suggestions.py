@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from ftis_node.memory.components import BFLOAT16, FLOAT32
+from ftis_node.memory.learner_memory import BFLOAT16, FLOAT32
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ftis_node.memory.components import Workload
+    from ftis_node.memory.learner_memory import Workload
 
     Place: TypeAlias = Callable[[Workload], "PlannedMemory"]
     Sizes: TypeAlias = Iterator[tuple[str, Workload]]  # decreasing sizes, each with its text

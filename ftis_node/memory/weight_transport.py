@@ -4,8 +4,8 @@
     pinned   a file in memory whose pages CUDA locks                 any other GPU
     file     a file in memory, or in the home                        a CPU; adapters, which are megabytes
 
-A transport that fails at run time falls back to the next one: `learner/checkpoint/publish.py` and
-`generation/source.py`.
+A transport that fails at run time falls back to the next one: `learner/checkpoint/publish_weights.py` and
+`generation/weight_source.py`.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from ftis_node.records.envelope import Accepted
     from ftis_node.replay.lifecycle import ChoiceRule
-    from ftis_node.telemetry.trail_summary import LoggedGroup
+    from ftis_node.telemetry.event_log_summary import LoggedGroup
 
 
 @dataclass(frozen=True, slots=True)

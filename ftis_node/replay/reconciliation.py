@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Iterable, Sequence
 
-    from ftis_node.telemetry.trail_summary import LoggedGroup
+    from ftis_node.telemetry.event_log_summary import LoggedGroup
 
 
 def believe_checkpoint(db: sqlite3.Connection, step: int, ids: Sequence[bytes]) -> int:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from ftis_node.telemetry.trail_summary import EventLogSummary, LoggedGroup
+    from ftis_node.telemetry.event_log_summary import EventLogSummary, LoggedGroup
 
 REASONS = frozenset(ReleaseReason)
 LAST_NUMBER, RESET_AT = "last_number", "reset_at"  # in `totals`

@@ -8,10 +8,11 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import math
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ftis_node.telemetry.secrets import SecretFreeFormatter, keep_variables_secret, redacted
 
@@ -60,7 +61,16 @@ class JsonFormatter(SecretFreeFormatter):
         }
         if record.exc_info:
             document["error"] = redacted(self.formatException(record.exc_info))
-        return redacted(json.dumps(document, default=str))
+        return redacted(json.dumps(_without_nan(document), default=str))
+
+
+def _without_nan(value: Any) -> Any:
+    """Return a value in which null replaces NaN and infinity: JSON has no such numbers."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _without_nan(one) for key, one in value.items()}
+    return [_without_nan(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def log_as_json() -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from contextlib import closing, contextmanager
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -22,11 +21,13 @@ from tests.chaos.observe_buffer import Buffer, Row
 from tests.chaos.observe_trail import Event
 from tests.chaos.schedule import Planned
 from tests.chaos.shown import lines_that_show
-from tests.chaos.test_runner import FakeNode
+from tests.chaos.test_runner import EndedProcess, FakeNode, swarm_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from tests.chaos.swarm import Swarm
 
 GROUP = "0123456789ab" + 52 * "c"
 OTHER = "f" * 64
@@ -48,7 +49,7 @@ class NodeWithFiles(FakeNode):
     def __init__(self, folder: Path, name: str = "a") -> None:
         super().__init__()
         self.name, self.home = name, folder / name
-        self.process = SimpleNamespace(wait=lambda timeout_s: 2, log=folder / f"{name}.log")
+        self.process = EndedProcess(folder / f"{name}.log")
         (self.home / "checkpoints" / "step-00000003").mkdir(parents=True)
         (self.home / "checkpoints" / "step-00000003" / "state.json").write_text("{}")
         (self.home / "checkpoints" / "step-00000003" / "weights.safetensors").write_bytes(bytes(2 * copies.MIB))
@@ -183,9 +184,11 @@ def _a_swarm_of_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """`python -m tests.chaos` in an empty folder, with a node that has no process and one fault."""
 
     @contextmanager
-    def running(folder: Path, models: object, **roles: bool) -> Iterator[Any]:
+    def running(folder: Path, models: object, **roles: bool) -> Iterator[Swarm]:
         node, meeting_point = NodeWithFiles(folder), NodeWithFiles(folder, "meet")
-        yield SimpleNamespace(nodes=[node], node=lambda _: node, meeting_point=meeting_point)
+        swarm = swarm_of(node)
+        swarm.meeting_point = meeting_point  # type: ignore[assignment]
+        yield swarm
 
     harm = Fault("harm", "processes", "It holds.", "", lambda scene: scene.note("done"), Ends.GOES_ON)
     monkeypatch.setattr(command, "copy_trained_models", lambda folder: {})

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
+from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +16,22 @@ import pytest
 from tests.chaos import invariants, runner
 from tests.chaos.fault import Ends, Fault
 from tests.chaos.schedule import Planned
-from tests.chaos.swarm import SwarmNode
+from tests.chaos.swarm import Swarm, SwarmNode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from tests.chaos.scene import Scene
+
+
+@dataclass
+class EndedProcess:
+    """A daemon that refused to start."""
+
+    log: Path
+
+    def wait(self, *, timeout_s: float) -> int:
+        return 2
 
 
 class FakeNode:
@@ -29,7 +41,7 @@ class FakeNode:
 
     def __init__(self) -> None:
         self.pid, self.is_running, self.is_bad, self.is_stuck, self.steps = 1, True, False, False, 0
-        self.process = SimpleNamespace(wait=lambda timeout_s: 2)
+        self.process = EndedProcess(Path(os.devnull))
 
     def start(self) -> None:
         self.pid, self.is_running = self.pid + 1, not self.is_bad
@@ -62,9 +74,14 @@ def node(monkeypatch: pytest.MonkeyPatch) -> FakeNode:
 def runner_of(inject: Callable[[Scene], object], *nodes: FakeNode) -> runner.Runner:
     """A runner with the one fault `harm`, which the nodes go on after."""
     fault = Fault("harm", "processes", "It holds.", "", inject, Ends.GOES_ON, recovers_within_s=1.0)
-    by_name = {node.name: node for node in nodes}
-    swarm: Any = SimpleNamespace(nodes=nodes, node=by_name.__getitem__)
-    return runner.Runner(swarm, {"harm": fault})
+    return runner.Runner(swarm_of(*nodes), {"harm": fault})
+
+
+def swarm_of(*nodes: FakeNode) -> Swarm:
+    """Return a swarm that was not started, with these nodes."""
+    swarm = Swarm(Path(os.devnull), {})
+    swarm.nodes = list(nodes)  # type: ignore[arg-type]
+    return swarm
 
 
 def faults_of(*names: str) -> dict[str, list[Planned]]:
@@ -115,8 +132,7 @@ def test_a_swarm_that_is_over_starts_nothing_more(tmp_path: Path) -> None:
 def play(node: FakeNode, inject: Callable[[Scene], object], ends: Ends) -> list[str]:
     """The figures of the violations."""
     fault = Fault("harm", "processes", "It holds.", "", inject, ends, recovers_within_s=1.0)
-    swarm: Any = SimpleNamespace(nodes=[node], node=lambda _: node)
-    outcome = runner.Runner(swarm, {"harm": fault}).play(Planned(1, "harm", "a", random.randrange(9)))
+    outcome = runner.Runner(swarm_of(node), {"harm": fault}).play(Planned(1, "harm", "a", random.randrange(9)))
     return [violation.figures for violation in outcome.violations]
 
 

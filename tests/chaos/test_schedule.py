@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from tests.chaos import report
 from tests.chaos.faults import ALL_FAULTS, KINDS, chosen
 from tests.chaos.schedule import first, lanes
+from tests.chaos.swarm import SwarmNode
 
 ROOT = Path(__file__).parents[2]
 NODES = ("a", "b", "c")
@@ -75,7 +75,8 @@ def test_every_fault_names_a_test_that_exists() -> None:
 
 def test_a_node_is_harmed_only_in_what_its_role_has() -> None:
     def harmed(role: str) -> set[str]:
-        node: Any = SimpleNamespace(role=role, roles=dict)
+        line: Any = None
+        node = SwarmNode("a", ROOT, ("join",), line, role=role)
         return {fault.name for fault in ALL_FAULTS if fault.fits(node)}
 
     assert harmed("full") - harmed("learner") == {"kill-generator", "stop-generator"}

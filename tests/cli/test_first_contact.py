@@ -18,7 +18,7 @@ import pytest
 from ftis_node.cli.app import run
 from ftis_node.cli.node_client import read_document
 from ftis_node.config.home import Home
-from ftis_node.dashboard.view.answers import answer_lines
+from ftis_node.dashboard.view.health_answers import answer_lines
 from ftis_node.dashboard.view.spans import text_of
 from ftis_node.dashboard.watcher import Watcher
 from ftis_node.telemetry.metrics import render_metrics

@@ -6,6 +6,7 @@ The rude texts set a window's title: colours would be stripped on their way into
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -78,7 +79,11 @@ def test_all_of_one_peer(home: Path, identity: Identity, capsys: pytest.CaptureF
     assert (document["groups"]["ready"], len(document["groups"]["newest"])) == (1, 1)
     assert [reason["count"] for reason in document["held_against"]] == [3, 1]
     listed = _said(capsys, home, "peers")
-    assert "\x1b" not in listed and "confirmed 7, teaches 34 %" in listed
+    header, row = listed.splitlines()
+    assert "\x1b" not in listed and [row[header.index(name) :].split("  ")[0] for name in ("CONFIRMED", "TEACHES")] == [
+        "7", "34 %",
+    ]  # fmt: skip
+    assert re.search(r"^groups +\d+ groups accepted since the start; it confirmed", shown, re.MULTILINE)
 
 
 def test_a_peer_that_nobody_knows_is_one_line(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -178,8 +178,8 @@ def test_peers_have_a_header_and_ages(home: Path, capsys: pytest.CaptureFixture[
     assert run(["peers", "--home", str(home)]) == 0
     header, banned, unseen = capsys.readouterr().out.splitlines()
     assert header.startswith("PEER  NAME     MODEL  ROLE  SEEN")
-    assert re.match(r"p1    \\x1bann  m      full  1 min 3\d s ago  banned    1,234 ", banned)
+    assert re.match(r"p1    \\x1bann  m      full  1 min 3\d s ago  banned  1,234 ", banned)
     assert "  1 duplicate, 2 stale  5 " in banned
     assert re.search(r" until 2033-\S+ \S+ \(operator\)$", banned)
     assert unseen.endswith("  -"), "it has no note"
-    assert unseen.index("never") == header.index("SEEN") and unseen.index("good") == header.index("STANDING")
+    assert unseen.index("never") == header.index("SEEN") and unseen.index("good") == header.index("TRUST")

@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM
 
 from ftis_node.cli.app import run
 from ftis_node.errors import ConfigError, MachineError
-from ftis_node.evaluation import memory as ensemble_memory
+from ftis_node.evaluation import ensemble_memory
 from ftis_node.evaluation.ensemble import MIXTURES, MODES, _mixture_weights, evaluate_ensemble
+from ftis_node.evaluation.ensemble_memory import check_mixture_fits, mixture_bytes
 from ftis_node.evaluation.evaluate import evaluate_model
-from ftis_node.evaluation.memory import check_mixture_fits, mixture_bytes
 from ftis_node.evaluation.study import ExpertOutputs
 from ftis_node.models import load_tokenizer, resolve_model
 from tests.models.tiny_models import VOCAB_SIZE, make_tokenizer, save_tiny

@@ -17,8 +17,8 @@ from generation_support import EMBEDDING_ROWS, SETTINGS, file_tensors, tiny_mode
 
 from ftis_node.generation.engines import in_place
 from ftis_node.generation.engines.torch_engine import TorchEngine
-from ftis_node.generation.source import WeightSource
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES, WeightLoader
+from ftis_node.generation.weight_source import WeightSource
 from ftis_node.generation.worker import Service
 from ftis_node.workers.weights.store import PublishedWeights, WeightProof, WeightStore, find_difference, prove
 from ftis_node.workers.weights.tensor_file import checksum, read_tensors

@@ -25,6 +25,7 @@ from ftis_node.errors import (
     WorkerTaskError,
 )
 from ftis_node.generation.engines.published import check_published, shapes_in
+from ftis_node.generation.engines.vllm_cpu_weights import DirectLoader
 from ftis_node.generation.engines.vllm_engine import (
     LOST_CORE,
     MIN_CPU_CACHE_BYTES,
@@ -41,14 +42,14 @@ from ftis_node.generation.engines.vllm_options import (
     has_separate_core,
 )
 from ftis_node.generation.engines.vllm_worker import WorkerExtension
-from ftis_node.models import resolve_model
+from ftis_node.models import ModelSource, resolve_model
 from ftis_node.records.group import FinishReason
 from ftis_node.workers.weights.store import WeightStore
 
 if TYPE_CHECKING:
     from ftis_node.generation.engines.base import EngineSettings
 
-SOURCE: Any = SimpleNamespace(folder=Path("models/tiny"))
+SOURCE = ModelSource("tiny", Path("models/tiny"))
 
 
 def settings(**changed: Any) -> EngineSettings:
@@ -259,17 +260,24 @@ def test_what_vllm_says_of_a_model_decides_the_kind_of_error(said: str, kind: ty
     assert type(explained(ValueError(said), "m", WorkerLog())) is kind
 
 
+class RecordingLoader(DirectLoader):
+    """A loader that reads no file; `calls` has the paths, in order."""
+
+    def __init__(self, calls: list[Any]) -> None:
+        self.calls = calls
+
+    def load(self, path: Path) -> dict[str, int]:
+        self.calls.append(path)
+        return {"a": 1}
+
+
 class OnGpu(WorkerExtension):
     """vLLM's worker as far as the extension sees it; `calls` has what it does, in order."""
 
     def __init__(self, device: str) -> None:
         self.calls: list[Any] = []
-        self.ftis_direct = SimpleNamespace(load=self._read) if device == "cpu" else None  # type: ignore[assignment]
+        self.ftis_direct = RecordingLoader(self.calls) if device == "cpu" else None
         self.model_runner = SimpleNamespace(get_model=SimpleNamespace, device=torch.device(device))
-
-    def _read(self, path: Path) -> dict[str, int]:
-        self.calls.append(path)
-        return {"a": 1}
 
     def reload_weights(self, *, weights_iterator: Any) -> None:  # type: ignore[override]
         self.calls.append({name: tensor.tolist() for name, tensor in weights_iterator})

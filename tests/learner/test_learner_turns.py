@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from types import SimpleNamespace
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -19,15 +20,22 @@ from ftis_node.learner.worker import build
 from ftis_node.models import load_causal_lm, resolve_model
 from ftis_node.workers.weights.store import PublishedWeights, WeightProof
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-class Emit(SimpleNamespace):
-    """As the worker's; `heard` is called with every event."""
+
+def check_kind(event):
+    assert isinstance(event, PublishedWeights | WeightProof)
+
+
+@dataclass
+class Emit:
+    """As the worker's; `on_event` is called with every event."""
+
+    on_event: Callable[[object], None] = check_kind
 
     def __call__(self, event):
-        self.heard(event)
-
-    def heard(self, event):
-        assert isinstance(event, PublishedWeights | WeightProof)
+        self.on_event(event)
 
     def progress(self):
         pass
@@ -51,11 +59,11 @@ async def test_free_blocks_go_back_before_every_answer_also_a_bad_one(
         seen.append(len(given_back))
         train = TrainRequest(step=1, groups=tuple(random_groups(num_groups=1)))
 
-        def heard(event):
+        def on_event(event):
             if isinstance(event, PublishedWeights):  # from here on the generator may wake
                 seen.append(len(given_back))
 
-        await handlers[TrainRequest](train, Emit(heard=heard))
+        await handlers[TrainRequest](train, Emit(on_event))
         seen.append(len(given_back))
         with pytest.raises(FtisError, match="cannot do step 9"):
             await handlers[TrainRequest](TrainRequest(step=9, groups=()), Emit())

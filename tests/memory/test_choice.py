@@ -20,7 +20,7 @@ from ftis_node.memory.choice import TrainingChoice, choose, choose_training, ref
 from ftis_node.memory.home_training import PreviousTraining, read_previous_training
 from ftis_node.memory.placement import place_workers_on
 from ftis_node.memory.plan import USABLE_SHARE, Machine, plan
-from ftis_node.models import Accelerator, published_qwen25
+from ftis_node.models import Accelerator, ModelSource, published_qwen25
 
 ROOT = Path(__file__).parents[2]
 GIB = 1 << 30
@@ -218,7 +218,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return seen
 
 
-SOURCE: Any = SimpleNamespace(name="m")
+SOURCE = ModelSource("m", Path("models/m"))
 
 
 def test_join_chooses_by_the_card_and_a_later_start_does_not_choose_again(tmp_path: Path, card: list[float]) -> None:

@@ -16,8 +16,9 @@ from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings, load_node_settings
 from ftis_node.errors import ConfigError, MachineError, ModelError
 from ftis_node.generation.engines.vllm_options import engine_arguments
+from ftis_node.lab.tiny.tokenizer import make_tokenizer
 from ftis_node.memory import placement
-from ftis_node.memory.components import Workload, learner_memory
+from ftis_node.memory.learner_memory import Workload, learner_memory
 from ftis_node.memory.placement import (
     GpuAssignment,
     WorkerPlacement,
@@ -29,7 +30,7 @@ from ftis_node.memory.placement import (
 )
 from ftis_node.memory.plan import USABLE_SHARE, Machine, MemoryPlan, plan
 from ftis_node.memory.suggestions import MemorySuggestion
-from ftis_node.models import ModelSource, shape_of
+from ftis_node.models import ModelSource, PromptTokenizer, shape_of
 from ftis_node.node.startup import factories as makers
 from ftis_node.node.startup.factories import generation_boot, learner_boot
 from tests.models.test_model_shape import QWEN_05B, QWEN_3B
@@ -309,7 +310,7 @@ def test_the_generator_has_what_it_is_spread_over_and_the_learner_the_rest(
     torch_sees[:] = cards
     monkeypatch.setattr(placement, "read_shape", lambda source: THREE_B)
     given = flags(tmp_path, number, parallel, lora=True)
-    source: Any = SimpleNamespace(name="m")
+    source = ModelSource("m", tmp_path)
     made = arrange(given, RUN, source)
     assert (made.generator_gpus, made.learner_gpus) == (generator, learner)
     assert given.learner.num_processes == max(1, len(learner))
@@ -345,7 +346,7 @@ def test_gpus_that_a_node_cannot_have_are_the_user_s_error(
 ) -> None:
     torch_sees[:] = cards
     monkeypatch.setattr(placement, "read_shape", lambda source: THREE_B)
-    source: Any = SimpleNamespace(name="m")
+    source = ModelSource("m", tmp_path)
     with pytest.raises(ConfigError, match=problem) as refused:
         given = flags(tmp_path, number, parallel, **{"lora": True} | more)
         if given.role == "full":
@@ -387,7 +388,7 @@ def test_the_machine_is_looked_at_and_a_shape_that_cannot_be_read_is_told(
 def test_the_boots_have_what_was_arranged(tmp_path: Path) -> None:
     made = WorkerPlacement(takes_turns=True, can_sleep=True, memory_share=0.5, cache_bytes=GIB, learner_share=0.25)
     source = ModelSource(name="m", folder=tmp_path)
-    tokenizer: Any = SimpleNamespace(eos_ids=(1,), vocab_size=90)
+    tokenizer = PromptTokenizer(make_tokenizer(), name="tiny")
     boot = generation_boot(settings(device="cpu"), RUN, source, tokenizer, made)
     arguments = engine_arguments(source, boot.settings, device="cuda", seed=0)
     assert (arguments["gpu_memory_utilization"], arguments["kv_cache_memory_bytes"]) == (0.5, GIB)

@@ -9,8 +9,8 @@ import pytest
 
 from ftis_node.config.manifest import RunManifest, load_manifest
 from ftis_node.config.node import NodeSettings
-from ftis_node.memory.components import HOST_PROCESS_BYTES, Workload, learner_memory
 from ftis_node.memory.generator import generator_memory
+from ftis_node.memory.learner_memory import HOST_PROCESS_BYTES, Workload, learner_memory
 from ftis_node.memory.plan import HAND_OVER, TIGHT_SHARE, USABLE_SHARE, MemoryPlan, plan
 from ftis_node.memory.suggestions import suggest_changes
 from ftis_node.models import ModelShape, published_qwen25, shape_of

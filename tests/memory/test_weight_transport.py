@@ -9,7 +9,7 @@ import pytest
 
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
-from ftis_node.memory.components import Workload, learner_memory
+from ftis_node.memory.learner_memory import Workload, learner_memory
 from ftis_node.memory.plan import plan
 from ftis_node.memory.weight_transport import choose_transport, is_wsl, transport_of
 from ftis_node.models import published_qwen25

@@ -179,7 +179,14 @@ async def _live(parts: NodeComponents, lockstep: SynchronousRounds) -> None:
     loops = wiring.rollout_loops()
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(loop, name=name) for name, loop in loops.items()]
-        await wiring.train_loop(RoundGate(lockstep, parts), last_step=STEPS).run()
+        gate = RoundGate(
+            lockstep,
+            peer_id=parts.context.peer_id,
+            manifest=parts.context.manifest,
+            slots=parts.slots,
+            ready=parts.reader,
+        )
+        await wiring.train_loop(gate, last_step=STEPS).run()
         for task in running:
             task.cancel()
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 
 from ftis_node.telemetry.events import EventLog, event_log_files, read_events
+from ftis_node.telemetry.log import JsonFormatter
 from ftis_node.telemetry.status import EvalStatus, LearnerStatus, NodeStatus, Status, SwarmStatus, stopped
 
 if TYPE_CHECKING:
@@ -63,6 +65,18 @@ def test_events_are_lines_that_a_text_search_follows(tmp_path: Path) -> None:
     ]
     assert read_events(tmp_path / "events.jsonl", name="taken")[0]["step"] == 1
     assert read_events(tmp_path / "missing.jsonl") == []
+
+
+def test_a_json_log_line_has_null_for_what_json_has_no_number_for() -> None:
+    record = logging.LogRecord("ftis_node", logging.INFO, __file__, 1, "step %d", (3,), None)
+    record.fields = {"loss": float("nan"), "by_sender": [{"kl": float("inf"), "groups": 2}], "step": 3}
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    document = json.loads(JsonFormatter().format(record), parse_constant=refuse)
+    assert document["fields"] == {"loss": None, "by_sender": [{"kl": None, "groups": 2}], "step": 3}
+    assert document["message"] == "step 3"
 
 
 def test_a_half_written_line_is_left_out(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ PeerArgument = Annotated[
     typer.Argument(help="A peer id, 4 or more characters of its start or end, or a name.", autocompletion=peer_ids),
 ]
 HEADER = (
-    *("PEER", "NAME", "MODEL", "ROLE", "DOMAIN", "SEEN", "STANDING"),
+    *("PEER", "NAME", "MODEL", "ROLE", "DOMAIN", "SEEN", "TRUST"),
     *("ACCEPTED", "REJECTED", "CONFIRMED", "TEACHES", "NOTE"),
 )
 LENGTH = re.compile(r"(\d+(?:\.\d+)?)([smhd])")

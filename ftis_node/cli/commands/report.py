@@ -35,7 +35,7 @@ def report(
 def write_report(home: Home, out: Path) -> None:
     """Write the page about a home's run. Raises ConfigError if no node has run there, UsageError for a bad `out`."""
     from ftis_node.report.facts import gather
-    from ftis_node.report.page import render_page
+    from ftis_node.report.html_page import render_page
     from ftis_node.telemetry.status import Status
 
     status, peers = _documents(home)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ftis_node.algorithms import mixture_logprobs, posterior
-from ftis_node.generation.engines.decoder import BatchDecoder, DecodeBatch
+from ftis_node.generation.engines.decode_loop import BatchDecoder, DecodeBatch
 from ftis_node.generation.engines.kv_cache import GrowingLayer, empty_cache
 
 if TYPE_CHECKING:

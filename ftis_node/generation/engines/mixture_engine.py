@@ -14,7 +14,7 @@ import torch
 
 from ftis_node.algorithms import text_logprobs
 from ftis_node.errors import EngineError, MachineError, ModelError, WorkerTaskError
-from ftis_node.generation.engines.attention import use_grouped_attention
+from ftis_node.generation.engines.decode_attention import use_grouped_attention
 from ftis_node.generation.engines.mixture_decoder import MixtureDecoder, MixtureWeights
 from ftis_node.generation.engines.torch_engine import DEFAULT_MAX_BATCH, TorchEngine
 from ftis_node.models import load_causal_lm, pick_device

@@ -7,22 +7,27 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
+from ftis_node.gossip.p2pd.cancellation import cancel_and_wait
 from ftis_node.records.envelope import PeerRecord, open_peer_record
 from ftis_node.swarm.peer_guard import PeerGuard, Place
 from ftis_node.swarm.topology.shards import NUM_MEMBER_BUCKETS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ftis_node.gossip.directory.dht import Directory
 
 MAX_RECORDS_READ = 200
 MAX_READS_IN_FLIGHT = 8
+MAX_READING_S = 20.0  # for the records of one run: members that are gone must not delay the view of the others
 
 
 @dataclass(frozen=True, slots=True)
 class RunSurvey:
     """What the directory holds of a run. `manifest` is its canonical text, None if no node has it.
 
-    `num_unreadable` counts members whose record is missing, invalid, encrypted, or beyond `MAX_RECORDS_READ`.
+    `num_unreadable` counts members whose record is missing, invalid, encrypted, beyond `MAX_RECORDS_READ`, or not read
+    within `MAX_READING_S`.
     """
 
     run_id: str
@@ -43,9 +48,20 @@ class SurveyReader:
         """Return the members of a run. Raises TimeoutError if the directory does not answer."""
         manifest = await self._directory.get_manifest(run_id)
         members = list(await self._directory.members(run_id, range(NUM_MEMBER_BUCKETS)))
-        found = await asyncio.gather(*(self._read_record(run_id, member) for member in members[:MAX_RECORDS_READ]))
-        records = tuple(record for record in found if record is not None)
+        records = await self._read_records(run_id, members[:MAX_RECORDS_READ])
         return RunSurvey(run_id, manifest, records, len(members) - len(records))
+
+    async def _read_records(self, run_id: str, members: Sequence[str]) -> tuple[PeerRecord, ...]:
+        """Return the records that are read in time."""
+        if not members:
+            return ()
+        reading = [asyncio.create_task(self._read_record(run_id, member)) for member in members]
+        try:
+            done, _ = await asyncio.wait(reading, timeout=MAX_READING_S)
+        finally:
+            await cancel_and_wait(*reading)
+        found = await asyncio.gather(*done)
+        return tuple(record for record in found if record is not None)
 
     async def _read_record(self, run_id: str, peer_id: str) -> PeerRecord | None:
         async with self._in_flight:

@@ -24,9 +24,9 @@ from ftis_node.gossip.p2pd.client import P2pdClient
 from ftis_node.gossip.p2pd.ports import check_free
 from ftis_node.gossip.p2pd.process import P2pdProcess, p2pd_arguments, write_identity_file
 from ftis_node.gossip.p2pd.relay_limit import fetch_own_limit
-from ftis_node.gossip.rpc.admission import AdmissionControl
 from ftis_node.gossip.rpc.client import Caller, is_run_member
 from ftis_node.gossip.rpc.server import StreamServer
+from ftis_node.gossip.rpc.stream_admission import AdmissionControl
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.peer_guard import PeerGuard
 

@@ -17,10 +17,11 @@ from ftis_node.swarm.reputation.reasons import AFTER_VALIDATION
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ftis_node.config.manifest import RunManifest
     from ftis_node.lab.experiment.rounds import Rounds
-    from ftis_node.node.components import NodeComponents
     from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.state import NodeState
+    from ftis_node.node.training.slots import SlotPool
 
 POLL_S = 0.004
 
@@ -32,6 +33,12 @@ class Participant(Protocol):
     def peer_id(self) -> str: ...
     @property
     def groups_sent(self) -> int: ...
+
+
+class ReadyGroups(Protocol):
+    """A buffer that lists its ready groups of other peers."""
+
+    def ready_foreign(self) -> list[tuple[str, int]]: ...
 
 
 class Validator(NamedTuple):
@@ -119,12 +126,24 @@ class RoundGate:
     round.
     """
 
-    def __init__(self, lockstep: SynchronousRounds, parts: NodeComponents, *, quota: RoundQuota | None = None) -> None:
+    def __init__(
+        self,
+        lockstep: SynchronousRounds,
+        *,
+        peer_id: str,
+        manifest: RunManifest,
+        slots: SlotPool,
+        ready: ReadyGroups,
+        quota: RoundQuota | None = None,
+    ) -> None:
         self._lockstep = lockstep
-        self._parts = parts
+        self._peer_id = peer_id
+        self._step_settings = manifest.step
+        self._slots = slots
+        self._ready = ready
         self._quota = quota or RoundQuota(lockstep.rounds)
         self._fill = ForeignShortfall()
-        self._parts.slots.capacity = self._made(1)
+        self._slots.capacity = self._own_groups(1)
 
     async def wait(self, step: int) -> bool:
         """Return True when the round is complete.
@@ -132,22 +151,22 @@ class RoundGate:
         Its groups are generated once every node has finished the previous step. A node that takes that step late would
         otherwise count them in its own round.
         """
-        self._lockstep.arrive(self._parts.context.peer_id, step)
+        self._lockstep.arrive(self._peer_id, step)
         await self._lockstep.begin(step)
-        self._parts.slots.resize(self._made(step))
+        self._slots.resize(self._own_groups(step))
         await self._lockstep.wait(step)
-        if self._parts.context.manifest.step.backfill_with_own:
+        if self._step_settings.backfill_with_own:
             self._plan(step)
-        self._parts.slots.resize(0)
+        self._slots.resize(0)
         return True
 
     def shares(self, step: int) -> tuple[int, int]:
         """Return the round's own and remote groups that the step takes."""
         own, foreign = self._quota.shares(step)
-        drawn = self._parts.context.manifest.step
+        drawn = self._step_settings
         return (own, foreign) if drawn.generated_groups is None else (min(own, drawn.own_groups), foreign)
 
-    def _made(self, step: int) -> int:
+    def _own_groups(self, step: int) -> int:
         """Return the own groups generated for the round."""
         return self._quota.shares(step)[0]
 
@@ -155,7 +174,7 @@ class RoundGate:
         """Generate in the next round what is missing in this one. Groups of the next round that are here already do not
         count.
         """
-        ready = self._parts.reader.ready_foreign()
+        ready = self._ready.ready_foreign()
         senders = [sender for sender, number in ready if number <= self._lockstep.due(sender, step)]
         self._fill.note(self.shares(step)[1], senders)
         own, _ = self._fill.shares(*self._lockstep.rounds.shares(step + 1))

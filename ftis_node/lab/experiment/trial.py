@@ -215,7 +215,14 @@ async def _live(trial: Trial, node: TrialNode, index: int, *, learner: Generatio
         return
     wiring = Wiring(parts)
     loops = wiring.rollout_loops()
-    gate = RoundGate(lockstep, parts, quota=quota)
+    gate = RoundGate(
+        lockstep,
+        peer_id=parts.context.peer_id,
+        manifest=parts.context.manifest,
+        slots=parts.slots,
+        ready=parts.reader,
+        quota=quota,
+    )
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(loop, name=name) for name, loop in loops.items()]
         await wiring.train_loop(gate, last_step=last_step).run()

@@ -25,7 +25,7 @@ from ftis_node import __version__
 from ftis_node.errors import ConfigError, FileError, ModelError
 from ftis_node.files import read_file
 from ftis_node.learner.checkpoint.checksum import check_file, read_checksums, write_checksums
-from ftis_node.learner.distributed.shards import is_sharded, part_like, whole
+from ftis_node.learner.distributed.sharded_tensors import is_sharded, part_like, whole
 from ftis_node.learner.messages import CheckpointSkipped, StepReport
 from ftis_node.learner.step.optimizer import moment_shapes, moments_of, restore_moments
 from ftis_node.models import model_fingerprint, other_model

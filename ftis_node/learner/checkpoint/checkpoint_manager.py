@@ -16,7 +16,7 @@ from ftis_node.learner.checkpoint.checkpoint import (
     state_of,
     write_checkpoint,
 )
-from ftis_node.learner.checkpoint.resume import find_checkpoint
+from ftis_node.learner.checkpoint.checkpoint_choice import find_checkpoint
 from ftis_node.learner.checkpoint.saving import CheckpointSaver
 from ftis_node.learner.distributed.rank_commands import GatherCommand
 

@@ -11,8 +11,8 @@ import torch
 
 from ftis_node.errors import ConfigError
 from ftis_node.learner.checkpoint.checkpoint import newest_usable, owner_of, restore_weights
-from ftis_node.learner.checkpoint.publish import gathering_of
-from ftis_node.learner.distributed.shards import whole
+from ftis_node.learner.checkpoint.publish_weights import gathering_of
+from ftis_node.learner.distributed.sharded_tensors import whole
 from ftis_node.learner.model.policy import ADAPTER, load_unchecked
 from ftis_node.models import export_adapter, export_model
 from ftis_node.telemetry.progress import unwatched
@@ -21,7 +21,7 @@ from ftis_node.workers.weights.tensor_file import write_tensors
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ftis_node.learner.distributed.shards import TensorGatherer
+    from ftis_node.learner.distributed.sharded_tensors import TensorGatherer
     from ftis_node.learner.messages import LearnerBoot
     from ftis_node.learner.model.policy import Policy
     from ftis_node.telemetry.progress import OnProgress

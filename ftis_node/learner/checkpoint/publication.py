@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.errors import MachineError
 from ftis_node.learner.checkpoint.checkpoint_manager import FREE_SPACE
-from ftis_node.learner.checkpoint.publish import Publisher, discard_published, gathering_of, proof_of
+from ftis_node.learner.checkpoint.publish_weights import Publisher, discard_published, gathering_of, proof_of
 from ftis_node.learner.distributed.rank_commands import GatherCommand, ProveCommand
 from ftis_node.workers.weights.store import WeightStore
 

@@ -13,7 +13,7 @@ from ftis_node.learner.data.batch import batch_of, make_micro_batches
 from ftis_node.learner.data.groups import UnpackedGroup
 from ftis_node.learner.data.packing import make_packed_micro_batches
 from ftis_node.learner.distributed.ranks import ALONE
-from ftis_node.learner.distributed.shards import gradient_of
+from ftis_node.learner.distributed.sharded_tensors import gradient_of
 from ftis_node.learner.model import attention
 from ftis_node.records.token_batch import TokenBatch
 from ftis_node.workers.weights.store import probe_token_ids

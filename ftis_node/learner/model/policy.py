@@ -18,7 +18,7 @@ import torch
 
 from ftis_node.errors import ConfigError, ModelError
 from ftis_node.learner.data.batch import MicroBatch
-from ftis_node.learner.distributed.shards import back_to_meta, hollow, is_sharded, plain_name
+from ftis_node.learner.distributed.sharded_tensors import back_to_meta, hollow, is_sharded, plain_name
 from ftis_node.learner.model.gated import save_memory
 from ftis_node.learner.model.logprobs import HEAD_CHUNK_TOKENS, EntropyMeter, completion_logprobs
 from ftis_node.models import (

@@ -23,7 +23,7 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from ftis_node.learner.distributed.ranks import RankGroup
-from ftis_node.learner.distributed.shards import plain_name
+from ftis_node.learner.distributed.sharded_tensors import plain_name
 from ftis_node.learner.model.layout_choice import choose_layout
 from ftis_node.learner.model.logprobs import EntropyMeter
 from ftis_node.learner.model.policy import build_policy, check_logits, find_source, load_unchecked

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ftis_node.learner.distributed.shards import whole
+from ftis_node.learner.distributed.sharded_tensors import whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ftis_node.errors import ConfigError, MachineError
-from ftis_node.learner.distributed.shards import part_like
+from ftis_node.learner.distributed.sharded_tensors import part_like
 from ftis_node.learner.step.masters import MasterWeights
 from ftis_node.models import pick_device
 

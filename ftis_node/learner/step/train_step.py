@@ -28,7 +28,7 @@ import torch
 
 from ftis_node.errors import WorkerTaskError
 from ftis_node.learner.distributed.ranks import ALONE
-from ftis_node.learner.distributed.shards import whole
+from ftis_node.learner.distributed.sharded_tensors import whole
 from ftis_node.learner.step.finite import stays_finite
 from ftis_node.learner.step.oom_retry import one_out_of_memory_error
 

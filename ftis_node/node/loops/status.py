@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from ftis_node.config.home import Home
     from ftis_node.gossip.interface import Gossip
     from ftis_node.node.context import NodeContext, NodeDescription
+    from ftis_node.node.peers.peer_table import PeerTable
     from ftis_node.node.peers.swarm_status import SwarmReporter
-    from ftis_node.node.peers.table import PeerTable
     from ftis_node.node.storage.disk_space import DiskSpace
     from ftis_node.node.supervision.disk_thread import DiskThread
     from ftis_node.node.supervision.health_status import HealthReporter

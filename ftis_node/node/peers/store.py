@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING
 from ftis_node.errors import ConfigError
 from ftis_node.files import check_database
 from ftis_node.replay.integrity import BUSY_TIMEOUT_S, explained, is_busy, readable_rows
+from ftis_node.swarm.reputation.reputation_table import PeerReputation
 from ftis_node.swarm.reputation.score import Reputation
-from ftis_node.swarm.reputation.table import PeerReputation
 from ftis_node.telemetry.former_names import present_reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from ftis_node.swarm.reputation.table import ReputationTable
+    from ftis_node.swarm.reputation.reputation_table import ReputationTable
 
 SCHEMA_VERSION = 2
 SAVE_PATIENCE_MS = 200  # it is saved from the event loop, and again soon

@@ -28,7 +28,7 @@ from ftis_node.node.startup.null_workers import NullGeneration, NullLearner
 from ftis_node.node.startup.preflight import checkpoint_step
 from ftis_node.node.startup.prepare import prepare
 from ftis_node.node.startup.recovery import log_unknown_steps, release_damaged
-from ftis_node.node.startup.summary import start_lines
+from ftis_node.node.startup.startup_summary import start_lines
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.state import NodeCounters, NodeState
 from ftis_node.node.storage.cleanup import CHECKPOINT_PREFIX
@@ -44,12 +44,12 @@ from ftis_node.node.training.tracking import make_tracking
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.tasks.scoring.scorer import IsolatedScorer
+from ftis_node.telemetry.event_log_summary import read_event_log_summary
 from ftis_node.telemetry.events import EventLog
 from ftis_node.telemetry.former_names import EVENT_SCHEMA
 from ftis_node.telemetry.log import log_block
 from ftis_node.telemetry.progress import unwatched
 from ftis_node.telemetry.status import EndWord, EvalStatus
-from ftis_node.telemetry.trail_summary import read_event_log_summary
 from ftis_node.workers.durable import remove_leftovers
 from ftis_node.workers.weights.folder import weights_folder
 
@@ -64,8 +64,8 @@ if TYPE_CHECKING:
     from ftis_node.node.startup.factories import NodeFactory
     from ftis_node.node.startup.prepare import PreparedNode
     from ftis_node.node.startup.run_plan import RunPlan
+    from ftis_node.telemetry.event_log_summary import EventLogSummary
     from ftis_node.telemetry.progress import OnProgress
-    from ftis_node.telemetry.trail_summary import EventLogSummary
 
 log = logging.getLogger(__name__)
 

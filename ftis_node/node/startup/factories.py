@@ -21,7 +21,7 @@ from ftis_node.gossip import GossipLimits, NetworkSettings
 from ftis_node.gossip.encryption import read_secret
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.messages import LearnerBoot, LoraSettings
-from ftis_node.memory.components import micro_batch_tokens_of, recomputes
+from ftis_node.memory.learner_memory import micro_batch_tokens_of, recomputes
 from ftis_node.memory.placement import WorkerPlacement, arrange, place_single_worker, visible_gpus
 from ftis_node.models import pick_device
 from ftis_node.node.worker_settings import dtype_of, serves_adapters

@@ -39,7 +39,7 @@ from ftis_node.node.startup.recovery import rescue_files
 from ftis_node.replay import database
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.replay.reset import note_pruned
-from ftis_node.telemetry.trail_summary import read_event_log_summary
+from ftis_node.telemetry.event_log_summary import read_event_log_summary
 from ftis_node.workers.durable import complete_folder
 
 if TYPE_CHECKING:

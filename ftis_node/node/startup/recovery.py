@@ -16,12 +16,12 @@ import logging
 from typing import TYPE_CHECKING
 
 from ftis_node.node.peers.store import copy_peers
-from ftis_node.node.startup.trail_repair import repair_event_log
+from ftis_node.node.startup.event_log_repair import repair_event_log
 from ftis_node.replay.integrity import rescue
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.reset import LostCommits, find_lost_commits, missing_columns, write_empty_buffer
+from ftis_node.telemetry.event_log_summary import read_event_log_summary
 from ftis_node.telemetry.events import EventLog
-from ftis_node.telemetry.trail_summary import read_event_log_summary
 
 if TYPE_CHECKING:
     import sqlite3
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ftis_node.config.home import Home
     from ftis_node.learner.messages import LearnerState
     from ftis_node.replay.buffer import ReplayBuffer
-    from ftis_node.telemetry.trail_summary import EventLogSummary
+    from ftis_node.telemetry.event_log_summary import EventLogSummary
 
 log = logging.getLogger(__name__)
 

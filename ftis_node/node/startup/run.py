@@ -15,7 +15,7 @@ from ftis_node.node.startup.last_status import read_last_status
 from ftis_node.node.startup.migrations import opened
 from ftis_node.node.startup.preflight import check_finished, check_saved
 from ftis_node.node.startup.roles import run_node
-from ftis_node.node.startup.summary import end_lines, finished_lines
+from ftis_node.node.startup.startup_summary import end_lines, finished_lines
 from ftis_node.node.supervision.process_limits import apply_limits
 from ftis_node.node.supervision.service_manager import ServiceManager
 from ftis_node.node.supervision.shutdown import until_signalled

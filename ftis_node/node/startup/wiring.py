@@ -15,7 +15,7 @@ from ftis_node.node.loops.logprob_check import CheckLoop
 from ftis_node.node.loops.peers import PeersLoop
 from ftis_node.node.loops.publish import PublishLoop
 from ftis_node.node.loops.reannounce import ReannounceLoop
-from ftis_node.node.loops.shards import ShardsLoop
+from ftis_node.node.loops.shard_selection import ShardsLoop
 from ftis_node.node.loops.status import StatusLoop
 from ftis_node.node.loops.train import TrainLoop
 from ftis_node.node.startup.shared import SharedComponents

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import ClientSession
 
 from ftis_node.gossip.bootstrap import BootstrapNode
+from ftis_node.gossip.directory import survey as survey_module
+from ftis_node.gossip.directory.dht import Directory
 from ftis_node.gossip.directory.remote_survey import survey_remotely
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.node.http_api.bootstrap_api import BootstrapApi
@@ -22,6 +25,8 @@ from tests.gossip.helpers import eventually, settings
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
     from ftis_node.gossip.directory.survey import RunSurvey
 
@@ -103,3 +108,35 @@ async def test_three_nodes_and_their_matrix_are_seen_and_a_hostile_record_spoils
         text = "\n".join(render_views([view]))
         assert "75 %" in text and "25 %" in text and "▁▅ 0.50" in text
         assert "1 without a readable record" in text and "mallory" not in text and "\x1b" not in text
+
+
+async def test_a_member_whose_record_is_not_read_in_time_delays_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ann, bob = (Identity.generate() for _ in range(2))
+    get_record = Directory.get_record
+
+    async def never_of_bob(self: Directory, run_id: str, peer_id: str) -> bytes | None:
+        return await (asyncio.Future() if peer_id == bob.peer_id else get_record(self, run_id, peer_id))
+
+    async with AsyncExitStack() as stack:
+        bootstrap = BootstrapNode(settings(tmp_path / "b"), identity=Identity.generate())
+        stack.push_async_callback(bootstrap.close)
+        await bootstrap.start()
+        for identity, name in ((ann, "ann"), (bob, "bob")):
+            peers = tuple(bootstrap.addresses)
+            node = Libp2pGossip(settings(tmp_path / name, peers=peers), identity=identity, run_id=RUN)
+            stack.push_async_callback(node.close)
+            await node.start()
+            await node.publish_record(seal_peer_record(_record(identity, name, None), identity), ttl_s=600)
+
+        async def both_seen() -> list[RunSurvey]:
+            surveys = await bootstrap.survey()
+            return surveys if surveys and len(surveys[0].records) == 2 else []
+
+        await eventually(both_seen, within_s=120)
+        monkeypatch.setattr(survey_module, "MAX_READING_S", 1.0)
+        monkeypatch.setattr(Directory, "get_record", never_of_bob)
+        (survey,) = await asyncio.wait_for(bootstrap.survey(), timeout=30)
+    assert [record.name for record in survey.records] == ["ann"]
+    assert survey.num_unreadable == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -35,12 +35,54 @@ def test_an_update_must_be_shared_evenly_by_all_numbers_that_are_ever_there() ->
     assert Rounds(own=3, foreign=6, last_steps=(1, 3, 3, 3)).is_even  # 9 by three
 
 
+@dataclass
+class Sender:
+    """A member by its peer id and the number of groups that it sent."""
+
+    peer_id: str
+    groups_sent: int = 0
+
+
+@dataclass
+class Ready:
+    """A buffer with these ready groups: sender and running number."""
+
+    groups: list[tuple[str, int]]
+
+    def ready_foreign(self) -> list[tuple[str, int]]:
+        return self.groups
+
+
+class RecordedRounds(SynchronousRounds):
+    """Rounds that wait for no other member; `seen` has each wait with the slots open then, `arrived` each arrival."""
+
+    def __init__(
+        self, rounds: Rounds, *, slots: SlotPool | None = None, due: dict[tuple[str, int], int] | None = None
+    ) -> None:
+        super().__init__(rounds)
+        self._slots, self._due_groups = slots or SlotPool(8), due or {}
+        self.seen: list[tuple[str, int, int]] = []
+        self.arrived: list[tuple[str, int]] = []
+
+    def due(self, peer_id: str, step: int) -> int:
+        return self._due_groups[peer_id, step]
+
+    def arrive(self, peer_id: str, step: int) -> None:
+        self.arrived.append((peer_id, step))
+
+    async def begin(self, step: int) -> None:
+        self.seen.append(("begin", step, self._slots.capacity))
+
+    async def wait(self, step: int) -> None:
+        self.seen.append(("wait", step, self._slots.capacity))
+
+
 class Swarm:
     """Three members with counts to turn up, entered into a lockstep."""
 
     def __init__(self) -> None:
         self.lockstep = SynchronousRounds(ROUNDS)
-        self.senders = [SimpleNamespace(peer_id=name, groups_sent=0) for name in "abc"]
+        self.senders = [Sender(name) for name in "abc"]
         self.validators = [Validator(NodeState(), PeerRegistry()) for _ in "abc"]
         for sender, validator, last_step in zip(self.senders, self.validators, ROUNDS.last_steps, strict=True):
             self.lockstep.enter(sender, validator, last_step=last_step)
@@ -91,7 +133,7 @@ def test_a_plan_changes_what_is_due_from_its_step_on() -> None:
 def test_a_round_waits_until_those_who_plan_theirs_have() -> None:
     swarm = Swarm()
     quota = RoundQuota(ROUNDS, plans=True)
-    swarm.lockstep.enter(SimpleNamespace(peer_id="d", groups_sent=9), last_step=3, quota=quota)
+    swarm.lockstep.enter(Sender("d", groups_sent=9), last_step=3, quota=quota)
     for sender in swarm.senders:
         sender.groups_sent = 11
     for receiver in range(3):
@@ -108,51 +150,27 @@ async def test_a_gate_plans_its_next_round_by_what_is_missing_of_this_one() -> N
     """Groups of the next round that are here already are no plenty."""
     rounds = Rounds(own=2, foreign=4, last_steps=(3, 3, 3))
     due = {("a", 1): 2, ("a", 2): 5}
-    lockstep: Any = SimpleNamespace(
-        rounds=rounds,
-        arrive=lambda peer_id, step: None,
-        begin=lambda step: asyncio.sleep(0),
-        wait=lambda step: asyncio.sleep(0),
-        due=lambda sender, step: due[sender, step],
-    )
-    quota, parts = RoundQuota(rounds, plans=True), _parts(fill=True, ready=[("a", 1), ("a", 2), ("a", 3)])
-    gate = RoundGate(lockstep, parts, quota=quota)
+    quota, ready = RoundQuota(rounds, plans=True), Ready([("a", 1), ("a", 2), ("a", 3)])
+    gate = _gate(RecordedRounds(rounds, due=due), SlotPool(8), ready, fill=True, quota=quota)
     await gate.wait(1)
     assert (gate.shares(1), gate.shares(2)) == ((2, 4), (3, 3))
     await gate.wait(2)
     assert gate.shares(3) == (3, 3)
 
 
-def _parts(*, fill: bool, ready: list[tuple[str, int]]) -> Any:
+def _gate(rounds: SynchronousRounds, slots: SlotPool, ready: Ready, *, fill: bool, **more: Any) -> RoundGate:
     manifest = RunManifest(name="r", task="arithmetic", step={"backfill_with_own": fill})
-    context = SimpleNamespace(peer_id="own", manifest=manifest)
-    return SimpleNamespace(
-        context=context,
-        slots=SlotPool(8),
-        reader=SimpleNamespace(ready_foreign=lambda: ready),
-    )
+    return RoundGate(rounds, peer_id="own", manifest=manifest, slots=slots, ready=ready, **more)
 
 
 async def test_a_gate_has_slots_for_a_round_from_when_all_have_done_the_step_before_until_it_is_complete() -> None:
-    seen: list[tuple[str, int, int]] = []
-
-    def noted(what: str) -> Any:
-        async def note(step: int) -> None:
-            seen.append((what, step, slots.capacity))
-
-        return note
-
-    arrived: list[tuple[str, int]] = []
-    lockstep: Any = SimpleNamespace(
-        rounds=ROUNDS, arrive=lambda *place: arrived.append(place), begin=noted("begin"), wait=noted("wait")
-    )
-    parts = _parts(fill=False, ready=[])
-    slots = parts.slots
-    gate = RoundGate(lockstep, parts)
+    slots = SlotPool(8)
+    rounds = RecordedRounds(ROUNDS, slots=slots)
+    gate = _gate(rounds, slots, Ready([]), fill=False)
     for step in (1, 2):
         await gate.wait(step)
-    assert seen == [("begin", 1, 2), ("wait", 1, 2), ("begin", 2, 0), ("wait", 2, 3)]
-    assert arrived == [("own", 1), ("own", 2)]
+    assert rounds.seen == [("begin", 1, 2), ("wait", 1, 2), ("begin", 2, 0), ("wait", 2, 3)]
+    assert rounds.arrived == [("own", 1), ("own", 2)]
     assert slots.capacity == 0
     assert gate.shares(2) == (3, 3)
 
@@ -164,7 +182,7 @@ async def test_a_round_waits_for_the_last_step_of_one_who_leaves() -> None:
         Validator(NodeState(), PeerRegistry()),
     )
     for name, validator, last_step in (("slow", slow, 3), ("leaver", leaver, 1)):
-        lockstep.enter(SimpleNamespace(peer_id=name, groups_sent=0), validator, last_step=last_step)
+        lockstep.enter(Sender(name), validator, last_step=last_step)
     slow.state.step = 2
     lockstep.arrive("slow", 3)
     with pytest.raises(TimeoutError):

@@ -12,7 +12,7 @@ from tiny_models import save_tiny
 from transformers import AutoModelForCausalLM, Qwen2Model
 
 from ftis_node.learner.checkpoint.export import export_newest, write_weights
-from ftis_node.learner.checkpoint.publish import gathering_of
+from ftis_node.learner.checkpoint.publish_weights import gathering_of
 from ftis_node.learner.core import Learner
 from ftis_node.learner.messages import LoraSettings
 from ftis_node.learner.model.policy import load_unchecked

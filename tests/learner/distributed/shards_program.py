@@ -25,7 +25,7 @@ from ftis_node.learner.data.batch import make_batch
 from ftis_node.learner.data.packing import make_packed_micro_batches
 from ftis_node.learner.distributed.launch import start_ranks
 from ftis_node.learner.distributed.ranks import join
-from ftis_node.learner.distributed.shards import whole
+from ftis_node.learner.distributed.sharded_tensors import whole
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.learner.model import attention
 from ftis_node.learner.model import policy_loading as policies

@@ -11,7 +11,7 @@ from tiny_models import make_model, save_tiny
 from torch.nn.functional import scaled_dot_product_attention
 
 from ftis_node.errors import ConfigError, ModelError
-from ftis_node.learner.checkpoint.publish import gathering_of
+from ftis_node.learner.checkpoint.publish_weights import gathering_of
 from ftis_node.learner.data.batch import make_batch, make_micro_batches
 from ftis_node.learner.messages import LoraSettings
 from ftis_node.learner.model import policy as policies

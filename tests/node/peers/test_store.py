@@ -11,7 +11,7 @@ import pytest
 
 from ftis_node.errors import ConfigError
 from ftis_node.node.peers.store import SCHEMA, PeerStore
-from ftis_node.swarm.reputation.table import ReputationTable
+from ftis_node.swarm.reputation.reputation_table import ReputationTable
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -29,11 +29,11 @@ from ftis_node.replay import integrity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.reader import ReplayReader
+from ftis_node.swarm.reputation.reputation_table import ReputationTable
 from ftis_node.swarm.reputation.score import Behaviour
-from ftis_node.swarm.reputation.table import ReputationTable
 from ftis_node.telemetry.clock import SteadyClock
+from ftis_node.telemetry.event_log_summary import read_event_log_summary
 from ftis_node.telemetry.events import EventLog, read_events
-from ftis_node.telemetry.trail_summary import read_event_log_summary
 from tests.models.tiny_models import save_tiny
 from tests.node.training.test_token_budget import live, manifest_of
 from tests.replay.test_buffer import ANN, ME, accepted

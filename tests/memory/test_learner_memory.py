@@ -28,7 +28,8 @@ from ftis_node.learner.model.gated import save_memory
 from ftis_node.learner.model.logprobs import completion_logprobs
 from ftis_node.learner.model.policy import add_adapter, recompute_activations
 from ftis_node.learner.step.optimizer import make_masters, make_optimizer, moments_of
-from ftis_node.memory.components import (
+from ftis_node.memory.generator import cache_bytes_per_token, generator_memory
+from ftis_node.memory.learner_memory import (
     HEAD_CHUNK_TOKENS,
     HOST_PROCESS_BYTES,
     MIB,
@@ -36,7 +37,6 @@ from ftis_node.memory.components import (
     layer_bytes_per_token,
     learner_memory,
 )
-from ftis_node.memory.generator import cache_bytes_per_token, generator_memory
 from ftis_node.models import published_qwen25, shape_of
 from tests.learner.learner_rig import make_boot
 from tests.models import tiny_models

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from msgspec.structs import replace
 
 from ftis_node.errors import SharingError
-from ftis_node.learner.distributed.shards import TensorGatherer, is_sharded
+from ftis_node.learner.distributed.sharded_tensors import TensorGatherer, is_sharded
 from ftis_node.learner.model.policy import adapter_alone, adapter_merger, own_tensors
 from ftis_node.workers.durable import remove_leftovers
 from ftis_node.workers.weights.page_locked import LockedFiles

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings
-from ftis_node.node.loops.shards import LOOK_S
+from ftis_node.node.loops.shard_selection import LOOK_S
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.topology.shards import shard_of

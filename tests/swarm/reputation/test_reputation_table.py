@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ftis_node.swarm.reputation.reputation_table import MAX_REASONS, ReputationTable
 from ftis_node.swarm.reputation.score import Behaviour, TrustLevel
-from ftis_node.swarm.reputation.table import MAX_REASONS, ReputationTable
 
 
 def note(
