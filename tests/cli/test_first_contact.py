@@ -105,7 +105,7 @@ def test_the_first_ten_lines_say_what_happens(seen: Seen) -> None:
     for pattern in (
         r"^ftis-node \S+ generates with and trains s \([\d,]+ parameters\) on arithmetic$",
         r"^run       test \([0-9a-f]{12}\), method ftis; begins at step 0, ends after step 2$",
-        r"^trains    all weights, ",
+        r"^trains    all weights",
         r"^memory    cpu: .* GiB .* at the peak",
         r"^peers     1 address to dial first$",
         r"^shares    groups \(prompts, completions, log-probs, rewards\), .* no other file leaves$",
