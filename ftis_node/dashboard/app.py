@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from textual.events import InputEvent
 
@@ -39,12 +39,22 @@ class DashboardApp(DashboardContext):
     CSS = "* { scrollbar-size: 1 1; }"
 
     def __init__(
-        self, home: Home, open_watcher: Callable[[], NodeReader], *, period_s: float = PERIOD_S, once: bool = False
+        self,
+        home: Home,
+        open_watcher: Callable[[], NodeReader],
+        *,
+        read_swarm: Callable[[], Any] = list,
+        period_s: float = PERIOD_S,
+        once: bool = False,
     ) -> None:
-        """`open_watcher` runs in the watcher's thread. `once` ends the application after the first paint."""
+        """`open_watcher` runs in the watcher's thread, `read_swarm` (the document of `/swarm`) in that of its screen.
+
+        `once` ends the application after the first paint.
+        """
         super().__init__(home)
         self.theme = "ansi-dark"
         self._open_watcher = open_watcher
+        self._read_swarm = read_swarm
         self._period_s = period_s
         self._once = once
         self._is_over = threading.Event()
@@ -96,6 +106,11 @@ class DashboardApp(DashboardContext):
         from ftis_node.dashboard.screens.events import EventsScreen
 
         self.open_page(EventsScreen())
+
+    def action_show_swarm(self) -> None:
+        from ftis_node.dashboard.screens.whole_swarm import SwarmScreen
+
+        self.open_page(SwarmScreen(self._read_swarm))
 
     def action_show_help(self) -> None:
         from ftis_node.dashboard.screens.help import HelpScreen

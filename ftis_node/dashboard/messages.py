@@ -34,3 +34,10 @@ class GroupOpened(Message):
 
     group: GroupDetail | None
     problem: str = ""
+
+
+@dataclass
+class SwarmRead(Message):
+    """Lines of the swarm's view, or the cause of its absence."""
+
+    lines: list[str]

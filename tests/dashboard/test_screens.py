@@ -18,7 +18,7 @@ from ftis_node.dashboard.screens.peer import PeerScreen
 from ftis_node.dashboard.view.spans import Span
 from ftis_node.dashboard.widgets.rows_table import RowsTable
 from ftis_node.errors import ConfigError
-from tests.dashboard.made_up import GROUP, RUNNING, SUMMARY, Still
+from tests.dashboard.made_up import ANN, BOB, GROUP, RUNNING, SUMMARY, Still
 from tests.dashboard.svg_text import text_of_rows
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ftis_node.replay.reader import GroupSummary
 
 FIRST_PEER = RUNNING.peers[0]["model"].split("/")[1]  # as its row names it
-KEYS = ("enter", "escape", "g", "e", "a", "question_mark", "r", "l", "down")
+KEYS = ("enter", "escape", "g", "e", "a", "question_mark", "r", "l", "down", "w", "s", "slash", "j", "k")
 
 
 class Restless:
@@ -127,6 +127,62 @@ async def test_why_a_peers_groups_cannot_be_read_is_said(tmp_path: Path, monkeyp
         await _shown(app, pilot, FIRST_PEER)
         await pilot.press("enter")
         await _shown(app, pilot, "the buffer is away")
+
+
+async def test_peers_are_searched_sorted_and_reached_by_keys_and_mouse(tmp_path: Path) -> None:
+    app = DashboardApp(Home(tmp_path), lambda: Still(RUNNING), period_s=600.0)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await _shown(app, pilot, FIRST_PEER)
+        table = app.query_one("#peers", RowsTable)
+        assert table.selected_key() == ANN
+        await pilot.press("j")
+        assert table.selected_key() == BOB
+        await pilot.press("k", "slash", *"ban")
+        shown = await _shown(app, pilot, "1 with 'ban'")
+        assert FIRST_PEER not in shown and table.selected_key() == BOB
+        await pilot.press("enter")
+        assert app.focused is table
+        await pilot.press("slash", "escape")
+        assert FIRST_PEER in await _shown(app, pilot, "2 known ")
+        for order in ("teaches", "rejected", "trust"):
+            await pilot.press("s")
+            await _shown(app, pilot, f"2 known, by {order} ")
+        assert [key.value for key in table.rows] == [BOB, ANN]
+        await pilot.click("#peers", offset=(40, 1))  # the label of a column
+        await _shown(app, pilot, "2 known ")
+        assert [key.value for key in table.rows] == [ANN, BOB]
+        await pilot.click("#keys", offset=(30, 0))  # the key of the events
+        await _shown(app, pilot, "newest first or last")
+
+
+async def test_events_are_searched_and_turned(tmp_path: Path) -> None:
+    app = DashboardApp(Home(tmp_path), lambda: Still(RUNNING), period_s=600.0)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await _shown(app, pilot, FIRST_PEER)
+        await pilot.press("e")
+        shown = await _shown(app, pilot, "newest first or last")
+        assert shown.index("eval") < shown.index("0.61")
+        await pilot.press("s")
+        shown = await _shown(app, pilot, "07:59:58")
+        assert shown.index("eval") > shown.index("0.61")
+        await pilot.press("slash", *"pass")
+        async with asyncio.timeout(30):
+            while "0.61" in text_of_rows(app.export_screenshot()):
+                await pilot.pause(0.05)
+        assert "eval" in text_of_rows(app.export_screenshot())
+
+
+async def test_the_whole_swarm_opens_from_the_main_screen(tmp_path: Path) -> None:
+    def read() -> list[object]:
+        raise ConfigError("no node answers")
+
+    app = DashboardApp(Home(tmp_path), lambda: Still(RUNNING), read_swarm=read, period_s=600.0)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await _shown(app, pilot, FIRST_PEER)
+        await pilot.press("w")
+        await _shown(app, pilot, "no node answers")
+        await pilot.press("escape")
+        await _shown(app, pilot, FIRST_PEER)
 
 
 class TableApp(App[None]):

@@ -11,9 +11,9 @@ import pytest
 from ftis_node.dashboard.snapshot import MachineUsage, NodePhase, NodeSnapshot
 from ftis_node.dashboard.view.events import event_line, notable_events
 from ftis_node.dashboard.view.groups import group_lines, use_line
-from ftis_node.dashboard.view.health_answers import answer_lines, next_lines, problems, trend
+from ftis_node.dashboard.view.health_answers import answer_lines, next_lines, problems, trend, worst_tone
 from ftis_node.dashboard.view.metric_lines import head_line, metric_lines
-from ftis_node.dashboard.view.peers import peer_lines, peer_row, sorted_peers
+from ftis_node.dashboard.view.peers import PEER_COLUMNS, is_found, peer_lines, peer_row, sorted_peers
 from ftis_node.dashboard.view.spans import Tone, ago, count, duration, sanitized, text_of
 from ftis_node.dashboard.view.terminal_plot import plot_rows, thinned
 from ftis_node.telemetry.history import History
@@ -200,3 +200,32 @@ def test_one_group() -> None:
     assert "2 -2.90" not in shown and "2 -2.90" in _texts(group_lines(GROUP, with_tokens=True))
     stale = replace(SUMMARY, reason="stale", step=None)
     assert "too old" in text_of(use_line(stale))
+
+
+def test_a_node_that_waits_says_what_for() -> None:
+    waiting = _with("learner", last_step_at=None)
+    assert "wait for the first step; a step usually takes 7 s" in _texts(next_lines(waiting))
+    assert "its time is not known yet" in _texts(next_lines(replace(waiting, history=History())))
+    assert "wait for the first confirmation" in _texts(next_lines(_with("swarm", groups_sent=3, groups_confirmed=0)))
+    assert "wait while models load" in _texts(next_lines(replace(RUNNING, phase=NodePhase.STARTING)))
+    assert [worst_tone(snapshot) for snapshot in (RUNNING, waiting, STOPPED)] == [Tone.GOOD, Tone.WARN, Tone.FAINT]
+    assert worst_tone(_with("swarm", clock_skew_s=-40.0)) is Tone.BAD
+
+
+@pytest.mark.parametrize("order", PEER_COLUMNS)
+def test_peers_are_sorted_by_every_column(order: str) -> None:
+    first = {"trust": BOB, "peer": BOB, "model": BOB}  # the banned one; its texts begin with a control character
+    assert sorted_peers(reversed(PEERS), order)[0]["peer_id"] == first.get(order, ANN)
+
+
+def test_peers_are_found_by_name_model_and_trust() -> None:
+    def found(wanted: str) -> list[str]:
+        return [row["peer_id"] for row in PEERS if is_found(row, wanted)]
+
+    assert found("QWEN2.5-7b") == [ANN] and found("ANN") == [ANN, BOB] and found("banned") == [BOB]
+    assert found("") == [ANN, BOB] and found("no such") == []
+
+
+def test_a_curve_is_as_wide_as_asked() -> None:
+    rows = plot_rows([(step, step / 100) for step in range(101)], width=300, height=10)
+    assert len(rows) == 10 and max(map(len, rows)) > 290

@@ -28,7 +28,8 @@ def dashboard(
 ) -> int:
     """Show live whether a node contributes, learns and is healthy. Works for a stopped node, too.
 
-    Keys: Enter opens a peer, g the groups, e the events, ? explains all terms, q quits (the node keeps running).
+    Keys: Enter opens a peer, g the groups, e the events, w the swarm, ? explains all terms, q quits. The node keeps
+    running.
     """
     where = home_at(home)
     if not (swarm or where.status.exists() or where.settings.exists()):
@@ -59,6 +60,6 @@ def dashboard(
 
         return Watcher(where, read_document)
 
-    app = DashboardApp(where, open_watcher, once=once)
+    app = DashboardApp(where, open_watcher, read_swarm=lambda: read_document(where, "/swarm"), once=once)
     app.run()
     return app.return_code or 0

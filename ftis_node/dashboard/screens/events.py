@@ -1,15 +1,18 @@
-"""Screen of the event log: its last lines, on request also the routine ones."""
+"""Screen of the event log: its last lines, on request also the routine ones, searched or from the newest."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from textual.containers import VerticalScroll
+from textual import on
+from textual.widgets import Input
 
 from ftis_node.dashboard.screens.page import Page
 from ftis_node.dashboard.view.events import event_line, notable_events
-from ftis_node.dashboard.view.spans import Span, Tone, line
+from ftis_node.dashboard.view.spans import Span, Tone, line, text_of
 from ftis_node.dashboard.widgets.keys_line import KeysLine
+from ftis_node.dashboard.widgets.scroller import Scroller
+from ftis_node.dashboard.widgets.search_line import SearchLine
 from ftis_node.dashboard.widgets.text_lines import TextLines
 
 if TYPE_CHECKING:
@@ -20,37 +23,68 @@ if TYPE_CHECKING:
 
 
 class EventsScreen(Page):
-    """Screen that follows the end of the event log; `a` shows all lines."""
+    """Screen that follows the end of the event log; `a` shows all lines, `s` the newest first, `/` searches."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [("a", "toggle_all", "all lines")]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        ("a", "toggle_all", "all lines"),
+        ("s", "turn", "newest first"),
+        ("slash", "search", "search"),
+    ]
 
     def __init__(self) -> None:
         super().__init__()
-        self._shows_all = False
+        self._shows_all = self._is_turned = False
+        self._wanted = ""
 
     def compose(self) -> ComposeResult:
-        with VerticalScroll(id="scroll"):
+        with Scroller(id="scroll"):
             yield TextLines(id="trail", wraps=True)
-        yield KeysLine(("arrows", "scroll"), ("a", "all lines"), ("Esc", "back"), ("q", "quit"))
+        yield SearchLine(back_to="#scroll")
+        keys = (("arrows", "scroll"), ("a", "all lines"), ("/", "search"), ("s", "newest first or last"))
+        yield KeysLine(*keys, ("Esc", "back"), ("q", "quit"))
 
     def on_mount(self) -> None:
-        self.query_one(VerticalScroll).focus()
+        self.query_one(Scroller).focus()
         if self.app.snapshot is not None:
             self.show(self.app.snapshot)
 
     def show(self, snapshot: NodeSnapshot) -> None:
         """Show the events of a snapshot; a view that is at the end stays there."""
-        scroll = self.query_one(VerticalScroll)
+        scroll = self.query_one(Scroller)
         was_at_end = scroll.is_vertical_scroll_end
         events = snapshot.history.events
         lines = [event_line(event) for event in (events if self._shows_all else notable_events(events))]
-        self.query_one("#trail", TextLines).write(lines or [line(Span("no events yet", Tone.FAINT))])
-        if was_at_end:
+        if self._wanted:
+            lines = [one for one in lines if self._wanted.casefold() in text_of(one).casefold()]
+        if self._is_turned:
+            lines.reverse()
+        none = "no event has this text" if self._wanted else "no events yet"
+        self.query_one("#trail", TextLines).write(lines or [line(Span(none, Tone.FAINT))])
+        if was_at_end and not self._is_turned:
             scroll.scroll_end(animate=False)
 
     def action_toggle_all(self) -> None:
         """Switch between all lines and the notable ones."""
         self._shows_all = not self._shows_all
-        if self.app.snapshot is not None:
-            self.show(self.app.snapshot)
-            self.query_one(VerticalScroll).scroll_end(animate=False)
+        self._again()
+
+    def action_turn(self) -> None:
+        """Switch between the newest line first and last."""
+        self._is_turned = not self._is_turned
+        self._again()
+
+    def action_search(self) -> None:
+        self.query_one(SearchLine).open()
+
+    @on(Input.Changed, "#search")
+    def search(self, event: Input.Changed) -> None:
+        self._wanted = event.value
+        self._again()
+
+    def _again(self) -> None:
+        """Show the lines again, from where the newest is."""
+        if self.app.snapshot is None:
+            return
+        self.show(self.app.snapshot)
+        scroll = self.query_one(Scroller)
+        (scroll.scroll_home if self._is_turned else scroll.scroll_end)(animate=False)

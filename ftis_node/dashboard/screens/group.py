@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from textual.containers import VerticalScroll
-
 from ftis_node.dashboard.screens.page import Page
 from ftis_node.dashboard.view.groups import group_lines
 from ftis_node.dashboard.view.spans import Span, Tone, line, sanitized
 from ftis_node.dashboard.widgets.keys_line import KeysLine
+from ftis_node.dashboard.widgets.scroller import Scroller
 from ftis_node.dashboard.widgets.text_lines import TextLines
 
 if TYPE_CHECKING:
@@ -32,14 +31,14 @@ class GroupScreen(Page):
         self._with_tokens = False
 
     def compose(self) -> ComposeResult:
-        with VerticalScroll(id="scroll"):
+        with Scroller(id="scroll"):
             yield TextLines(id="group", wraps=True)
         yield KeysLine(("arrows", "scroll"), ("l", "log-probs of all tokens"), ("Esc", "back"), ("q", "quit"))
 
     def on_mount(self) -> None:
         """Request the group."""
         self.query_one("#group", TextLines).write([line(Span(f"reading group {self.group_id}", Tone.FAINT))])
-        self.query_one(VerticalScroll).focus()
+        self.query_one(Scroller).focus()
         self.app.load_group(self, self.group_id)
 
     def on_group_opened(self, message: GroupOpened) -> None:

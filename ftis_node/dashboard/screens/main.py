@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from textual import on
 from textual.containers import Container, Horizontal
 from textual.screen import Screen
-from textual.widgets import DataTable
+from textual.widgets import DataTable, Input
 
 from ftis_node.dashboard.screens.peer import PeerScreen
 from ftis_node.dashboard.view.spans import Span, Tone, line
@@ -18,6 +18,7 @@ from ftis_node.dashboard.widgets.metrics_panel import MetricsPanel
 from ftis_node.dashboard.widgets.overview import Overview
 from ftis_node.dashboard.widgets.peers_table import PeersTable
 from ftis_node.dashboard.widgets.plot import Plot
+from ftis_node.dashboard.widgets.search_line import SearchLine
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from ftis_node.dashboard.context import DashboardContext
     from ftis_node.dashboard.snapshot import NodeSnapshot
 
-WIDE, TALL = 130, 40
+WIDE, TALL = 130, 36  # from TALL rows on there is space for panels
 
 
 class MainScreen(Screen[None]):
@@ -41,15 +42,24 @@ class MainScreen(Screen[None]):
     #peers { height: 4fr; min-height: 3; }
     #events { height: 3fr; min-height: 2; }
     MainScreen.-low.-stopped #curves { height: 5; }
-    MainScreen.-tall #curves { height: 16; }
-    MainScreen.-tall Overview, MainScreen.-tall MetricsPanel { margin-bottom: 1; }
+    MainScreen.-tall #curves { height: 28%; max-height: 18; }
+    MainScreen.-tall Overview, MainScreen.-tall MetricsPanel, MainScreen.-tall Plot, MainScreen.-tall PeersTable,
+    MainScreen.-tall EventLines {
+        border: round ansi_bright_black; border-title-color: $foreground; border-title-style: bold; padding: 0 1;
+    }
+    MainScreen.-tall Overview.-good { border: round ansi_green; }
+    MainScreen.-tall Overview.-waits { border: round ansi_yellow; }
+    MainScreen.-tall Overview.-bad { border: round ansi_red; }
     MainScreen.-wide #lists { layout: horizontal; }
-    MainScreen.-wide #peers { width: 80; height: 1fr; }
+    MainScreen.-wide #peers { width: 82; height: 1fr; }
     MainScreen.-wide #events { height: 1fr; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         ("g", "app.show_groups", "groups"),
         ("e", "app.show_events", "events"),
+        ("w", "app.show_swarm", "swarm"),
+        ("slash", "search", "search peers"),
+        ("s", "sort", "sort peers"),
         ("question_mark", "app.show_help", "help"),
         ("q", "app.quit", "quit"),
     ]
@@ -68,7 +78,17 @@ class MainScreen(Screen[None]):
         with Container(id="lists"):
             yield PeersTable(id="peers")
             yield EventLines(id="events")
-        yield KeysLine(("Enter", "open peer"), ("g", "groups"), ("e", "events"), ("?", "help"), ("q", "quit"))
+        yield SearchLine(back_to="#peers")
+        yield KeysLine(
+            ("Enter", "open peer"),
+            ("g", "groups"),
+            ("e", "events"),
+            ("w", "swarm"),
+            ("/", "search"),
+            ("s", "sort"),
+            ("?", "help"),
+            ("q", "quit"),
+        )
 
     def on_mount(self) -> None:
         self.query_one(Overview).write([line(Span(f"snapshot {self._home}", Tone.FAINT))])
@@ -83,6 +103,16 @@ class MainScreen(Screen[None]):
         self.query_one(MetricsPanel).show(snapshot)
         self.query_one(PeersTable).show(snapshot)
         self.query_one(EventLines).show(snapshot)
+
+    def action_search(self) -> None:
+        self.query_one(SearchLine).open()
+
+    def action_sort(self) -> None:
+        self.query_one(PeersTable).sort_next()
+
+    @on(Input.Changed, "#search")
+    def search(self, event: Input.Changed) -> None:
+        self.query_one(PeersTable).search(event.value)
 
     @on(DataTable.RowSelected, "#peers")
     def open_peer(self, event: DataTable.RowSelected) -> None:

@@ -19,6 +19,10 @@ class Page(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [("escape", "back", "back"), ("q", "app.quit", "quit")]
 
     def action_back(self) -> None:
-        """Close this screen once, although Escape may be pressed again before it is closed."""
-        if self.is_current:
+        """Close this screen once, although Escape may be pressed again before it is closed; the last ends all."""
+        if not self.is_current:
+            return
+        if len(self.app.screen_stack) > 1:
             self.app.pop_screen()
+        else:
+            self.app.exit()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from textual import on
-from textual.containers import VerticalScroll
 from textual.widgets import DataTable
 
 from ftis_node.dashboard.screens.group import GroupScreen
@@ -15,6 +14,7 @@ from ftis_node.dashboard.view.peers import ban_words, peer_lines
 from ftis_node.dashboard.view.spans import Span, Tone, line, sanitized
 from ftis_node.dashboard.widgets.keys_line import KeysLine
 from ftis_node.dashboard.widgets.rows_table import RowsTable
+from ftis_node.dashboard.widgets.scroller import Scroller
 from ftis_node.dashboard.widgets.text_lines import TextLines
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class PeerScreen(Page):
     """Screen of one peer, updated while it is open."""
 
     DEFAULT_CSS = """
-    PeerScreen VerticalScroll { height: auto; max-height: 80%; }
+    PeerScreen Scroller { height: auto; max-height: 80%; }
     PeerScreen TextLines { margin: 0 0 1 0; }
     PeerScreen RowsTable { border-top: solid $foreground 40%; }
     """
@@ -39,7 +39,7 @@ class PeerScreen(Page):
 
     def compose(self) -> ComposeResult:
         """Lay out the peer's values above its groups; each part scrolls."""
-        with VerticalScroll():
+        with Scroller():
             yield TextLines(id="peer", wraps=True)
         yield RowsTable(GROUP_COLUMNS, id="groups")
         yield KeysLine(("Enter", "open group"), ("Esc", "back"), ("q", "quit"))

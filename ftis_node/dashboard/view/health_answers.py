@@ -12,7 +12,19 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ftis_node.dashboard.snapshot import NodePhase
-from ftis_node.dashboard.view.spans import Line, Span, Tone, ago, count, labelled, line, moment, percent, sanitized
+from ftis_node.dashboard.view.spans import (
+    Line,
+    Span,
+    Tone,
+    ago,
+    count,
+    duration,
+    labelled,
+    line,
+    moment,
+    percent,
+    sanitized,
+)
 from ftis_node.telemetry.health_summary import OFF, AnswerWord, summarize_health
 from ftis_node.telemetry.status import starting, stopped
 
@@ -171,11 +183,38 @@ def _stalled_s(snapshot: NodeSnapshot) -> float | None:
 
 
 def next_lines(snapshot: NodeSnapshot) -> tuple[Line, ...]:
-    """Return how to start a stopped node again and the age of its values; nothing for a running node."""
+    """Return how to start a stopped node again and the age of its values, or what a node waits for."""
     if snapshot.phase is not NodePhase.STOPPED:
-        return ()
+        return _waiting(snapshot)
     told = f"status of {moment(snapshot.reported_at)}" if snapshot.reported_at else "it left no status"
     return (
         line(Span(f"{told}; start it again (? shows the whole command):", Tone.WARN)),
         line("  ", Span(snapshot.start_command, Tone.STRONG)),
     )
+
+
+def _waiting(snapshot: NodeSnapshot) -> tuple[Line, ...]:
+    """Return what to do while an answer is "not yet", with the time expected; nothing if no answer is."""
+    health = health_of(snapshot)
+    waits = [answer for answer in (health.learning, health.contributing) if answer.word is AnswerWord.NOT_YET]
+    if not waits:
+        return ()
+    advice = sanitized(waits[0].advice or "wait")
+    if snapshot.phase is NodePhase.RUNNING and waits[0] is health.learning:
+        usual_s = _usual_step_s(snapshot)
+        advice += "; its time is not known yet" if usual_s is None else f"; a step usually takes {duration(usual_s)}"
+    return (labelled("what now?", Span(advice, Tone.WARN), width=LABEL_WIDTH),)
+
+
+def _usual_step_s(snapshot: NodeSnapshot) -> float | None:
+    """Return the median seconds between the last steps; None if the home has fewer than two."""
+    times = [point.time for point in snapshot.history.steps[-MIN_STEPS:]]
+    gaps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+    return statistics.median(gaps) if gaps else None
+
+
+def worst_tone(snapshot: NodeSnapshot) -> Tone:
+    """Return the tone of the worst of the three answers."""
+    words = [answer.word for _, answer in health_of(snapshot).items()]
+    tones = [TONES[word] for word in words]
+    return next((tone for tone in (Tone.BAD, Tone.WARN, Tone.GOOD) if tone in tones), Tone.FAINT)

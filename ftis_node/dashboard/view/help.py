@@ -12,11 +12,15 @@ if TYPE_CHECKING:
     from ftis_node.dashboard.snapshot import NodeSnapshot
 
 KEYS = (
-    ("arrows", "select a row, or scroll"),
+    ("arrows, j, k", "select a row, or scroll"),
     ("Enter", "open the peer, or the group"),
     ("g", "the newest groups of the buffer; Enter opens one"),
     ("l", "in a group: every token with its log-prob"),
     ("e", "the event log; a shows routine events too"),
+    ("w", "the whole swarm: all peers of the run, and who learns from whom"),
+    ("/", "search in peers or events; Enter keeps the filter, Esc clears it"),
+    ("s", "sort: the next column of the peers, or the newest event first"),
+    ("mouse", "select, open, scroll; a click on a column sorts by it"),
     ("Esc", "back"),
     ("q", "quit; the node keeps running"),
 )

@@ -21,7 +21,7 @@ from ftis_node.dashboard.view.spans import (
 from ftis_node.telemetry.teaching import teaches, teaching_words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 PEER_COLUMNS = ("peer", "model", "trust", "taken", "teaches", "rejected", "holds", "seen")
 NAME_WIDTH, MODEL_WIDTH, REASON_WIDTH = 9, 16, 60
@@ -34,9 +34,19 @@ STANDING_WORDS = {
 }
 
 
-def sorted_peers(peers: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Sort by accepted groups, most first; among equals, peers with more rejected groups come last."""
-    return sorted(peers, key=lambda row: (-row.get("groups_accepted", 0), _refused(row), row["peer_id"]))
+def sorted_peers(peers: Iterable[Mapping[str, Any]], by: str = "taken") -> list[Mapping[str, Any]]:
+    """Sort by a column of PEER_COLUMNS: numbers from the largest, words by letter, the least trusted first.
+
+    Among equals, peers with more accepted groups come first, those with more rejected groups last.
+    """
+    key = ORDERS[by]
+    return sorted(peers, key=lambda row: (key(row), -row.get("groups_accepted", 0), _refused(row), row["peer_id"]))
+
+
+def is_found(row: Mapping[str, Any], wanted: str) -> bool:
+    """Return whether a peer's id, name, model, role or trust contains a text, in any case of letters."""
+    texts = (str(row.get(key) or "") for key in ("peer_id", "name", "model", "role", "standing"))
+    return any(wanted.casefold() in text.casefold() for text in texts)
 
 
 def peer_row(row: Mapping[str, Any], *, now: float) -> tuple[Span, ...]:
@@ -88,6 +98,22 @@ def peer_lines(row: Mapping[str, Any], *, now: float) -> list[Line]:
         labelled("pulls", f"{row.get('failed_pulls', 0)} failed"),
     ]
     return lines
+
+
+ORDERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+    "taken": lambda row: -row.get("groups_accepted", 0),
+    "teaches": lambda row: -((row.get("teaching") or {}).get("teaches") or 0.0),
+    "rejected": lambda row: -_refused(row),
+    "trust": lambda row: (
+        list(STANDING_TONES).index(standing)
+        if (standing := str(row.get("standing", "good"))) in STANDING_TONES
+        else len(STANDING_TONES)
+    ),
+    "holds": lambda row: -row.get("groups_confirmed", 0),
+    "seen": lambda row: -row.get("last_seen", 0.0),
+    "peer": lambda row: str(row.get("name") or row["peer_id"]).casefold(),
+    "model": lambda row: str(row.get("model") or "").casefold(),
+}
 
 
 def ban_words(row: Mapping[str, Any]) -> str:

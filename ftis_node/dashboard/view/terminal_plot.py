@@ -67,6 +67,7 @@ def plot_rows(points: Sequence[tuple[float, float]], *, width: int, height: int)
     plotext.clear_figure()
     plotext.theme("clear")
     plotext.frame(False)
+    plotext.limit_size(False, False)  # else the size of this process's terminal, which a browser page lacks
     plotext.plotsize(width, height)
     plotext.ylim(low, high)
     plotext.yticks([low, high], [f"{low:.2f} ", f"{high:.2f} "])

@@ -12,5 +12,9 @@ if TYPE_CHECKING:
 class MetricsPanel(TextLines):
     """Metric lines: workers, shares, groups, buffer, memory."""
 
+    def __init__(self, *, id: str) -> None:
+        super().__init__(id=id)
+        self.border_title = "work"
+
     def show(self, snapshot: NodeSnapshot) -> None:
         self.write(metric_lines(snapshot))

@@ -10,6 +10,8 @@ from ftis_node.dashboard.view.terminal_plot import plot_rows
 if TYPE_CHECKING:
     from ftis_node.dashboard.view.terminal_plot import Points
 
+BRAILLE = "[\u2800-\u28ff]+"
+
 
 class Plot(Static):
     """Plot under its title, redrawn when its points or its size change.
@@ -43,4 +45,6 @@ class Plot(Static):
 
     def _draw(self) -> None:
         rows = plot_rows(self._points, width=self.content_size.width, height=self.content_size.height)
-        self.update(Text("\n".join(rows), no_wrap=True))
+        text = Text("\n".join(rows), no_wrap=True)
+        text.highlight_regex(BRAILLE, "cyan")
+        self.update(text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from rich.cells import cell_len
 from rich.text import Text
@@ -12,6 +12,8 @@ from ftis_node.dashboard.widgets.text_lines import as_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from textual.binding import BindingType
 
     from ftis_node.dashboard.view.spans import Span
 
@@ -29,6 +31,8 @@ class RowsTable(DataTable[Text]):
     }
     """
 
+    BINDINGS: ClassVar[list[BindingType]] = [("j", "cursor_down", "down"), ("k", "cursor_up", "up")]
+
     def __init__(self, columns: Sequence[str], *, id: str) -> None:
         super().__init__(id=id, cursor_type="row", zebra_stripes=False, cell_padding=1)
         self._labels = columns
@@ -42,7 +46,7 @@ class RowsTable(DataTable[Text]):
     def show_rows(self, rows: Mapping[str, Row]) -> None:
         """Replace the rows; update cells in place if ids, order and widths are unchanged."""
         wanted = dict(rows)
-        if wanted == self._shown:
+        if list(wanted.items()) == list(self._shown.items()):
             return
         if list(wanted) == list(self._shown) and self._widths == self._widths_for(wanted):
             self._update_cells(wanted)

@@ -203,12 +203,16 @@ class AnnouncementHandler:
         _remember(self._malformed, key)
         self._peers.note(announcer, Behaviour.REFUSED, reason=f"announcement_{error.reason}")
 
+    @property
+    def oldest_usable(self) -> float:
+        """Return the Unix time until which groups are too old, or older than the reset of the buffer."""
+        return max(time.time() - self._context.manifest.step.max_age_s, self._reset_at)
+
     def _is_usable(self, announcement: Announcement, *, as_text: bool) -> bool:
         manifest = self._context.manifest
         is_ignored = as_text and manifest.step.other_tokenizers == "ignore"
         fits = announcement.envelope_bytes <= manifest.wire.max_envelope_bytes
-        oldest = max(time.time() - manifest.step.max_age_s, self._reset_at)
-        return fits and not is_ignored and announcement.created_at > oldest
+        return fits and not is_ignored and announcement.created_at > self.oldest_usable
 
     def has(self, item: PullItem) -> bool:
         """Return whether a group is or was here, or was refused.
