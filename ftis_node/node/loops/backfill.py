@@ -106,7 +106,9 @@ class BackfillLoop:
         max_age_s, asked_at = self._context.manifest.step.max_age_s, time.monotonic()
         if not is_for_all and peer_id in self._caught_up_to:
             max_age_s = min(max_age_s, asked_at - self._caught_up_to[peer_id] + OVERLAP_S)
-        since = max(time.time() - max_age_s, self._ear.oldest_usable)  # a peer that answers with others is paused
+        since = max(
+            time.time() - max_age_s, self._announcements.oldest_usable
+        )  # a peer that answers with others is paused
         for _ in range(MAX_PAGES):
             question = BackfillRequest(sender=None if is_for_all else peer_id, since=since)
             newest, num_answers, outcome = await self._ask(peer_id, question)
