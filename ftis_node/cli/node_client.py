@@ -93,9 +93,10 @@ def _as_starting(saved: str) -> dict[str, Any]:
 
 def _as_stopped(saved: dict[str, Any], home: Home) -> dict[str, Any]:
     from ftis_node.config.resume import raised_budgets, start_command
-    from ftis_node.telemetry.status import Status, stopped
+    from ftis_node.telemetry.status import EndWord, Status, stopped
 
-    status = Status.from_json(json.dumps(saved).encode())
-    command = start_command(home, raised=raised_budgets(saved.get("budget", {})))
+    status = stopped(Status.from_json(json.dumps(saved).encode()))
+    is_finished = status.node.end == EndWord.FINISHED  # else the budgets are no reason why it ended
+    command = start_command(home, raised=raised_budgets(saved.get("budget", {})) if is_finished else None)
     document: dict[str, Any] = json.loads(stopped(status, resume=command).to_json())
     return document

@@ -52,23 +52,23 @@ class EventTotals:
 
     def _add(self, line: bytes, name: str) -> None:
         try:
-            told = _DECODER.decode(line)
+            decoded = _DECODER.decode(line)
         except (
             msgspec.DecodeError,
             UnicodeDecodeError,
             RecursionError,
         ):  # other types under the same names, or a NaN: nothing of it is counted
             event = read_event(line)
-            told = _Line(time=float(event["time"]), event=name)
-        self.began_at = told.time if self.began_at is None else self.began_at
-        self.ended_at = told.time
+            decoded = _Line(time=float(event["time"]), event=name)
+        self.began_at = decoded.time if self.began_at is None else self.began_at
+        self.ended_at = decoded.time
         if name == "admitted":
-            kind = "made" if told.own else "received"
-            self.traffic.count(kind, told.time)
-            self.tokens[kind] += told.num_tokens
+            kind = "made" if decoded.own else "received"
+            self.traffic.count(kind, decoded.time)
+            self.tokens[kind] += decoded.num_tokens
         elif name in COUNTED:
-            self.traffic.count(COUNTED[name], told.time)
-        reason = present_reason(told.reason)
+            self.traffic.count(COUNTED[name], decoded.time)
+        reason = present_reason(decoded.reason)
         if name == "refused" and (reason in self.refused or len(self.refused) < MAX_REASONS):
             self.refused[reason] += 1
         if name not in FREQUENT:

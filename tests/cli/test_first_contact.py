@@ -62,7 +62,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory, tiny_models: Mapping[str, Pat
     first = ("--model", str(tiny_models["s"]), "--run", str(manifest), "--peers", NOBODY, "--engine", "torch")
     finished = _lines(home, *first, "--steps", "2")
     status, screen = read_document(home, "/status"), _screen(home)
-    answers = [text_of(line) for line in answer_lines(Watcher(home, read_document).look())]
+    answers = [text_of(line) for line in answer_lines(Watcher(home, read_document).poll())]
     again = _lines(home, "--steps", "2")
     other = _refused(home, "join", "--model", str(tiny_models["m"]), "--steps", "2")
     with started(home.root, "join", "--log-format", "json", "--listen", ANY_PORT) as node:
@@ -105,7 +105,7 @@ def test_the_first_ten_lines_say_what_happens(seen: Seen) -> None:
     for pattern in (
         r"^ftis-node \S+ generates with and trains s \([\d,]+ parameters\) on arithmetic$",
         r"^run       test \([0-9a-f]{12}\), method ftis; begins at step 0, ends after step 2$",
-        r"^trains    all weights, ",
+        r"^trains    all weights",
         r"^memory    cpu: .* GiB .* at the peak",
         r"^peers     1 address to dial first$",
         r"^shares    groups \(prompts, completions, log-probs, rewards\), .* no other file leaves$",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -135,6 +136,18 @@ async def test_an_own_group_with_other_rewards_than_it_was_scored_with_is_refuse
     verdict = await validate(data, _context(), made=made)
     assert isinstance(verdict, Refused)
     assert verdict.refusal.reason == "reward_mismatch"
+
+
+@pytest.mark.parametrize(("reset_s_ago", "reason"), [(600.0, None), (0.0, "stale"), (-3.0, "stale")])
+async def test_a_group_made_before_the_buffer_was_reset_is_refused_without_blame(
+    identity: Identity, reset_s_ago: float, reason: str | None
+) -> None:
+    """The clocks may differ: the allowed skew counts."""
+    data = seal_group(_ours(identity), identity).to_bytes()
+    verdict = await validate(data, _context(reset_at=time.time() - reset_s_ago))
+    assert (verdict.refusal.reason if isinstance(verdict, Refused) else None) == reason
+    own = await validate(data, _context(reset_at=time.time() - reset_s_ago, own_id=identity.peer_id))
+    assert isinstance(own, Accepted)
 
 
 def _with_logprob(value: float):

@@ -84,6 +84,17 @@ async def test_a_peer_whose_answers_are_all_of_no_use_is_left_alone_for_a_while(
         assert len(asked) == num_asked
 
 
+async def test_no_group_from_before_the_reset_of_the_buffer_is_asked_for(tmp_path: Path) -> None:
+    """Answers of no use would pause the peers that give them."""
+    swarm = LightSwarm(tmp_path, manifest_of())
+    async with swarm.node(1) as alice:
+        reset_at = int(time.time()) - 10
+        alice.parts.buffer._db.execute("INSERT INTO totals (name, value) VALUES ('reset_at', ?)", (reset_at,))
+        wiring, asked = pulling(alice, [])
+        await wiring.backfill.catch_up(PEER)
+        assert asked and all(question.since >= reset_at for question in asked)
+
+
 async def test_a_last_number_from_the_directory_makes_a_question_that_is_taken(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice:

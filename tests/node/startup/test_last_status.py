@@ -56,3 +56,13 @@ def test_a_home_without_a_status_that_can_be_read_is_left_as_it_is(tmp_path: Pat
     mark_start(home)
     mark_end(home, EndWord.STOPPED)
     assert (home.status.read_text() if home.status.exists() else None) == content
+
+
+@pytest.mark.parametrize(("end", "more"), [("finished", " --generate-tokens 640"), ("stopped", ""), ("", "")])
+def test_only_a_finished_node_needs_a_larger_budget_to_go_on(home: Home, end: str, more: str) -> None:
+    node = {"peer_id": "p", "state": "stopped", "end": end}
+    budget = {"generate_tokens": {"used": 320, "limit": 320, "left": 0}}
+    home.status.write_text(json.dumps({"node": node, "budget": budget}))
+    home.settings.write_text('{"model": "m"}')
+    resume = read_document(home, "/status")["node"]["resume"]
+    assert resume == f"ftis-node join --home {home.root}{more}"
