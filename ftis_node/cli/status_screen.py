@@ -74,12 +74,12 @@ def log_line(document: Document, *, now: float) -> str:
 
 def _explanations(verdict: HealthSummary) -> Iterator[str]:
     """Return why an answer is not yes, and what to do. Reasons that two answers share appear once."""
-    said: set[str] = set()
+    shown_reasons: set[str] = set()
     for question, answer in verdict.items():
         text = answer.why + (f": {answer.advice}" if answer.advice else "")
-        if answer.word not in (AnswerWord.YES, *ENDED_WELL) and answer.why not in said:
+        if answer.word not in (AnswerWord.YES, *ENDED_WELL) and answer.why not in shown_reasons:
             yield f"{'!' if answer.word is AnswerWord.NO else '-'} {question}: {text}"
-            said.add(answer.why)
+            shown_reasons.add(answer.why)
 
 
 def _facts(document: Document, now: float) -> Iterator[tuple[str, str]]:

@@ -52,8 +52,8 @@ def parse_multiaddr(text: str) -> PeerAddress:
     """Return the peer address in `text`. Raises ConfigError with one line that says what is wrong."""
     address = _parsed(text)
     if address.peer_id is None:
-        said = f"the peer address {shown(text)} does not say which peer"
-        raise ConfigError(f"{said}: it must end in /p2p/ID, as in {EXAMPLE}")
+        problem = f"the peer address {shown(text)} does not say which peer"
+        raise ConfigError(f"{problem}: it must end in /p2p/ID, as in {EXAMPLE}")
     if address.port == 0:
         raise ConfigError(f"the peer address {shown(text)} has port 0: write it like {EXAMPLE}")
     return PeerAddress(peer_id=address.peer_id, text=address.text)
@@ -66,8 +66,8 @@ def parse_listen_address(text: str) -> ListenAddress:
         raise ConfigError(f"cannot listen on {text!r}: write it as /ip4/{host}/tcp/{plain[2]}")
     address = _parsed(text)
     if address.names[0] not in IPS or address.peer_id is not None or "p2p-circuit" in address.names:
-        said = f"cannot listen on {shown(text)}"
-        raise ConfigError(f"{said}: write it like /ip4/0.0.0.0/tcp/4001 (port 0: any free port)")
+        problem = f"cannot listen on {shown(text)}"
+        raise ConfigError(f"{problem}: write it like /ip4/0.0.0.0/tcp/4001 (port 0: any free port)")
     return ListenAddress(text=address.text, host=address.host, transport=address.names[1], port=address.port)
 
 

@@ -61,6 +61,6 @@ def _ask_torch() -> tuple[Accelerator, ...]:
             [sys.executable, "-c", PROBE], capture_output=True, text=True, check=True, timeout=PROBE_TIMEOUT_S
         )
     except (OSError, subprocess.SubprocessError) as error:
-        said = str(getattr(error, "stderr", None) or error).strip().splitlines()[-1]
-        raise MachineError(f"torch cannot list the GPUs: {said}; see `ftis-node doctor`") from error
+        last_line = str(getattr(error, "stderr", None) or error).strip().splitlines()[-1]
+        raise MachineError(f"torch cannot list the GPUs: {last_line}; see `ftis-node doctor`") from error
     return tuple(Accelerator(str(name), int(size)) for name, size in json.loads(done.stdout.splitlines()[-1]))

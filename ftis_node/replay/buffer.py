@@ -247,9 +247,9 @@ class ReplayBuffer:
     def give_up(self, num_bytes: int, *, saved_step: int | None = None) -> int:
         """Deletes the oldest RELEASED groups, `num_bytes` of envelopes where there are so many, and gives their pages
         back to the disk; returns how many went. `saved_step` as in `prune`."""
-        num_gone = self.prune(max_disk_bytes=max(0, kept_bytes(self._db) - num_bytes), saved_step=saved_step)
+        num_removed = self.prune(max_disk_bytes=max(0, kept_bytes(self._db) - num_bytes), saved_step=saved_step)
         self.shrink()
-        return num_gone
+        return num_removed
 
     def _oldest_released(self, saved_step: int | None) -> sqlite3.Cursor:
         """In the order of arrival, without an index: by one, all of them would be sorted before the first is seen."""

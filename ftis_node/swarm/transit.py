@@ -55,14 +55,14 @@ def should_fetch(delay: Delay, *, num_held: int, max_held: int, since_last: floa
 
 
 def outdated_offers(
-    asked_at: dict[int, float], *, now: float, max_offered: int, num_newest: int = 2, lease: float = 60.0
+    requested_at: dict[int, float], *, now: float, max_offered: int, num_newest: int = 2, lease: float = 60.0
 ) -> list[int]:
     """Return the versions that a learner need not keep for generators any longer.
 
     The `num_newest` newest stay. Older ones stay while they are being fetched (last asked for within `lease`), but
-    never more than `max_offered` in all. `asked_at` maps each kept version to the time of its last request.
+    never more than `max_offered` in all. `requested_at` maps each kept version to the time of its last request.
     """
-    versions = sorted(asked_at, reverse=True)
+    versions = sorted(requested_at, reverse=True)
     older = versions[num_newest:]
-    wanted = [version for version in older if now - asked_at[version] <= lease][: max_offered - num_newest]
+    wanted = [version for version in older if now - requested_at[version] <= lease][: max_offered - num_newest]
     return [version for version in older if version not in wanted]

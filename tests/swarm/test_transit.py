@@ -58,7 +58,7 @@ def test_with_a_long_delay_the_places_are_spread_over_it() -> None:
 
 
 def test_a_learner_keeps_the_newest_and_what_is_being_fetched() -> None:
-    asked_at = {1: 90.0, 2: 0.0, 3: 95.0, 4: 99.0, 5: 0.0, 6: 0.0}
-    assert outdated_offers(asked_at, now=100.0, max_offered=8) == [2]
-    assert outdated_offers(asked_at, now=100.0, max_offered=4) == [2, 1]
-    assert outdated_offers(asked_at, now=200.0, max_offered=8) == [4, 3, 2, 1]
+    requested_at = {1: 90.0, 2: 0.0, 3: 95.0, 4: 99.0, 5: 0.0, 6: 0.0}
+    assert outdated_offers(requested_at, now=100.0, max_offered=8) == [2]
+    assert outdated_offers(requested_at, now=100.0, max_offered=4) == [2, 1]
+    assert outdated_offers(requested_at, now=200.0, max_offered=8) == [4, 3, 2, 1]

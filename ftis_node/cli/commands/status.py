@@ -61,15 +61,15 @@ def _watch(home: Home, *, as_json: bool, interval_s: float) -> None:
     if show is _repaint:
         sys.stdout.write(REPAINT + REST_OF_SCREEN)
     try:
-        for look in _looks(home, interval_s):
-            show(look)
+        for snapshot in _snapshots(home, interval_s):
+            show(snapshot)
             sys.stdout.flush()
     except KeyboardInterrupt:
         if show is _repaint:
             typer.echo()
 
 
-def _looks(home: Home, interval_s: float) -> Iterator[dict[str, Any] | FtisError]:
+def _snapshots(home: Home, interval_s: float) -> Iterator[dict[str, Any] | FtisError]:
     """Yield the status, or why there is none, every `interval_s`. Raises ConfigError for a home without a node."""
     seen_before = False
     while True:
@@ -85,7 +85,7 @@ def _looks(home: Home, interval_s: float) -> Iterator[dict[str, Any] | FtisError
         time.sleep(interval_s)
 
 
-def _repaint(look: dict[str, Any] | FtisError) -> None:
+def _repaint(snapshot: dict[str, Any] | FtisError) -> None:
     from shutil import get_terminal_size
 
     from ftis_node.cli.status_screen import screen
@@ -93,21 +93,23 @@ def _repaint(look: dict[str, Any] | FtisError) -> None:
 
     size = get_terminal_size()
     clock = time.strftime("%H:%M:%S")
-    lines = wrapped(f"{look}; trying again", size.columns - 1) if isinstance(look, FtisError) else []
-    if not isinstance(look, FtisError):
-        lines = screen(look, now=time.time(), width=min(size.columns, 100) - 1)
+    lines = wrapped(f"{snapshot}; trying again", size.columns - 1) if isinstance(snapshot, FtisError) else []
+    if not isinstance(snapshot, FtisError):
+        lines = screen(snapshot, now=time.time(), width=min(size.columns, 100) - 1)
     shown = [*lines[: size.lines - 2], f"{clock}, updated until ctrl-C"]
     sys.stdout.write(REPAINT + "".join(f"{line}{REST_OF_LINE}\n" for line in shown) + REST_OF_SCREEN)
 
 
-def _append(look: dict[str, Any] | FtisError) -> None:
+def _append(snapshot: dict[str, Any] | FtisError) -> None:
     from ftis_node.cli.status_screen import log_line
     from ftis_node.telemetry.terminal_text import printable
 
     clock = time.strftime("%Y-%m-%dT%H:%M:%S")
-    text = printable(str(look)) if isinstance(look, FtisError) else log_line(look, now=time.time())
+    text = printable(str(snapshot)) if isinstance(snapshot, FtisError) else log_line(snapshot, now=time.time())
     typer.echo(f"{clock} {text}")
 
 
-def _show_json(look: dict[str, Any] | FtisError) -> None:
-    typer.echo(json.dumps({"error": str(look)} if isinstance(look, FtisError) else look, separators=(",", ":")))
+def _show_json(snapshot: dict[str, Any] | FtisError) -> None:
+    typer.echo(
+        json.dumps({"error": str(snapshot)} if isinstance(snapshot, FtisError) else snapshot, separators=(",", ":"))
+    )

@@ -56,7 +56,7 @@ def health_of(snapshot: NodeSnapshot) -> HealthSummary:
     return summarize_health(msgspec.to_builtins(status), now=snapshot.taken_at)
 
 
-def said(answer: HealthAnswer) -> str:
+def problem_text(answer: HealthAnswer) -> str:
     """Return why, and what to do; the peers' text in it is sanitized."""
     return sanitized(f"{answer.why}: {answer.advice}" if answer.advice else answer.why)
 
@@ -84,7 +84,7 @@ def contributing(snapshot: NodeSnapshot) -> Line:
     if snapshot.phase is NodePhase.STOPPED:
         return _answer("contributing", answer.word, f"not running; {tally}", tone=Tone.FAINT)
     if answer.word is AnswerWord.NO or snapshot.phase is NodePhase.STARTING:
-        return _answer("contributing", answer.word, said(answer))
+        return _answer("contributing", answer.word, problem_text(answer))
     if status.generation.state == OFF:
         return _answer("contributing", answer.word, f"{swarm.weights_bytes_out / 1e6:.1f} MB of weights sent")
     share = f" ({percent(swarm.groups_confirmed, swarm.groups_sent)})" if swarm.groups_confirmed else ""
@@ -100,7 +100,7 @@ def learning(snapshot: NodeSnapshot) -> Line:
         words = f"it follows a learner; version {status.generation.policy_version}"
         return _answer("learning", answer.word, words + ("" if age_s is None else f", {age_s:.0f} s old"))
     if snapshot.is_live and answer.word is not AnswerWord.YES:
-        return _answer("learning", answer.word, sanitized(answer.why) if answer.is_well else said(answer))
+        return _answer("learning", answer.word, sanitized(answer.why) if answer.is_well else problem_text(answer))
     rewards = [point.reward_mean for point in snapshot.history.steps if point.reward_mean is not None]
     step, tone = f"step {status.learner.step}", None if snapshot.is_live else Tone.FAINT
     if len(rewards) < MIN_STEPS:
@@ -161,7 +161,7 @@ def problems(snapshot: NodeSnapshot) -> list[str]:
     """Return the problems of a running node, the worst first, each with what to do."""
     machine = snapshot.machine
     answer = health_of(snapshot).healthy
-    found = [] if answer.is_well else [said(answer)]
+    found = [] if answer.is_well else [problem_text(answer)]
     if (stalled_s := _stalled_s(snapshot)) is not None:
         found.append(
             f"no step for {ago(snapshot.taken_at - stalled_s, snapshot.taken_at)}: are groups ready? press `g`"

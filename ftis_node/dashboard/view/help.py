@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ftis_node.dashboard.snapshot import NodePhase
-from ftis_node.dashboard.view.health_answers import health_of, problems, said
+from ftis_node.dashboard.view.health_answers import health_of, problem_text, problems
 from ftis_node.dashboard.view.spans import Line, Span, Tone, labelled, line
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def start_lines(snapshot: NodeSnapshot) -> list[Line]:
 def _current_problems(snapshot: NodeSnapshot) -> list[str]:
     """Return every "no" and every problem of the node's health."""
     verdict = health_of(snapshot)
-    noes = [said(answer) for answer in (verdict.contributing, verdict.learning) if not answer.is_well]
+    noes = [problem_text(answer) for answer in (verdict.contributing, verdict.learning) if not answer.is_well]
     return [*noes, *problems(snapshot)]
 
 

@@ -31,8 +31,8 @@ async def find_manifest(settings: NetworkSettings, *, run_id: str, timeout_s: fl
                 return await _poll(session, dialler, run_id)
         except TimeoutError:
             why = dialler.dial_error or "the given peers do not have it"
-            said = f"no manifest of run {run_id} within {timeout_s:.0f} s ({why})"
-            raise NetworkError(f"{said}: check the id and --peers, or give --run FILE") from None
+            problem = f"no manifest of run {run_id} within {timeout_s:.0f} s ({why})"
+            raise NetworkError(f"{problem}: check the id and --peers, or give --run FILE") from None
 
 
 async def _poll(session: Session, dialler: Dialler, run_id: str) -> bytes:

@@ -103,9 +103,9 @@ class BackfillLoop:
     async def _catch_up(self, peer_id: str) -> None:
         self._announcements.tracker_of(peer_id).at = time.monotonic()
         is_for_all = peer_id not in self._caught_up_to and self._everybodys.take(1.0, now=time.monotonic())
-        max_age_s, asked_at = self._context.manifest.step.max_age_s, time.monotonic()
+        max_age_s, requested_at = self._context.manifest.step.max_age_s, time.monotonic()
         if not is_for_all and peer_id in self._caught_up_to:
-            max_age_s = min(max_age_s, asked_at - self._caught_up_to[peer_id] + OVERLAP_S)
+            max_age_s = min(max_age_s, requested_at - self._caught_up_to[peer_id] + OVERLAP_S)
         since = max(
             time.time() - max_age_s, self._announcements.oldest_usable
         )  # a peer that answers with others is paused
@@ -117,7 +117,7 @@ class BackfillLoop:
             if num_answers < PAGE or newest <= since:
                 break
             since = min(newest, time.time() + self._context.settings.validation.max_clock_skew_s)
-        self._caught_up_to[peer_id] = asked_at
+        self._caught_up_to[peer_id] = requested_at
         if len(self._caught_up_to) > MAX_SENDERS:
             del self._caught_up_to[next(iter(self._caught_up_to))]
 

@@ -260,7 +260,9 @@ class PullLoop:
             self._note_outcome(batch, fetched.outcome, is_empty=not fetched.bodies)
             missing = [group_id for group_id in ids if group_id not in here]
             self._note_useless(batch, verdicts, fetched.outcome, missing=missing)
-            await self._ask_others(batch, missing=missing, is_answered=fetched.outcome is FetchOutcome.COMPLETE)
+            await self._request_from_others(
+                batch, missing=missing, is_answered=fetched.outcome is FetchOutcome.COMPLETE
+            )
         await self._confirmations.confirm(verdicts, source=peer_id)
 
     def _settle(self, batch: PullRequest, verdicts: Sequence[ValidationResult]) -> set[bytes]:
@@ -306,7 +308,7 @@ class PullLoop:
         self._peers.note(peer_id, conduct, reason=f"pull_{outcome.value}")
         self._context.events.write("pull_failed", peer=peer_id, outcome=outcome, num_ids=len(batch.items))
 
-    async def _ask_others(self, batch: PullRequest, *, missing: Sequence[bytes], is_answered: bool) -> None:
+    async def _request_from_others(self, batch: PullRequest, *, missing: Sequence[bytes], is_answered: bool) -> None:
         """Ask other peers for what this peer did not give; give up groups that no peer has."""
         if not missing:
             return

@@ -90,7 +90,7 @@ class OfferLoop:
         self._pending: PendingVersion | None = None
         self._changed = asyncio.Event()
         self._held: dict[int, OfferedVersion] = {}
-        self._asked_at: dict[int, float] = {}
+        self._requested_at: dict[int, float] = {}
         self._newest: OfferedVersion | None = None
         self._begun_at: dict[tuple[str, bytes], float] = {}
         self._num_taken = 0
@@ -153,9 +153,9 @@ class OfferLoop:
         for version in [version for version in self._held if version >= offer.version]:
             self._drop(version)  # of a life that the learner lost: these numbers mean other weights now
         self._newest = OfferedVersion(offer, seal_offer(offer, self._context.identity), pending.path, digests.chunks)
-        self._held[offer.version], self._asked_at[offer.version] = self._newest, time.monotonic()
+        self._held[offer.version], self._requested_at[offer.version] = self._newest, time.monotonic()
         for version in outdated_offers(
-            self._asked_at, now=time.monotonic(), max_offered=self._context.settings.roles.max_published_versions
+            self._requested_at, now=time.monotonic(), max_offered=self._context.settings.roles.max_published_versions
         ):
             self._drop(version)
         duration_s = round(time.monotonic() - began_at, 4)
@@ -166,7 +166,7 @@ class OfferLoop:
     def _drop(self, version: int) -> None:
         """Remove the file; a peer that is reading it reads on, because its bytes go with the last reader."""
         self._held.pop(version).path.unlink()
-        del self._asked_at[version]
+        del self._requested_at[version]
 
     async def give(self, peer_id: str, data: bytes) -> AsyncGenerator[bytes, None]:
         """Return items for a question: none for a version that is not held, or not for this peer.
@@ -183,7 +183,7 @@ class OfferLoop:
         held = next((held for held in self._held.values() if held.offer.sha256 == question.file), None)
         if held is None:
             return
-        self._asked_at[held.offer.version] = time.monotonic()
+        self._requested_at[held.offer.version] = time.monotonic()
         if question.part is WeightsPart.HASHES:
             self._note_begin(peer_id, held)
             for at in range(0, len(held.chunk_hashes), HASHES_PER_ITEM * DIGEST_BYTES):

@@ -70,7 +70,7 @@ def _fill(made: World) -> None:
     loop = made.wiring.offer_loop()
     offered = offer_of(FILE)
     loop._newest = OfferedVersion(offered, seal_offer(offered, OWN), path, hash_chunks(chunks_of(FILE)))
-    loop._held[1], loop._asked_at[1] = loop._newest, 0.0
+    loop._held[1], loop._requested_at[1] = loop._newest, 0.0
     made.gossip.serve_weights(loop.give)
 
 
