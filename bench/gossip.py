@@ -42,7 +42,7 @@ PERIOD_S = 1.0  # each node publishes once, if nothing is to be loaded
 SURVIVAL_PERIOD_S = 2.0
 KILLED_FRACTION = 1 / 8
 NUM_GIVEN_PEERS = 3  # known to all, never killed
-LOOK_S = 1.0
+POLL_INTERVAL_S = 1.0
 
 
 @asynccontextmanager
@@ -70,7 +70,7 @@ async def _meet(hosts: list[Host], num_wanted: int) -> None:
         if min(counts) >= num_wanted or time.monotonic() > deadline:
             say(f"{len(counts)} nodes are up and know {min(counts)} to {max(counts)} members")
             return
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_INTERVAL_S)
 
 
 def percentiles_ms(name: str, seconds: list[float]) -> dict[str, float]:
@@ -80,11 +80,11 @@ def percentiles_ms(name: str, seconds: list[float]) -> dict[str, float]:
 async def measure_unloaded(hosts: list[Host], seconds: float) -> dict[str, Any]:
     """Latency: from the hand-over to the publish loop, and from its storing there; and that of bare calls."""
     await call_all(hosts, "publish_evenly", seconds, PERIOD_S)
-    await asyncio.sleep(LOOK_S)
+    await asyncio.sleep(POLL_INTERVAL_S)
     size = await hosts[0].call("envelope_bytes")
     await call_all(hosts, "hold_bare", int(seconds / PERIOD_S) + 1, size)
     await call_all(hosts, "announce_bare_evenly", seconds, PERIOD_S)
-    await asyncio.sleep(LOOK_S)
+    await asyncio.sleep(POLL_INTERVAL_S)
     bare = [latency for part in await call_all(hosts, "bare_latencies_s") for latency in part]
     published = {
         peer_id: iter(times) for part in await call_all(hosts, "published_at") for peer_id, times in part.items()
@@ -185,7 +185,7 @@ async def survive(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]
         places = [(host, at) for host in hosts for at in range(host.num_nodes)][NUM_GIVEN_PEERS:]
         victims = random.Random(0).sample(places, max(1, round(num_nodes * KILLED_FRACTION)))
         for number, (host, at) in enumerate(victims):
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
             peer_id = await host.call("kill", at, given, number % 2 == 0)
             say(f"{peer_id[-6:]} was killed{' and is back' if number % 2 == 0 else ': its p2pd'}")
         await call_all(hosts, "end_publishing")
@@ -193,7 +193,7 @@ async def survive(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]
         deadline = time.monotonic() + arguments.within_s
         while (fraction := await delivered_fraction(hosts, num_nodes, num_groups)) < 1 and time.monotonic() < deadline:
             say(f"delivered: {fraction:.4f}")
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
         took_s = time.monotonic() - started
         if arguments.verbose:
             say(str(await call_all(hosts, "counters")))

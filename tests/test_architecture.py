@@ -210,7 +210,6 @@ SHARED_FILE_NAMES = {
     "store": "a folder or file with one writer",
     "sums": "the task, and its curriculum",
     "supervisor": "restarts one child process",
-    "token_budget": "a budget of tokens",
     "tokenizer": "tokenizers",
     "tracking": "metrics for trackers",
     "worker": "the worker's side of a process",

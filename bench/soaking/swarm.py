@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 ANY_PORT = "/ip4/127.0.0.1/tcp/0"
 START_LIMIT_S = 900.0  # of a machine that others load
-LOOK_S = 0.5
+POLL_INTERVAL_S = 0.5
 ASK_LIMIT_S = 30.0
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -143,5 +143,5 @@ def _wait_for_first_step(node: Node) -> None:
             raise RuntimeError(f"{node.name} ended: {node.child.last_words()}")
         if node.has_port and node.status()["learner"]["step"] > 0:
             return
-        time.sleep(LOOK_S)
+        time.sleep(POLL_INTERVAL_S)
     raise RuntimeError(f"{node.name} made no step in {START_LIMIT_S:.0f} s: {node.child.last_words()}")

@@ -108,6 +108,6 @@ def run_probe(program: str, *, limit_s: float, environment: Mapping[str, str] = 
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode == 0 and lines:
         return ProbeAnswer(json.loads(lines[-1]))
-    said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    error_lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     how = f"it ended by signal {-done.returncode}" if done.returncode < 0 else f"it ended with {done.returncode}"
-    return ProbeAnswer({}, said[-1][:300] if said else how)
+    return ProbeAnswer({}, error_lines[-1][:300] if error_lines else how)

@@ -70,9 +70,9 @@ def read_driver(code: int, output: str) -> Iterator[CheckResult]:
     """Yield the results of an answer of `nvidia-smi`."""
     rows = [[field.strip() for field in line.split(",")] for line in output.splitlines() if line.count(",") == 3]
     if code or not rows:
-        said = " ".join(output.split())[:200] or "no output"
+        text = " ".join(output.split())[:200] or "no output"
         yield CheckResult(
-            "gpu.driver", "fail", f"nvidia-smi fails: {said}", "reinstall the driver, or restart the machine"
+            "gpu.driver", "fail", f"nvidia-smi fails: {text}", "reinstall the driver, or restart the machine"
         )
         return
     version = rows[0][0]

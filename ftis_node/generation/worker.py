@@ -116,12 +116,12 @@ async def report_tokens(engine: Engine, emit: Emitter, *, every_s: float = REPOR
 
     An engine that sleeps samples none, and the requests that wait for it must not look like a hang.
     """
-    told = 0
+    num_reported = 0
     while True:
         await asyncio.sleep(every_s)
-        if engine.tokens_made != told:
-            told = engine.tokens_made
-            emit(TokensMade(total=told))
+        if engine.tokens_made != num_reported:
+            num_reported = engine.tokens_made
+            emit(TokensMade(total=num_reported))
         elif engine.is_asleep:
             emit.progress()
 

@@ -85,7 +85,9 @@ class BootstrapNode:
         on_ready()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep_dialling(session), name="bootstrap-dial")
-            group.create_task(TopicForwarder(session, look_s=self._settings.forward_s).run(), name="bootstrap-forward")
+            group.create_task(
+                TopicForwarder(session, poll_interval_s=self._settings.forward_s).run(), name="bootstrap-forward"
+            )
 
     async def _keep_dialling(self, session: Session) -> None:
         while True:

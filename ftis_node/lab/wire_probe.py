@@ -35,7 +35,7 @@ RUN_ID = "0" * 32
 NUM_GROUPS = 64
 PULL_BATCH = 16
 TIMEOUT_S = 60.0
-LOOK_S = 0.05
+POLL_INTERVAL_S = 0.05
 SETTLE_S = 2.0  # two heartbeats of gossipsub: before its mesh is complete, announcements are lost
 
 Held = dict[bytes, tuple[bytes, bytes]]  # id: announcement, body
@@ -137,7 +137,7 @@ async def _meet(sender: Gossip, receiver: Gossip) -> None:
             while True:
                 if receiver.peer_id in await sender.members() and sender.peer_id in await receiver.members():
                     return
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_INTERVAL_S)
     except TimeoutError:
         raise NetworkError(f"two nodes did not meet over loopback within {TIMEOUT_S:.0f} s") from None
 

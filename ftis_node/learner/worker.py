@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-IDLE_LOOK_S = 1.0
+IDLE_POLL_INTERVAL_S = 1.0
 RETRY_S = 60.0  # after a disk refused a checkpoint
 
 
@@ -115,7 +115,7 @@ async def build(boot: LearnerBoot, emit: Emitter) -> AsyncIterator[Handlers]:
 async def _save_while_idle(boot: LearnerBoot, thread: ModelThread, learner: Learner, emit: Emitter) -> None:
     """Begin the checkpoint of the newest step when it is due, even if no next step comes."""
     while boot.settings.checkpoint_every_steps is None:
-        await asyncio.sleep(IDLE_LOOK_S)
+        await asyncio.sleep(IDLE_POLL_INTERVAL_S)
         try:
             await thread.work(lambda between: learner.save_if_due(), emit)
         except MachineError as error:  # the next step says so to the daemon, if it is still so

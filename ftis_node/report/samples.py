@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ftis_node.records.text_group import TextCompletion
     from ftis_node.replay.reader import GroupSummary
 
-NUM_LOOKED_AT = 2000
+NUM_CANDIDATES = 2000
 MAX_TEXT = 1200
 MAX_COMPLETIONS = 6
 
@@ -69,7 +69,7 @@ def read_samples(home: Home) -> list[Sample]:
 
 
 def _choose(reader: ReplayReader) -> list[tuple[str, GroupSummary]]:
-    newest = [summary for summary in reader.list_groups(limit=NUM_LOOKED_AT) if summary.rewards]
+    newest = [summary for summary in reader.list_groups(limit=NUM_CANDIDATES) if summary.rewards]
     chosen: dict[str, tuple[str, GroupSummary]] = {}
     for whose, own in (("of this node", True), ("of a peer", False)):
         groups = sorted((summary for summary in newest if summary.own == own), key=_mean)

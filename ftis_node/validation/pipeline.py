@@ -65,15 +65,15 @@ async def validate(
         envelope = open_envelope(data, max_bytes=context.manifest.wire.max_envelope_bytes)
         if asked is not None and envelope.id not in asked:
             raise RecordError("unsolicited", "a group that was not asked for")
-        told = unpack_any(envelope.body, codecs=context.manifest.wire.codecs)
+        unpacked = unpack_any(envelope.body, codecs=context.manifest.wire.codecs)
     except RecordError as error:
         return Refused(Refusal(error.reason, str(error)), sender=None, group_id=envelope.id if envelope else None)
-    num_tokens = told.num_tokens
-    if first := _first_refusal(envelope, told, context):
-        return Refused(first.refusal, told.sender, envelope.id, signed=first.signed, num_tokens=num_tokens)
-    verdict = await _judge_content(data, envelope, told, context, made)
+    num_tokens = unpacked.num_tokens
+    if first := _first_refusal(envelope, unpacked, context):
+        return Refused(first.refusal, unpacked.sender, envelope.id, signed=first.signed, num_tokens=num_tokens)
+    verdict = await _judge_content(data, envelope, unpacked, context, made)
     if isinstance(verdict, Refusal):
-        return Refused(verdict, told.sender, envelope.id, signed=True, num_tokens=num_tokens)
+        return Refused(verdict, unpacked.sender, envelope.id, signed=True, num_tokens=num_tokens)
     return verdict
 
 
@@ -84,51 +84,51 @@ class _First(NamedTuple):
     signed: bool
 
 
-def _first_refusal(envelope: Envelope, told: Group | TextGroup, context: ValidationContext) -> _First | None:
+def _first_refusal(envelope: Envelope, unpacked: Group | TextGroup, context: ValidationContext) -> _First | None:
     """What the cheap rules for this form of a group say."""
     signed = False
-    if isinstance(told, Group):
+    if isinstance(unpacked, Group):
         for rule in RULES:
-            if refusal := rule(envelope, told, context):
+            if refusal := rule(envelope, unpacked, context):
                 return _First(refusal, signed)
             signed |= rule is signature_holds
         return None
     for text_rule in TEXT_RULES:
-        if refusal := text_rule(envelope, told, context):
+        if refusal := text_rule(envelope, unpacked, context):
             return _First(refusal, signed)
         signed |= text_rule is signature_holds
     return None
 
 
 async def _judge_content(
-    data: bytes, envelope: Envelope, told: Group | TextGroup, context: ValidationContext, made: Group | None
+    data: bytes, envelope: Envelope, unpacked: Group | TextGroup, context: ValidationContext, made: Group | None
 ) -> Accepted | Refusal:
     """The rules that cost time: the prompt is made again, texts are tokenized, the rewards are scored again."""
-    if not context.may_score(told.sender):
+    if not context.may_score(unpacked.sender):
         return Refusal("scoring_quota", "its sender's groups have taken more scoring time than its allowance")
     cost = ScoringCost()
     try:
-        return await _judge_costly(data, envelope, told, context, cost, made)
+        return await _judge_costly(data, envelope, unpacked, context, cost, made)
     finally:
-        context.charge(told.sender, cost.seconds)
+        context.charge(unpacked.sender, cost.seconds)
 
 
 async def _judge_costly(
     data: bytes,
     envelope: Envelope,
-    told: Group | TextGroup,
+    unpacked: Group | TextGroup,
     context: ValidationContext,
     cost: ScoringCost,
     made: Group | None,
 ) -> Accepted | Refusal:
-    item = await _resolve(told.prompt_ref, context, cost)
+    item = await _resolve(unpacked.prompt_ref, context, cost)
     if isinstance(item, Refusal):
         return item
     prompt_ids = context.tokenizer.encode_prompt(item.prompt)
-    our_hash = hash_prompt(prompt_ids) if isinstance(told, Group) else hash_messages(item.prompt)
-    if our_hash != told.prompt_hash:
-        return Refusal("prompt_mismatch", f"problem {told.prompt_ref} reads otherwise here")
-    group = told if isinstance(told, Group) else retokenize(envelope, told, context)
+    our_hash = hash_prompt(prompt_ids) if isinstance(unpacked, Group) else hash_messages(item.prompt)
+    if our_hash != unpacked.prompt_hash:
+        return Refusal("prompt_mismatch", f"problem {unpacked.prompt_ref} reads otherwise here")
+    group = unpacked if isinstance(unpacked, Group) else retokenize(envelope, unpacked, context)
     if isinstance(group, Refusal):
         return group
     if refusal := _lengths_fit_prompt(group, len(prompt_ids), context):
@@ -145,7 +145,7 @@ async def _judge_costly(
         return Refusal("scoring_time", f"scoring {cost.num_stopped} of its completions took the whole time limit")
     if refusal := _rewards_agree(scored, group):
         return refusal
-    retells = None if isinstance(told, Group) else told.retells
+    retells = None if isinstance(unpacked, Group) else unpacked.retells
     return Accepted(envelope, data, scored, tuple(prompt_ids), retells)
 
 

@@ -86,7 +86,7 @@ def _means_differ(group: TextGroup) -> Refusal | None:
     return Refusal("logprobs", f"unlike texts, and each has the mean log-prob {means.pop():.4g}")
 
 
-def retokenize(envelope: Envelope, told: TextGroup, context: ValidationContext) -> Group | Refusal:
+def retokenize(envelope: Envelope, text_group: TextGroup, context: ValidationContext) -> Group | Refusal:
     """Return the group in our tokens, or why that is impossible.
 
     Each text must survive our tokens unchanged and have at least one token. An empty text is valid only if it stopped:
@@ -94,7 +94,7 @@ def retokenize(envelope: Envelope, told: TextGroup, context: ValidationContext) 
     """
     tokenizer = context.tokenizer
     token_ids = []
-    for completion in told.completions:
+    for completion in text_group.completions:
         ids = tokenizer.encode_text(completion.text)
         if tokenizer.decode(ids) != completion.text:
             return Refusal("not_encodable", "our tokenizer cannot say one of the texts")
@@ -103,7 +103,7 @@ def retokenize(envelope: Envelope, told: TextGroup, context: ValidationContext) 
         token_ids.append(ids)
     if not all(token_ids):
         return Refusal("not_encodable", "an empty text that did not stop")
-    group = told.in_tokens(token_ids)
+    group = text_group.in_tokens(token_ids)
     return ids_in_vocabulary(envelope, group, context) or finishes_agree(envelope, group, context) or group
 
 

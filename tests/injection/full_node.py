@@ -66,7 +66,7 @@ announcement_shards = 1
 """
 QUICK = {"check_s": 0.6, "poll_s": 0.1, "dial_timeout_s": 2.0}
 PERIODS: list[tuple[Any, str, float]] = [
-    (directory, "LOOK_FOR_MEMBERS_S", 0.1),
+    (directory, "MEMBER_LOOKUP_INTERVAL_S", 0.1),
     (peers_loop, "PERIOD_S", 0.05),
     (repair, "PERIOD_S", 0.2),
     (repair, "SILENCE_S", 0.5),

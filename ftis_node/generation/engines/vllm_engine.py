@@ -236,10 +236,10 @@ def root_cause(log: str) -> str | None:
 
 def explained(error: Exception, name: str, log: WorkerLog) -> FtisError:
     """Return what vLLM reported at its start, as one line about the model `name`."""
-    said = str(error)
+    message = str(error)
     if isinstance(error, ValidationError):  # its first line only counts the errors
-        said = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
-    text = said.strip().splitlines()[0] if said.strip() else type(error).__name__
+        message = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+    text = message.strip().splitlines()[0] if message.strip() else type(error).__name__
     text = log.cause_of(text) or shorten(text, MAX_REASON_LENGTH, placeholder=" ...")
     if isinstance(error, MemoryError) or says_out_of_memory(text) or "memory" in text.lower():
         return OutOfMemoryError(f"{name} does not fit into memory for generation ({text}): see `ftis-node doctor`")

@@ -79,7 +79,7 @@ class Dialler:
         """Redial lost members until canceled, at the addresses in `known` or those that p2pd remembers."""
         settings = self._settings
         schedule = ReconnectSchedule(
-            settings.redial, patience_s=settings.redial_for_s, capacity=MAX_LOST_MEMBERS, rng=self._rng
+            settings.redial, forget_after_s=settings.redial_for_s, capacity=MAX_LOST_MEMBERS, rng=self._rng
         )
         clock = asyncio.get_running_loop().time
         while True:

@@ -27,10 +27,10 @@ class _Absence:
 class ReconnectSchedule:
     """Reconnect schedule with exponential back-off for at most `capacity` members. Times: monotonic, in seconds."""
 
-    def __init__(self, retry: ExponentialBackoff, *, patience_s: float, capacity: int, rng: random.Random) -> None:
-        """A member that stays away for `patience_s` is forgotten."""
+    def __init__(self, retry: ExponentialBackoff, *, forget_after_s: float, capacity: int, rng: random.Random) -> None:
+        """A member that stays away for `forget_after_s` is forgotten."""
         self._retry = retry
-        self._patience_s = patience_s
+        self._forget_after_s = forget_after_s
         self._capacity = capacity
         self._rng = rng
         self._met: dict[str, None] = {}  # current and former members, least recently met first
@@ -48,7 +48,7 @@ class ReconnectSchedule:
                 self._absent.pop(peer_id, None)
             elif peer_id not in self._absent:
                 self._absent[peer_id] = _Absence(since=now, next_at=now + self._delay_s(1))
-            elif now - self._absent[peer_id].since > self._patience_s:
+            elif now - self._absent[peer_id].since > self._forget_after_s:
                 self._forget(peer_id)
 
     def due(self, now: float) -> list[str]:

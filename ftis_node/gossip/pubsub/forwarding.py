@@ -26,9 +26,9 @@ MAX_TOPICS = 256
 class TopicForwarder:
     """Subscribes to the topics of the runs in the local part of the directory, and discards the messages."""
 
-    def __init__(self, session: Session, *, look_s: float) -> None:
+    def __init__(self, session: Session, *, poll_interval_s: float) -> None:
         self._session = session
-        self._look_s = look_s
+        self._poll_interval_s = poll_interval_s
         self._reading: dict[str, asyncio.Task[None]] = {}  # by topic
 
     async def run(self) -> None:
@@ -36,7 +36,7 @@ class TopicForwarder:
         async with asyncio.TaskGroup() as group:
             while True:
                 self._follow(self._session.directory.stored_runs(), group)
-                await asyncio.sleep(self._look_s)
+                await asyncio.sleep(self._poll_interval_s)
 
     def _follow(self, runs: Mapping[str, int], group: asyncio.TaskGroup) -> None:
         topics = {topic(run_id, shard) for run_id, num_shards in runs.items() for shard in range(num_shards)}

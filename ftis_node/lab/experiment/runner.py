@@ -51,13 +51,15 @@ def run_trials(trials: Sequence[Trial], out: Path, *, jobs: int, watch: OnProgre
     runs.mkdir(parents=True, exist_ok=True)
     missing = [trial for trial in trials if not _file(runs, trial).exists()]
     if missing:
-        tell = _ProgressReporter(missing, num_trials=len(trials), watch=watch)
+        reporter = _ProgressReporter(missing, num_trials=len(trials), watch=watch)
         with scratch_folder() as scratch:
-            _run_missing(missing, runs, scratch, jobs=jobs, tell=tell)
+            _run_missing(missing, runs, scratch, jobs=jobs, reporter=reporter)
     return [_read(runs, trial) for trial in trials]
 
 
-def _run_missing(missing: Sequence[Trial], runs: Path, scratch: Path, *, jobs: int, tell: _ProgressReporter) -> None:
+def _run_missing(
+    missing: Sequence[Trial], runs: Path, scratch: Path, *, jobs: int, reporter: _ProgressReporter
+) -> None:
     spawn = multiprocessing.get_context("spawn")
     steps: Queue[tuple[str, int]] = spawn.Queue()
     pool = ProcessPool(
@@ -71,8 +73,8 @@ def _run_missing(missing: Sequence[Trial], runs: Path, scratch: Path, *, jobs: i
                 _raise_failure(future)
             with contextlib.suppress(queue.Empty):
                 while True:
-                    tell.note(*steps.get_nowait())
-            tell.now(num_left=len(waiting))
+                    reporter.note(*steps.get_nowait())
+            reporter.now(num_left=len(waiting))
     finally:
         pool.stop()
         pool.join()

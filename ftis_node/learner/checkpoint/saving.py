@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SHARE: Final = 0.05  # of the time
 MAX_UNSAVED_STEPS: Final = 100  # however long writing takes: their groups are kept
-LOOK_S: Final = 0.5
+POLL_INTERVAL_S: Final = 0.5
 
 
 class CheckpointSaver:
@@ -89,7 +89,7 @@ class CheckpointSaver:
     def pause(self, between: Callable[[], object]) -> None:
         """Wait until nothing is written any more, calling `between()` meanwhile; a failure is kept for `wait`."""
         began_at = self._clock()
-        while self._writing is not None and wait([self._writing], timeout=LOOK_S).not_done:
+        while self._writing is not None and wait([self._writing], timeout=POLL_INTERVAL_S).not_done:
             between()
         self.waited_s += self._clock() - began_at
 

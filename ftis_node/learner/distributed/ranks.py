@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 StepCallback: TypeAlias = "Callable[[], None]"
 
 # A rank may wait days for the next command. `launch.py` detects dead ranks, and the daemon a hang.
-PATIENCE = timedelta(days=1000)
+COLLECTIVE_TIMEOUT = timedelta(days=1000)
 BROKEN_EXIT_CODE = 1
 BOOT_KEY = "boot"
 BUDGET_STEPS = (1.0, 1.1, 1.25, 1.5, 2.0)
@@ -111,7 +111,7 @@ class RankGroup(Ranks):
             store=store,
             rank=address.rank,
             world_size=address.size,
-            timeout=PATIENCE,
+            timeout=COLLECTIVE_TIMEOUT,
         )
         self._device_type = "cuda" if on_gpu else "cpu"
 
@@ -241,7 +241,7 @@ def _open_store(address: RankAddress) -> Any:
         address.port,
         address.size,
         is_master=address.rank == 0 and not is_agents,
-        timeout=PATIENCE,
+        timeout=COLLECTIVE_TIMEOUT,
         wait_for_workers=False,
         master_listen_fd=None if address.listener is None else address.listener.detach(),
     )

@@ -2,8 +2,8 @@
 
     activations are kept --> they are recomputed (a third more time) --> smaller micro-batches
 
-Before its first update a step has changed nothing and can begin again. `token_budget.py` decides on micro-batches; here
-memory is given back and the step is tried. Results do not depend on either but for rounding.
+Before its first update a step has changed nothing and can begin again. `micro_batch_budget.py` decides on
+micro-batches; this file frees memory and repeats the step. Results do not depend on either but for rounding.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from ftis_node.errors import MachineError, says_out_of_memory
-from ftis_node.learner.step.token_budget import MicroBatchBudget
+from ftis_node.learner.step.micro_batch_budget import MicroBatchBudget
 from ftis_node.workers.weights.cuda_ipc import grow_segments
 
 if TYPE_CHECKING:

@@ -151,11 +151,11 @@ class AnnouncementHandler:
 
     def tracker_of(self, sender: str) -> SequenceTracker:
         """Return the tracker of a sender's numbers; create it if there is none."""
-        heard = self._trackers.pop(sender, None) or SequenceTracker(at=time.monotonic())
-        self._trackers[sender] = heard  # the last place is the freshest
+        tracker = self._trackers.pop(sender, None) or SequenceTracker(at=time.monotonic())
+        self._trackers[sender] = tracker  # the last place is the freshest
         if len(self._trackers) > MAX_SENDERS:
             del self._trackers[next(iter(self._trackers))]
-        return heard
+        return tracker
 
     def handle(self, announcer: str, payload: bytes, *, is_repair: bool = False) -> Announcement | None:
         """Put an announced group on the pull list if the learner could use it; return None if it could not."""
@@ -176,7 +176,7 @@ class AnnouncementHandler:
             return None
         if sender != announcer and self._peers.is_banned(sender):
             return None
-        want = PullItem(
+        item = PullItem(
             id=announcement.id,
             sender=sender,
             number=announcement.number,
@@ -186,8 +186,8 @@ class AnnouncementHandler:
             is_repair=is_repair,
             is_assigned=self._is_assigned(announcement, sender),
         )
-        is_to_be_had = (not as_text or sender == announcer) and self.can_serve(announcer, want.id)
-        if is_to_be_had and not self.has(want) and self.queue.add(want, holder=announcer):
+        is_to_be_had = (not as_text or sender == announcer) and self.can_serve(announcer, item.id)
+        if is_to_be_had and not self.has(item) and self.queue.add(item, holder=announcer):
             self.changed.set()
         return announcement
 
@@ -197,10 +197,10 @@ class AnnouncementHandler:
         self._registry.note_refusal(announcer, "announcement", error)
         if error.reason == "version":  # that may be an honest peer with other software
             return
-        said = announcer, hashlib.sha256(payload).digest()
-        if is_repair and said in self._malformed:
+        key = announcer, hashlib.sha256(payload).digest()
+        if is_repair and key in self._malformed:
             return
-        _remember(self._malformed, said)
+        _remember(self._malformed, key)
         self._peers.note(announcer, Behaviour.REFUSED, reason=f"announcement_{error.reason}")
 
     @property
@@ -214,12 +214,12 @@ class AnnouncementHandler:
         fits = announcement.envelope_bytes <= manifest.wire.max_envelope_bytes
         return fits and not is_ignored and announcement.created_at > self.oldest_usable
 
-    def has(self, want: PullItem) -> bool:
+    def has(self, item: PullItem) -> bool:
         """Return whether a group is or was here, or was refused.
 
         A group that came as text has a different id, and a pruned group has none: the number identifies both.
         """
-        return want.id in self._refused or self._is_stored(want.id, want.sender, want.number)
+        return item.id in self._refused or self._is_stored(item.id, item.sender, item.number)
 
     def _is_stored(self, group_id: bytes, sender: str, number: int) -> bool:
         reader = self._reader

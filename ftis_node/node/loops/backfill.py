@@ -54,13 +54,13 @@ EVERYBODYS_PER_MINUTE = 3.0
 
 
 class BackfillLoop:
-    """Asks members, and has the ear consider what they answer."""
+    """Loop that queries members and passes their answers to the announcement handler."""
 
     def __init__(
         self,
         *,
         context: NodeContext,
-        ear: AnnouncementHandler,
+        announcements: AnnouncementHandler,
         gossip: Gossip,
         reader: ReplayReader,
         peers: PeerManager,
@@ -68,7 +68,7 @@ class BackfillLoop:
         step_shares: StepShares,
     ) -> None:
         self._context = context
-        self._ear = ear
+        self._announcements = announcements
         self._gossip = gossip
         self._reader = reader
         self._peers = peers
@@ -101,12 +101,14 @@ class BackfillLoop:
                 await self._catch_up(peer_id)
 
     async def _catch_up(self, peer_id: str) -> None:
-        self._ear.tracker_of(peer_id).at = time.monotonic()
+        self._announcements.tracker_of(peer_id).at = time.monotonic()
         is_for_all = peer_id not in self._caught_up_to and self._everybodys.take(1.0, now=time.monotonic())
         max_age_s, asked_at = self._context.manifest.step.max_age_s, time.monotonic()
         if not is_for_all and peer_id in self._caught_up_to:
             max_age_s = min(max_age_s, asked_at - self._caught_up_to[peer_id] + OVERLAP_S)
-        since = max(time.time() - max_age_s, self._ear.oldest_usable)  # a peer that answers with others is paused
+        since = max(
+            time.time() - max_age_s, self._announcements.oldest_usable
+        )  # a peer that answers with others is paused
         for _ in range(MAX_PAGES):
             question = BackfillRequest(sender=None if is_for_all else peer_id, since=since)
             newest, num_answers, outcome = await self._ask(peer_id, question)
@@ -122,12 +124,12 @@ class BackfillLoop:
     def note_record(self, record: PeerRecord) -> None:
         """Note the last number of a member, from its directory record."""
         if self._follows(record.peer_id):
-            self._ear.tracker_of(record.peer_id).note_tail(record.last_number)
+            self._announcements.tracker_of(record.peer_id).note_tail(record.last_number)
 
     def _report_progress(self) -> None:
         """Log after an absence how many groups were missed, how many have come, and how many are left."""
         report = self._catching_up.check(
-            num_left=self._ear.queue.num_missed,
+            num_left=self._announcements.queue.num_missed,
             num_backfilled=self._counters.groups_repaired,
             now=time.monotonic(),
         )
@@ -147,13 +149,13 @@ class BackfillLoop:
 
     async def _fill_gaps(self) -> None:
         members = await self._gossip.members()
-        num_asked = 0
-        for sender in self._ear.senders():
+        num_queries = 0
+        for sender in self._announcements.senders():
             with self._guard.work_for(sender, Place.CATCH_UP):
-                for gap in self._ear.tracker_of(sender).gaps if members and self._follows(sender) else ():
-                    if num_asked >= GAPS_PER_PERIOD:
+                for gap in self._announcements.tracker_of(sender).gaps if members and self._follows(sender) else ():
+                    if num_queries >= GAPS_PER_PERIOD:
                         return
-                    num_asked += 1
+                    num_queries += 1
                     await self._fill(sender, gap, members)
 
     async def _fill(self, sender: str, gap: SequenceGap, members: list[str]) -> None:
@@ -164,8 +166,8 @@ class BackfillLoop:
         asked = sender if sender in able and not gap.tries else random.choice(able)
         question = BackfillRequest(sender=sender, first_number=gap.first, last_number=gap.last)
         _, _, outcome = await self._ask(asked, question)
-        heard = self._ear.tracker_of(sender)
-        heard.note_query(gap, is_final=asked == sender and outcome is FetchOutcome.COMPLETE)
+        tracker = self._announcements.tracker_of(sender)
+        tracker.note_query(gap, is_final=asked == sender and outcome is FetchOutcome.COMPLETE)
 
     async def _query_silent_members(self) -> None:
         """Ask members that sent nothing for a while, if the learner is short."""
@@ -174,7 +176,7 @@ class BackfillLoop:
             return
         for peer_id in await self._gossip.members():
             with self._guard.work_for(peer_id, Place.CATCH_UP):
-                if self._follows(peer_id) and time.monotonic() - self._ear.tracker_of(peer_id).at > SILENCE_S:
+                if self._follows(peer_id) and time.monotonic() - self._announcements.tracker_of(peer_id).at > SILENCE_S:
                     await self.catch_up(peer_id)
 
     async def _ask(self, peer_id: str, question: BackfillRequest) -> tuple[float, int, FetchOutcome]:
@@ -186,11 +188,11 @@ class BackfillLoop:
         newest = 0.0
         for payload in fetched.bodies:
             with self._guard.work_for(peer_id, Place.ANNOUNCEMENT):
-                announcement = self._ear.handle(peer_id, payload, is_repair=True)
+                announcement = self._announcements.handle(peer_id, payload, is_repair=True)
                 if announcement is not None:
                     newest = max(newest, announcement.created_at)
                     if announcement.sender is None:
-                        self._ear.tracker_of(peer_id).note(announcement.number, at=time.monotonic())
+                        self._announcements.tracker_of(peer_id).note(announcement.number, at=time.monotonic())
         is_answered = fetched.outcome in (FetchOutcome.COMPLETE, FetchOutcome.BUSY)
         is_useless = question.sender == peer_id and bool(fetched.bodies) and not newest
         if is_answered and not is_useless:

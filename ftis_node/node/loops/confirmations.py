@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 class ConfirmationLoop:
     """The sender of confirmations, for new groups at once and for repeated announcements as they come."""
 
-    def __init__(self, *, ear: AnnouncementHandler, gossip: Gossip) -> None:
-        self._ear = ear
+    def __init__(self, *, announcements: AnnouncementHandler, gossip: Gossip) -> None:
+        self._announcements = announcements
         self._gossip = gossip
         self._guard = gossip.guard
 
@@ -33,9 +33,9 @@ class ConfirmationLoop:
         """Confirm stored groups that are announced again, until canceled."""
         while True:
             with waiting_for("a group that is here already"):
-                await self._ear.reminded.wait()
-            self._ear.reminded.clear()
-            while (due := self._ear.reminders.take()) is not None:
+                await self._announcements.reminded.wait()
+            self._announcements.reminded.clear()
+            while (due := self._announcements.reminders.take()) is not None:
                 await self._send(*due)
 
     async def confirm(self, verdicts: Sequence[ValidationResult], *, source: str) -> None:
@@ -44,7 +44,7 @@ class ConfirmationLoop:
         for verdict in verdicts:
             if isinstance(verdict, Accepted):
                 checked[verdict.group.sender].append(verdict.announced_id)
-                self._ear.tracker_of(verdict.group.sender).note(verdict.group.number, at=time.monotonic())
+                self._announcements.tracker_of(verdict.group.sender).note(verdict.group.number, at=time.monotonic())
         reachable = {source, *await self._gossip.members()} if checked else set()
         for sender, ids in checked.items():
             if sender in reachable:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ftis_node.replay.buffer import ReplayBuffer
     from ftis_node.replay.reader import ReplayReader
 
-LOOK_S = 0.2
+POLL_INTERVAL_S = 0.2
 
 
 class DeliverLoop:
@@ -53,7 +53,7 @@ class DeliverLoop:
         while True:
             await self._release()
             with waiting_for("the clock"):
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_INTERVAL_S)
 
     async def _release(self) -> None:
         step = self._context.manifest.step

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LOOK_FOR_MEMBERS_S = 1.0
+MEMBER_LOOKUP_INTERVAL_S = 1.0
 MAX_CATCHING_UP = 8
 MAX_NAMED = 4  # peers in one log line
 ID_TAIL = 8
@@ -97,7 +97,7 @@ class DirectoryLoop:
             self._members = present
             self._report_changes(present)
             with waiting_for("the clock"):
-                await asyncio.sleep(LOOK_FOR_MEMBERS_S)
+                await asyncio.sleep(MEMBER_LOOKUP_INTERVAL_S)
 
     def _log_changes(self, present: set[str]) -> None:
         """Log the peers that joined or left, at most MAX_NAMED of them by name."""
@@ -116,13 +116,13 @@ class DirectoryLoop:
     def _report_changes(self, members: Collection[str]) -> None:
         """Log the state of this node in the swarm when it changes."""
         gossip = self._gossip
-        told = self._words.lines(
+        messages = self._words.lines(
             gossip.state,
             clock_skew_s=gossip.clock_skew_s,
             addresses=gossip.addresses,
             advice=self._registry.other_versions(members).advice,
         )
-        for level, text in told:
+        for level, text in messages:
             log.log(level, "%s", text)
 
     async def _catch_up(self, peer_id: str) -> None:

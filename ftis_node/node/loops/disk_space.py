@@ -68,7 +68,7 @@ class DiskSpaceLoop:
                 buffer=self._buffer,
                 disk=self._disk,
                 learns=self._context.settings.learns,
-                look=self._use,
+                measure=self._use,
             )
             async for what, num_bytes in reclaimed:
                 log.debug("removed %s to free disk space: %s", what, size(num_bytes))

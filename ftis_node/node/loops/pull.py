@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from ftis_node.validation import ValidationResult
 
 GATHER_S = 0.02  # announcements that come together are pulled together
-LOOK_AGAIN_S = 1.0  # the learner's needs change without an event here
+RECHECK_INTERVAL_S = 1.0  # the learner's needs change without an event here
 MAX_BATCH_BYTES = 8 << 20
 BUSY_REST_S = 0.5
 PASSING = frozenset({"quota", "scoring_quota", "scoring_failed", "banned"})  # these say nothing of the group itself
@@ -77,7 +77,7 @@ class PullLoop:
         *,
         context: NodeContext,
         intake: IntakeLoop,
-        ear: AnnouncementHandler,
+        announcements: AnnouncementHandler,
         repair: BackfillLoop,
         gossip: Gossip,
         reader: ReplayReader,
@@ -91,7 +91,7 @@ class PullLoop:
         """`own_domain`: the domain whose groups the node prefers, if the run and the node have one."""
         self._context = context
         self._intake = intake
-        self._ear = ear
+        self._announcements = announcements
         self._repair = repair
         self._gossip = gossip
         self._reader = reader
@@ -102,9 +102,9 @@ class PullLoop:
         self._space = space
         self._own_domain = own_domain
         self._guard = gossip.guard
-        self._queue = ear.queue
+        self._queue = announcements.queue
         self._later = RetryQueue()
-        self._confirmations = ConfirmationLoop(ear=ear, gossip=gossip)
+        self._confirmations = ConfirmationLoop(announcements=announcements, gossip=gossip)
         self._slots = PullSlots(
             self._context.settings.swarm.pulls_in_flight, guard=gossip.guard, peers=peers, registry=registry
         )
@@ -115,7 +115,7 @@ class PullLoop:
     async def run(self) -> None:
         """Run until canceled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._ear.listen(), name="pull-listen")
+            tasks.create_task(self._announcements.listen(), name="pull-listen")
             tasks.create_task(self._dispatch(tasks), name="pull-dispatch")
             tasks.create_task(self._repair.run(), name="pull-repair")
             tasks.create_task(self._confirmations.run(), name="pull-confirm")
@@ -124,21 +124,21 @@ class PullLoop:
         """Send requests for wanted groups as soon as there are some, and again while some are left."""
         while True:
             with suppress(TimeoutError), waiting_for("something to pull"):
-                async with asyncio.timeout(LOOK_AGAIN_S if len(self._queue) or len(self._later) else None):
-                    await self._ear.changed.wait()
+                async with asyncio.timeout(RECHECK_INTERVAL_S if len(self._queue) or len(self._later) else None):
+                    await self._announcements.changed.wait()
             if self._slots.num_in_use:  # the first one goes at once
                 await asyncio.sleep(GATHER_S)
-            self._ear.changed.clear()
+            self._announcements.changed.clear()
             await self._pull_what_is_needed(tasks)
 
     async def _pull_what_is_needed(self, tasks: asyncio.TaskGroup) -> None:
         oldest = time.time() - self._context.manifest.step.max_age_s
         self._queue.drop_older(oldest)
-        for want in self._later.due(now=time.monotonic()):
-            with self._guard.work_for(want.sender, Place.PULL):
-                is_wanted = want.created_at > oldest and not self._ear.has(want)
-                if is_wanted and self._ear.can_serve(want.sender, want.id):
-                    self._queue.add(want, holder=want.sender)
+        for item in self._later.due(now=time.monotonic()):
+            with self._guard.work_for(item.sender, Place.PULL):
+                is_wanted = item.created_at > oldest and not self._announcements.has(item)
+                if is_wanted and self._announcements.can_serve(item.sender, item.id):
+                    self._queue.add(item, holder=item.sender)
         self._queue.reroute(self._slots.is_able)
         if self._space.why_full:
             return
@@ -158,12 +158,12 @@ class PullLoop:
                 need=None if need is None else need - num_pulled,
                 max_bytes=MAX_BATCH_BYTES,
                 may_ask=self._slots.may_ask,
-                is_meant=lambda want: portion.near is None or portion.near is self._is_near(want),
+                is_meant=lambda item: portion.near is None or portion.near is self._is_near(item),
             )
             if batch is None:
                 self._slots.release()
                 return num_pulled
-            num_pulled += sum(not want.is_assigned for want in batch.items)
+            num_pulled += sum(not item.is_assigned for item in batch.items)
             self._slots.assign(batch.source.peer_id)
             await self._keep_to_budget(batch)
             tasks.create_task(self._pull_and_release(batch), name=f"pull-{batch.source.peer_id[-6:]}")
@@ -184,13 +184,13 @@ class PullLoop:
             num_far=sum(ready.values()) - num_near + self._queue.num_in_flight - near_in_flight,
         )
 
-    def _is_near(self, want: PullItem) -> bool:
+    def _is_near(self, item: PullItem) -> bool:
         """Return whether a group's sender reports that it generates for this node's domain alone."""
-        domain, record = self._own_domain, self._registry.record_of(want.sender)
+        domain, record = self._own_domain, self._registry.record_of(item.sender)
         if domain is None or record is None:
             return False
         is_near = False
-        with self._guard.work_for(want.sender, Place.RECORD):
+        with self._guard.work_for(item.sender, Place.RECORD):
             is_near = domain.is_claimed(part_names(record.domain))
         return is_near
 
@@ -199,10 +199,10 @@ class PullLoop:
             with self._guard.work_for(batch.source.peer_id, Place.PULL) as work:
                 await self._pull(batch)
             if work.failed:  # what of it is not settled yet is not asked of this peer again
-                self._queue.missed(batch, missing=[want.id for want in batch.items])
+                self._queue.missed(batch, missing=[item.id for item in batch.items])
         finally:
             self._slots.release(batch.source.peer_id)
-            self._ear.changed.set()  # the next of this peer may be asked for
+            self._announcements.changed.set()  # the next of this peer may be asked for
 
     async def _demand(self) -> PullDemand:
         """Return what to pull now; set the members among whom duties are divided."""
@@ -217,7 +217,9 @@ class PullLoop:
             num_in_flight=self._queue.num_in_flight,
         )
         takes_assigned = wanted.need is not None and wanted.takes_assigned
-        self._ear.members = AssignmentMembers(known, await self._gossip.shard_members()) if takes_assigned else None
+        self._announcements.members = (
+            AssignmentMembers(known, await self._gossip.shard_members()) if takes_assigned else None
+        )
         return wanted
 
     async def _keep_to_budget(self, batch: PullRequest) -> None:
@@ -242,7 +244,7 @@ class PullLoop:
 
     async def _pull_now(self, batch: PullRequest) -> None:
         peer_id, as_text = batch.source
-        ids = [want.id for want in batch.items]
+        ids = [item.id for item in batch.items]
         timeout_s = self._context.settings.swarm.pull_timeout_s
         fetched = await self._gossip.fetch(peer_id, ids, as_text=as_text, timeout_s=timeout_s)
         self._spend_the_rest(batch, fetched.bodies)
@@ -264,12 +266,12 @@ class PullLoop:
     def _settle(self, batch: PullRequest, verdicts: Sequence[ValidationResult]) -> set[bytes]:
         """Remove judged groups, accepted or refused, from the list; return their ids."""
         judged = {v.announced_id if isinstance(v, Accepted) else v.group_id for v in verdicts if not _is_useless(v)}
-        here = {want.id for want in batch.items if want.id in judged}
+        here = {item.id for item in batch.items if item.id in judged}
         refused = [v for v in verdicts if isinstance(v, Refused) and not _is_useless(v)]
-        self._ear.refuse(v.group_id for v in refused if v.refusal.reason not in PASSING)
+        self._announcements.refuse(v.group_id for v in refused if v.refusal.reason not in PASSING)
         self._queue.arrived(here)
         accepted = {verdict.announced_id for verdict in verdicts if isinstance(verdict, Accepted)}
-        self._counters.groups_repaired += sum(want.is_repair and want.id in accepted for want in batch.items)
+        self._counters.groups_repaired += sum(item.is_repair and item.id in accepted for item in batch.items)
         return here
 
     def _note_useless(
@@ -289,12 +291,12 @@ class PullLoop:
         named = {v.group_id for v in useless if v.group_id in missing}
         num_others = len(useless) - len(named) + (outcome is FetchOutcome.TOO_LARGE)
         others = [group_id for group_id in missing if group_id not in named][:num_others]
-        self._ear.refuse_of(batch.source.peer_id, [one for one in missing if one in named or one in others])
+        self._announcements.refuse_of(batch.source.peer_id, [one for one in missing if one in named or one in others])
 
     def _note_outcome(self, batch: PullRequest, outcome: FetchOutcome, *, is_empty: bool) -> None:
         """Charge a peer for a failed pull, or for a pull without any of the groups that it announced as its own."""
         peer_id = batch.source.peer_id
-        is_broken_promise = is_empty and all(want.sender == peer_id for want in batch.items)
+        is_broken_promise = is_empty and all(item.sender == peer_id for item in batch.items)
         if outcome is FetchOutcome.COMPLETE and not is_broken_promise:
             self._slots.backoff.succeeded(peer_id)
             return
@@ -310,14 +312,14 @@ class PullLoop:
             return
         members = await self._gossip.members()
         others = random.sample(members, min(NUM_OTHERS, len(members)))
-        given_up = self._queue.missed(batch, missing=missing, others=others, can_serve=self._ear.can_serve)
+        given_up = self._queue.missed(batch, missing=missing, others=others, can_serve=self._announcements.can_serve)
         if batch.source.as_text and is_answered:
-            self._ear.refuse(missing)  # answered, and useless: a text is stored under another id
-        for_good = [want for want in given_up if want.as_text or not self._later.put(want, now=time.monotonic())]
+            self._announcements.refuse(missing)  # answered, and useless: a text is stored under another id
+        for_good = [item for item in given_up if item.as_text or not self._later.put(item, now=time.monotonic())]
         if for_good:  # one line, however many: an attacker may announce what nobody has
-            shown = [want.id.hex() for want in for_good[:NUM_SHOWN]]
+            shown = [item.id.hex() for item in for_good[:NUM_SHOWN]]
             self._context.events.write("pull_given_up", source=batch.source.peer_id, num=len(for_good), groups=shown)
-        self._ear.changed.set()
+        self._announcements.changed.set()
 
 
 def _is_useless(verdict: ValidationResult) -> bool:
@@ -325,4 +327,4 @@ def _is_useless(verdict: ValidationResult) -> bool:
 
 
 def _announced_bytes(batch: PullRequest) -> int:
-    return sum(want.num_bytes for want in batch.items)
+    return sum(item.num_bytes for item in batch.items)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 10.0
+POLL_INTERVAL_S = 10.0
 
 
 class ShardsLoop:
@@ -61,10 +61,10 @@ class ShardsLoop:
         while True:
             before, counted_at = self._num_announcements(), time.monotonic()
             with waiting_for("the clock"):
-                await asyncio.sleep(LOOK_S)
-            heard_per_s = (self._num_announcements() - before) / (time.monotonic() - counted_at)
+                await asyncio.sleep(POLL_INTERVAL_S)
+            announcements_per_s = (self._num_announcements() - before) / (time.monotonic() - counted_at)
             count = num_affordable(
-                heard_per_s,
+                announcements_per_s,
                 num_read=len(self._read),
                 num_shards=self._num_shards,
                 budget_per_s=self._context.settings.swarm.announcements_per_s,

@@ -39,7 +39,7 @@ class SwarmLogMessages:
     """Remembers what was said last."""
 
     def __init__(self) -> None:
-        self._said: tuple[str, str] | None = None
+        self._last_logged: tuple[str, str] | None = None
         self._clock_is_off = False
         self._was_advised = False
 
@@ -50,9 +50,9 @@ class SwarmLogMessages:
 
         `advice`: what to do if most members have a newer wire version; logged once a start.
         """
-        said = (str(state.state), _gist(state))
-        if said != self._said and state.state is not SwarmPhase.STARTING:
-            self._said = said
+        message = (str(state.state), _gist(state))
+        if message != self._last_logged and state.state is not SwarmPhase.STARTING:
+            self._last_logged = message
             yield _standing(state, addresses)
         if clock_skew_s is not None:
             yield from self._clock(clock_skew_s)

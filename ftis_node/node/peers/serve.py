@@ -73,9 +73,9 @@ class PeerRequestHandler:
         if self._context.manifest.step.other_tokenizers != "text":
             return []
         own = self._reader.envelopes([group_id for group_id in ids if self._reader.is_own(group_id)])
-        told = [self._encode_as_text(data) for data in own]
+        encoded = [self._encode_as_text(data) for data in own]
         max_bytes = self._context.manifest.wire.max_envelope_bytes
-        return [data for data in told if data is not None and len(data) <= max_bytes]
+        return [data for data in encoded if data is not None and len(data) <= max_bytes]
 
     def _encode_as_text(self, data: bytes) -> bytes | None:
         """Return the group as text; None if the prompt is gone from the task, because the data file has changed."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ftis_node.swarm.reputation.reputation_table import ReputationTable
 
 SCHEMA_VERSION = 2
-SAVE_PATIENCE_MS = 200  # it is saved from the event loop, and again soon
+SAVE_BUSY_TIMEOUT_MS = 200  # it is saved from the event loop, and again soon
 JOURNAL_PAGES = 64  # of 4 KiB: a few rows change each time; SQLite's own 1000 would be many times the file
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS peers (
@@ -73,7 +73,7 @@ class PeerStore:
         except ConfigError:
             self._db.close()
             raise
-        self._db.execute(f"PRAGMA busy_timeout = {SAVE_PATIENCE_MS}")
+        self._db.execute(f"PRAGMA busy_timeout = {SAVE_BUSY_TIMEOUT_MS}")
 
     def close(self) -> None:
         """Close the file."""

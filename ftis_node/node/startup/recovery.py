@@ -13,15 +13,17 @@ A node fetches lost groups of peers no more: they may be used already. New ones 
 from __future__ import annotations
 
 import logging
+import shutil
 from typing import TYPE_CHECKING
 
+from ftis_node.config.disk_room import replace_file
 from ftis_node.node.peers.store import copy_peers
-from ftis_node.node.startup.event_log_repair import repair_event_log
 from ftis_node.replay.integrity import rescue
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.reset import LostCommits, find_lost_commits, missing_columns, write_empty_buffer
 from ftis_node.telemetry.event_log_summary import read_event_log_summary
-from ftis_node.telemetry.events import EventLog
+from ftis_node.telemetry.events import EventLog, event_log_files
+from ftis_node.telemetry.history import event_name
 
 if TYPE_CHECKING:
     import sqlite3
@@ -46,6 +48,26 @@ def rescue_files(home: Home) -> None:
         _note(home, file=home.events.name, why="lines that are no events", num_lost=num_lines, folder=str(home.damaged))
     _rescue_peers(home)
     reset_buffer_if_damaged(home, read_event_log_summary(home.events))
+
+
+def repair_event_log(path: Path, damaged: Path) -> int:
+    """Remove the lines that are no events, also in rotated files; return their number. Raise OSError.
+
+    Lines that a disk corrupted, or zeros after a power cut, must not keep a node from starting. `damaged` keeps the
+    original file. A half-written last line is no damage: `telemetry/events.py` removes it.
+    """
+    return sum(_repair_file(file, damaged) for file in event_log_files(path))
+
+
+def _repair_file(file: Path, damaged: Path) -> int:
+    with file.open("rb") as lines:
+        num_damaged = sum(line.endswith(b"\n") and event_name(line) is None for line in lines)
+    if num_damaged:
+        damaged.mkdir(exist_ok=True)
+        shutil.copy2(file, damaged / file.name)
+        with file.open("rb") as lines:
+            replace_file(file, b"".join(line for line in lines if line.endswith(b"\n") and event_name(line)))
+    return num_damaged
 
 
 def _rescue_peers(home: Home) -> None:

@@ -136,11 +136,11 @@ def own_manifest(home: Home, *, is_given: bool) -> RunManifest | None:
         why = f"it is of run {manifest.run_id}, the checkpoints are of another"
     except ConfigError as error:
         why = str(error).removeprefix(f"{home.run_toml}").lstrip(": ")
-    told = known_runs(home)
+    runs = known_runs(home)
     if not is_given:
-        which = f"run {told[0]}" if told else "this home's run"
+        which = f"run {runs[0]}" if runs else "this home's run"
         raise DamagedError(f"{home.run_toml} is damaged ({why}): start once with --run and the manifest of {which}")
-    if told:
+    if runs:
         log.warning("%s is damaged (%s): the manifest that --run gives takes its place", home.run_toml, why)
         return None
     raise DamagedError(f"{home.run_toml} is damaged ({why}) and nothing was trained yet: remove it")
@@ -155,9 +155,9 @@ def _check_same_run(manifest: RunManifest, own: RunManifest | None, home: Home) 
         )
     if own is not None:
         return
-    told = known_runs(home) if home.run_toml.exists() else trained_runs(home)  # it is there, and damaged
-    if told and manifest.run_id not in told:
+    runs = known_runs(home) if home.run_toml.exists() else trained_runs(home)  # it is there, and damaged
+    if runs and manifest.run_id not in runs:
         raise ConfigError(
-            f"{home.root} belongs to run {told[0]}, not to {manifest.name} ({manifest.run_id}): give the manifest "
+            f"{home.root} belongs to run {runs[0]}, not to {manifest.name} ({manifest.run_id}): give the manifest "
             "of that run, or another --home"
         )

@@ -69,7 +69,7 @@ class SharedComponents:
         node = self.node
         return BackfillLoop(
             context=node.context,
-            ear=self.announcements,
+            announcements=self.announcements,
             gossip=node.gossip,
             reader=node.reader,
             peers=node.peers,
@@ -83,7 +83,7 @@ class SharedComponents:
         return PullLoop(
             context=node.context,
             intake=self.intake,
-            ear=self.announcements,
+            announcements=self.announcements,
             repair=self.backfill,
             gossip=node.gossip,
             reader=node.reader,

@@ -40,13 +40,13 @@ async def reclaim(
     buffer: ReplayBuffer,
     disk: DiskThread,
     learns: bool,
-    look: Callable[[], Awaitable[HomeUse]],
+    measure: Callable[[], Awaitable[HomeUse]],
 ) -> AsyncIterator[tuple[str, int]]:
     """Remove files until `missing_bytes` are free or no file may go; yield what went and how many bytes that freed.
 
-    `look` returns the present use of the home.
+    `measure` returns the present use of the home.
     """
-    wanted_bytes = (await look()).used_bytes - missing_bytes
+    wanted_bytes = (await measure()).used_bytes - missing_bytes
     saved_step = _saved_step(home) if learns else None
     steps: tuple[tuple[str, Callable[[int], Awaitable[object]]], ...] = (
         ("free pages", lambda _: disk(buffer.shrink)),
@@ -56,12 +56,12 @@ async def reclaim(
         ("old checkpoints", lambda _: in_background(_remove_old_checkpoints, home)),
     )
     for what, remove in steps:
-        before = (await look()).used_bytes
+        before = (await measure()).used_bytes
         if before <= wanted_bytes:
             return
         await remove(before - wanted_bytes)
-        if (made_free := before - (await look()).used_bytes) > 0:
-            yield what, made_free
+        if (freed_bytes := before - (await measure()).used_bytes) > 0:
+            yield what, freed_bytes
 
 
 def rotate_logs(home: Home, *, max_bytes: int) -> list[Path]:

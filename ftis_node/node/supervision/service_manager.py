@@ -23,7 +23,7 @@ class ServiceManager:
         """`address` is a path, or an abstract name that begins with `@`."""
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
         self._every_s = every_s
-        self._told_at: float | None = None
+        self._notified_at: float | None = None
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> ServiceManager | None:
@@ -35,8 +35,8 @@ class ServiceManager:
 
     def notify_alive(self, *, now: float) -> None:
         """Send the notification, four times in each limit; `now` in seconds of any steady clock."""
-        if self._told_at is None or now - self._told_at >= self._every_s:
-            self._told_at = now
+        if self._notified_at is None or now - self._notified_at >= self._every_s:
+            self._notified_at = now
             with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
                 line.setblocking(False)  # a manager that is away, or busy, just now: the next one is soon
                 line.sendto(ALIVE, self._address)

@@ -33,7 +33,7 @@ class TaskState:
     since: float
     waits_for: str = AT_WORK
     is_endless: bool = False
-    is_told: bool = False
+    is_reported: bool = False
 
 
 class Stuck(NamedTuple):
@@ -81,11 +81,11 @@ class TaskMonitor:
         news, again = [], []
         for name, strand, for_s in self.strands():
             is_stuck = self._is_stuck(strand, for_s)
-            if is_stuck and not strand.is_told:
+            if is_stuck and not strand.is_reported:
                 news.append(_stuck(name, strand, for_s))
-            elif strand.is_told and not is_stuck:
+            elif strand.is_reported and not is_stuck:
                 again.append(name)
-            strand.is_told = is_stuck
+            strand.is_reported = is_stuck
         return news, again
 
     def _is_stuck(self, strand: TaskState, for_s: float) -> bool:

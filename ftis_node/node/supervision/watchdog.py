@@ -75,7 +75,7 @@ class Watchdog:
         *,
         manager: ServiceManager | None = None,
         end_process: Callable[[int], object] = os._exit,
-        look_s: float = BEAT_S,
+        poll_interval_s: float = BEAT_S,
     ) -> None:
         """`end_process` is called with the exit code, from the thread, for a loop that stays blocked."""
         self.board = TaskMonitor(limit_s=settings.task_stuck_s)
@@ -85,7 +85,7 @@ class Watchdog:
         self._settings = settings
         self._manager = manager
         self._end_process = end_process
-        self._look_s = look_s
+        self._poll_interval_s = poll_interval_s
         self._num_beats = 0
         self._blocked_since: float | None = None  # set by the thread, taken back by the loop
         self._is_over = threading.Event()
@@ -137,12 +137,12 @@ class Watchdog:
 
     def _watch(self, loop_thread: int) -> None:
         num_still, seen, reported_at = 0, -1, self._settings.event_loop_stall_warn_s
-        while not self._is_over.wait(self._look_s):
+        while not self._is_over.wait(self._poll_interval_s):
             if self._num_beats != seen:
                 num_still, seen, reported_at = 0, self._num_beats, self._settings.event_loop_stall_warn_s
                 continue
             num_still += 1
-            still_s = num_still * self._look_s
+            still_s = num_still * self._poll_interval_s
             if still_s >= self._settings.event_loop_stall_exit_s:
                 self._in_thread(self._give_up, still_s).join(self._settings.event_loop_stall_warn_s)
                 self._end_process(EXIT_CODE)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LOOK_AGAIN_S = 0.5  # patience and staleness pass without an event
+RECHECK_INTERVAL_S = 0.5  # patience and staleness pass without an event
 
 
 class StepGate(Protocol):
@@ -95,7 +95,7 @@ class TimedStepGate:
                 log.info("no more groups are generated, and none will come for step %d: the node ends", step)
                 return False
             with suppress(TimeoutError):  # not `wait_for`: in Python 3.11 it loses a cancellation that meets the event
-                async with asyncio.timeout(LOOK_AGAIN_S):
+                async with asyncio.timeout(RECHECK_INTERVAL_S):
                     await self._stored.wait()
 
     def shares(self, step: int) -> tuple[int, int]:

@@ -126,10 +126,10 @@ class FollowLoop:
     async def _keep_fetching(self) -> None:
         while True:
             with self._guard.work_for(self._settings.follow, Place.WEIGHTS):
-                heard = await self._poll()
-                if heard is not None and self._should_fetch(heard):
-                    with waiting_for(f"the file of weights {heard.offer.version}"):  # as long as the learner is away
-                        await self._fetch(heard)
+                received = await self._poll()
+                if received is not None and self._should_fetch(received):
+                    with waiting_for(f"the file of weights {received.offer.version}"):  # as long as the learner is away
+                        await self._fetch(received)
             with waiting_for("the clock"):
                 await asyncio.sleep(self._settings.poll_interval_s)
 
@@ -161,20 +161,20 @@ class FollowLoop:
             return None
         return Refusal("goes_back", f"version {offer.version} was offered after {self._newest.version}")
 
-    def _should_fetch(self, heard: ReceivedOffer) -> bool:
+    def _should_fetch(self, received: ReceivedOffer) -> bool:
         """Return whether the offer is new, and worth its disk space."""
-        if self._newest is not None and heard.offer.version <= self._newest.version:
+        if self._newest is not None and received.offer.version <= self._newest.version:
             return False
         return should_fetch(
             self._settings.delay,
             num_held=len(self._transit.versions),
             max_held=self._settings.max_pending_versions,
-            since_last=heard.at - self._wanted_at,
+            since_last=received.at - self._wanted_at,
         )
 
-    async def _fetch(self, heard: ReceivedOffer) -> None:
+    async def _fetch(self, received: ReceivedOffer) -> None:
         """Fetch the version's file from the learner into a complete folder."""
-        offer, began_at = heard.offer, time.monotonic()
+        offer, began_at = received.offer, time.monotonic()
         self._held.clear_partial(but=offer.sha256)
         download = Download(
             self._gossip,
@@ -185,13 +185,13 @@ class FollowLoop:
         )
         try:
             file = await download.run()
-            await in_background(self._held.put, file, offer, heard.signed)
+            await in_background(self._held.put, file, offer, received.signed)
         except OfferWithdrawnError as error:
             log.debug("%s", error)
             download.discard()
             return
         except RecordError as error:
-            self._refused = heard.signed
+            self._refused = received.signed
             self._refuse(Refusal(error.reason, str(error)))
             download.discard()
             return
@@ -211,8 +211,8 @@ class FollowLoop:
             duration_s=round(time.monotonic() - began_at, 4),
             age_s=round(time.time() - offer.created_at, 3),
         )
-        self._newest, self._wanted_at = offer, heard.at
-        self._transit.send(offer.version, at=heard.at - heard.age_s)
+        self._newest, self._wanted_at = offer, received.at
+        self._transit.send(offer.version, at=received.at - received.age_s)
         self._arrived.set()
 
     async def _keep_serving(self) -> None:

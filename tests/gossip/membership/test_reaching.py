@@ -61,7 +61,7 @@ def test_rubbish_of_a_relay_is_a_value_error(answer: bytes) -> None:
 
 def _schedule(capacity: int = 10) -> ReconnectSchedule:
     return ReconnectSchedule(
-        ExponentialBackoff(first_s=2, ceiling_s=8, jitter=0), patience_s=60, capacity=capacity, rng=random.Random(1)
+        ExponentialBackoff(first_s=2, ceiling_s=8, jitter=0), forget_after_s=60, capacity=capacity, rng=random.Random(1)
     )
 
 

@@ -100,7 +100,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clocks that tests can wait for."""
     monkeypatch.setattr(repair, "PERIOD_S", 0.1)
     monkeypatch.setattr(reannounce, "PERIOD_S", 0.05)
-    monkeypatch.setattr(shard_selection, "LOOK_S", 0.3)
+    monkeypatch.setattr(shard_selection, "POLL_INTERVAL_S", 0.3)
 
 
 async def test_everything_is_pulled_and_confirmed_in_a_small_swarm(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def read_a_slow_disk(is_enough: Callable[[], object]) -> None:
 
 async def test_the_code_that_blocks_the_loop_is_named(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    watchdog = Watchdog(QUICK, look_s=0.05)
+    watchdog = Watchdog(QUICK, poll_interval_s=0.05)
     watchdog.events = EventLog(path)
     with watchdog.watching():
         await until(lambda: watchdog.lag.mean_s is not None)
@@ -61,7 +61,7 @@ async def test_a_loop_that_stays_blocked_ends_the_process() -> None:
     settings = ObserveSection.model_construct(
         event_loop_stall_warn_s=1.0, event_loop_stall_exit_s=1.5, task_stuck_s=1e9
     )
-    with Watchdog(settings, end_process=codes.append, look_s=0.05).watching():
+    with Watchdog(settings, end_process=codes.append, poll_interval_s=0.05).watching():
         await asyncio.sleep(0)
         read_a_slow_disk(lambda: codes)
     assert codes == [1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ftis_node.learner.step.token_budget import FIRST_PATIENCE, LONGEST_PATIENCE, MicroBatchBudget
+from ftis_node.learner.step.micro_batch_budget import FIRST_GROWTH_INTERVAL, LONGEST_GROWTH_INTERVAL, MicroBatchBudget
 
 WHOLE = 100_000
 
@@ -28,25 +28,25 @@ def test_one_sequence_at_a_time_is_the_end():
 
 def test_more_is_tried_after_a_while_up_to_the_setting():
     budget = MicroBatchBudget.of(16_000).after_out_of_memory(whole=WHOLE, longest=500)
-    assert after_good_steps(budget, FIRST_PATIENCE - 1).max_tokens == 8_000
-    assert after_good_steps(budget, FIRST_PATIENCE).max_tokens == 10_001
-    assert after_good_steps(budget, 10 * FIRST_PATIENCE).max_tokens == 16_000
+    assert after_good_steps(budget, FIRST_GROWTH_INTERVAL - 1).max_tokens == 8_000
+    assert after_good_steps(budget, FIRST_GROWTH_INTERVAL).max_tokens == 10_001
+    assert after_good_steps(budget, 10 * FIRST_GROWTH_INTERVAL).max_tokens == 16_000
 
 
 def test_a_trial_that_fails_goes_back_and_is_made_half_as_often():
     budget = MicroBatchBudget.of(16_000).after_out_of_memory(whole=WHOLE, longest=500)
-    budget = after_good_steps(budget, FIRST_PATIENCE).after_out_of_memory(whole=WHOLE, longest=500)
-    assert (budget.max_tokens, budget.patience) == (8_000, 2 * FIRST_PATIENCE)
-    assert after_good_steps(budget, 2 * FIRST_PATIENCE - 1).max_tokens == 8_000
+    budget = after_good_steps(budget, FIRST_GROWTH_INTERVAL).after_out_of_memory(whole=WHOLE, longest=500)
+    assert (budget.max_tokens, budget.growth_interval) == (8_000, 2 * FIRST_GROWTH_INTERVAL)
+    assert after_good_steps(budget, 2 * FIRST_GROWTH_INTERVAL - 1).max_tokens == 8_000
     again = budget.after_out_of_memory(whole=WHOLE, longest=500)
     assert again.max_tokens == 4_000, "what was good before is so no longer"
     for _ in range(20):
-        budget = after_good_steps(budget, budget.patience).after_out_of_memory(whole=WHOLE, longest=500)
-    assert (budget.max_tokens, budget.patience) == (8_000, LONGEST_PATIENCE)
+        budget = after_good_steps(budget, budget.growth_interval).after_out_of_memory(whole=WHOLE, longest=500)
+    assert (budget.max_tokens, budget.growth_interval) == (8_000, LONGEST_GROWTH_INTERVAL)
 
 
 def test_a_batch_that_fits_at_once_proves_nothing():
     budget = MicroBatchBudget.of(16_000).after_out_of_memory(whole=WHOLE, longest=500)
-    for _ in range(2 * FIRST_PATIENCE):
+    for _ in range(2 * FIRST_GROWTH_INTERVAL):
         budget = budget.after_good_step(whole=7_000)
     assert budget.max_tokens == 8_000
