@@ -10,6 +10,7 @@ import msgspec
 from ftis_node.config.disk_room import replace_file
 from ftis_node.errors import FileError
 from ftis_node.files import read_file, read_object
+from ftis_node.node.startup.preflight import checkpoint_step
 from ftis_node.telemetry.status import Status
 
 if TYPE_CHECKING:
@@ -25,6 +26,15 @@ def read_last_status(home: Home) -> Status:
         return Status.from_json(read_file(home.status))
     except (OSError, FileError, msgspec.MsgspecError):
         return Status()
+
+
+def read_saved_status(home: Home) -> Status:
+    """Return the last status if the home has the checkpoint of its last step, or a later one; else an empty one.
+
+    An older checkpoint is left by a full disk, or put there by the operator. The steps after it are to be done again.
+    """
+    last = read_last_status(home)
+    return last if checkpoint_step(home) >= last.learner.step else Status()
 
 
 def mark_start(home: Home) -> None:

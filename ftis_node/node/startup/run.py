@@ -11,7 +11,7 @@ from ftis_node.config.resume import start_command
 from ftis_node.node.http_api.auth import observe_token
 from ftis_node.node.http_api.monitoring_api import MonitoringApi, serve_observed
 from ftis_node.node.startup.assemble import running_components
-from ftis_node.node.startup.last_status import read_last_status
+from ftis_node.node.startup.last_status import read_saved_status
 from ftis_node.node.startup.migrations import opened
 from ftis_node.node.startup.preflight import check_finished, check_saved
 from ftis_node.node.startup.roles import run_node
@@ -46,7 +46,7 @@ def run_until_stopped(
     apply_limits(settings.limits)
     watchdog = Watchdog(settings.observe, manager=ServiceManager.from_environment())
     with reporting_full_disk(home.root), telling_damage(home.root), opened(home):
-        if lines := finished_lines(read_last_status(home), home, settings=settings):
+        if lines := finished_lines(read_saved_status(home), home, settings=settings):
             check_finished(home, settings)
             log_block(log, lines)
             return

@@ -9,8 +9,11 @@ import pytest
 
 from ftis_node.cli.node_client import read_document
 from ftis_node.config.home import Home
-from ftis_node.node.startup.last_status import mark_end, mark_start, read_last_status
+from ftis_node.config.node import NodeSettings
+from ftis_node.node.startup.last_status import mark_end, mark_start, read_last_status, read_saved_status
+from ftis_node.node.startup.startup_summary import finished_lines
 from ftis_node.telemetry.status import EndWord
+from ftis_node.workers.durable import complete_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,6 +36,20 @@ def test_a_start_clears_the_end_before_and_keeps_the_rest(home: Home) -> None:
     assert read_document(home, "/status")["node"]["end"] == "killed", "no word was left since"
     assert read_last_status(home).learner.step == 7
     assert read_document(home, "/peers") == PEERS
+
+
+@pytest.mark.parametrize(("steps", "is_finished"), [((), False), ((3, 6), False), ((3, 7), True), ((8,), True)])
+def test_a_home_whose_last_steps_were_not_saved_is_not_finished(
+    home: Home, steps: tuple[int, ...], *, is_finished: bool
+) -> None:
+    for step in steps:
+        with complete_folder(home.checkpoints / f"step-{step}"):
+            pass
+    document = json.loads(home.status.read_text())
+    document["budget"] = {"learn_steps": {"used": 7, "limit": 7, "left": 0}}
+    home.status.write_text(json.dumps(document))
+    settings = NodeSettings(model="org/m", budget={"learn_steps": 7})
+    assert (finished_lines(read_saved_status(home), home, settings=settings) is not None) is is_finished
 
 
 @pytest.mark.parametrize("end", [EndWord.STOPPED, EndWord.FAILED])
