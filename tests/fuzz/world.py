@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from unittest.mock import patch
 
-from ftis_node.cli.commands.peers import _line
+from ftis_node.cli.commands.peers import HEADER, _cells
 from ftis_node.cli.peer_screen import peer_document, screen
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
@@ -34,6 +34,7 @@ from ftis_node.records.codec import CODECS
 from ftis_node.records.identity import Identity
 from ftis_node.tasks.base import TaskItem
 from ftis_node.telemetry.events import read_events
+from ftis_node.telemetry.terminal_text import columns
 from tests.fuzz.targets import PROMPT, SEEDS_MADE_AT, SpeakingTokenizer
 from tests.validation.test_door import _Scorer
 
@@ -170,7 +171,8 @@ async def look_at(parts: NodeComponents, *, at_all: bool = True) -> None:
     now = time.time()
     for row in sorted_peers(rows):
         shown = [span.text for span in peer_row(row, now=now)] + [text_of(one) for one in peer_lines(row, now=now)]
-        shown += [ban_words(row), _line(row), *screen(peer_document(parts.home, row["peer_id"], rows), now=now)]
+        shown += [ban_words(row), *columns(HEADER, [_cells(row, now=now)])]
+        shown += [*screen(peer_document(parts.home, row["peer_id"], rows), now=now)]
         assert all(text.isprintable() for text in shown), shown
 
 
