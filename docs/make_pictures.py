@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 ASSETS = Path(__file__).parent / "assets"
 NODE = "home-m"
 STEP = 30  # of the demo's 40; the dashboard is shown here
-SIZE = (100, 30)  # columns and rows of the terminal
+SIZE = (120, 38)  # columns and rows of the terminal
 REPORT_SIZE = (1000, 900)  # pixels
 READ_LIMIT_S = 60.0
 FONT_FACES = re.compile(r"@font-face \{[^}]*\}\s*")

@@ -33,8 +33,8 @@ TERMS = (
     ("kept", "share of completions that the filter kept"),
     ("trust", "good, probation (all its groups are audited), banned, trusted"),
     ("score", "0 for a new peer, at most 10; below -3 probation, at -10 banned"),
-    ("taken", "groups of that peer that passed validation"),
-    ("holds", "our groups that the peer has confirmed"),
+    ("accepted", "groups of that peer that passed validation"),
+    ("confirmed", "our groups that the peer has confirmed"),
 )
 
 

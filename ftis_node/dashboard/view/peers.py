@@ -23,7 +23,7 @@ from ftis_node.telemetry.teaching import teaches, teaching_words
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-PEER_COLUMNS = ("peer", "model", "trust", "taken", "teaches", "rejected", "holds", "seen")
+PEER_COLUMNS = ("peer", "model", "trust", "accepted", "teaches", "rejected", "confirmed", "seen")
 NAME_WIDTH, MODEL_WIDTH, REASON_WIDTH = 9, 16, 60
 STANDING_TONES = {"banned": Tone.BAD, "probation": Tone.WARN, "trusted": Tone.GOOD, "good": Tone.GOOD}
 STANDING_WORDS = {
@@ -34,7 +34,7 @@ STANDING_WORDS = {
 }
 
 
-def sorted_peers(peers: Iterable[Mapping[str, Any]], by: str = "taken") -> list[Mapping[str, Any]]:
+def sorted_peers(peers: Iterable[Mapping[str, Any]], by: str = "accepted") -> list[Mapping[str, Any]]:
     """Sort by a column of PEER_COLUMNS: numbers from the largest, words by letter, the least trusted first.
 
     Among equals, peers with more accepted groups come first, those with more rejected groups last.
@@ -101,7 +101,7 @@ def peer_lines(row: Mapping[str, Any], *, now: float) -> list[Line]:
 
 
 ORDERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
-    "taken": lambda row: -row.get("groups_accepted", 0),
+    "accepted": lambda row: -row.get("groups_accepted", 0),
     "teaches": lambda row: -((row.get("teaching") or {}).get("teaches") or 0.0),
     "rejected": lambda row: -_refused(row),
     "trust": lambda row: (
@@ -109,7 +109,7 @@ ORDERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
         if (standing := str(row.get("standing", "good"))) in STANDING_TONES
         else len(STANDING_TONES)
     ),
-    "holds": lambda row: -row.get("groups_confirmed", 0),
+    "confirmed": lambda row: -row.get("groups_confirmed", 0),
     "seen": lambda row: -row.get("last_seen", 0.0),
     "peer": lambda row: str(row.get("name") or row["peer_id"]).casefold(),
     "model": lambda row: str(row.get("model") or "").casefold(),

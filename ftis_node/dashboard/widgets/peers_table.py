@@ -24,14 +24,14 @@ class PeersTable(RowsTable):
     def __init__(self, *, id: str) -> None:
         super().__init__(PEER_COLUMNS, id=id)
         self.border_title = "peers"
-        self._order, self._wanted = "taken", ""
+        self._order, self._wanted = "accepted", ""
         self._snapshot: NodeSnapshot | None = None
 
     def show(self, snapshot: NodeSnapshot) -> None:
         self._snapshot = snapshot
         swarm = snapshot.status.swarm
         found = [row for row in snapshot.peers if is_found(row, self._wanted)]
-        order = "" if self._order == "taken" else f", by {self._order}"
+        order = "" if self._order == "accepted" else f", by {self._order}"
         search = f", {len(found)} with {sanitized(self._wanted)!r}" if self._wanted else ""
         self.border_title = Text(
             f"peers: {swarm.peers_connected} connected, {len(snapshot.peers)} known{order}{search}"
