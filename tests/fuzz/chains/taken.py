@@ -10,7 +10,7 @@ import msgspec
 import torch
 
 from ftis_node.algorithms.methods import METHODS, method_parameters
-from ftis_node.cli.commands.replay import _line
+from ftis_node.cli.commands.replay import _table
 from ftis_node.cli.group_screen import group_document, screen
 from ftis_node.dashboard.buffer_reader import read_group
 from ftis_node.dashboard.view.groups import group_lines, group_row
@@ -107,7 +107,7 @@ def _show(made: World) -> None:
         assert all(text.isprintable() for text in lines), lines
         json.dumps(group_document(story), allow_nan=False)
         assert all(span.text.isprintable() for span in group_row(group, {}))
-        assert _line(group).isprintable()
+        assert all(line.isprintable() for line in _table([group], now=0.0))
         json.dumps(asdict(group), allow_nan=False, default=bytes.hex)
     for one in HOSTILE:
         made.parts.reader.groups_of(one.peer_id, limit=5)
