@@ -25,7 +25,7 @@ from ftis_node.node.http_api.connection_limits import HttpGuard
 from ftis_node.node.peers.survey_view import view_of
 from ftis_node.swarm.overview.text import render_views
 from ftis_node.swarm.peer_guard import UNPROVEN, Place
-from ftis_node.telemetry.bootstrap_metrics import render_bootstrap_metrics
+from ftis_node.node.http_api.bootstrap_metrics import render_bootstrap_metrics
 from ftis_node.telemetry.metrics import CONTENT_TYPE
 
 if TYPE_CHECKING:
