@@ -1,4 +1,4 @@
-"""`[limits]` of node.toml: how much of its machine the node may use.
+"""`[limits]` of node.toml: how much of its machine the node may use. `[budget]`: its total work.
 
 Limits of one part are in the section of that part: `buffer.max_disk_bytes`, `buffer.max_ready_bytes`,
 `swarm.max_upload_bytes_per_s`, `swarm.max_download_bytes_per_s`, `generation.threads`, `learner.threads`.
@@ -7,6 +7,7 @@ Limits of one part are in the section of that part: `buffer.max_disk_bytes`, `bu
 from __future__ import annotations
 
 import os
+from typing import Annotated
 
 from pydantic import Field
 
@@ -19,6 +20,26 @@ NUM_LOGS = 2  # a worker each
 BUFFER_OVERHEAD = 1.25  # indexes, prompts, partly filled pages, the journal
 SLACK_BYTES = GIB  # trackers' files, backups of upgrades, the table of peers
 MIN_THREADS = 2
+
+Amount = Annotated[int, Field(ge=1, le=1 << 53)]
+
+
+class BudgetSection(Section):
+    """The node's total work over all restarts of its home. An unset limit is none (ftis-node docs train/domains)."""
+
+    generate_tokens: Amount | None = Field(
+        default=None,
+        description="Completion tokens that the node generates. At the limit it cancels the groups in flight and "
+        "trains on those of peers only. Evaluations do not count.",
+    )
+    learn_steps: Amount | None = Field(
+        default=None, description="Optimizer steps after which the node ends, as `--steps`."
+    )
+    learn_tokens: Amount | None = Field(
+        default=None,
+        description="Completion tokens, own and foreign, on which the node trains before it ends. It completes the "
+        "step that reaches the limit.",
+    )
 
 
 class LimitsSection(Section):

@@ -22,10 +22,9 @@ from pydantic_settings import (
 )
 
 from ftis_node.config.admission import AccessSection, Admission, RateLimitsSection, ValidationSection
-from ftis_node.config.budget import BudgetSection
 from ftis_node.config.home import Home
 from ftis_node.config.home_schema import is_older
-from ftis_node.config.limits import LimitsSection
+from ftis_node.config.limits import BudgetSection, LimitsSection
 from ftis_node.config.manifest import Codec  # noqa: TC001  # pydantic evaluates the annotation
 from ftis_node.config.observe import ObserveSection, TrackingSection
 from ftis_node.config.peer_list import read_peers

@@ -21,11 +21,11 @@ from aiohttp import web
 
 from ftis_node.errors import UsageError
 from ftis_node.node.http_api.auth import own_names_only
+from ftis_node.node.http_api.bootstrap_metrics import render_bootstrap_metrics
 from ftis_node.node.http_api.connection_limits import HttpGuard
 from ftis_node.node.peers.survey_view import view_of
 from ftis_node.swarm.overview.text import render_views
 from ftis_node.swarm.peer_guard import UNPROVEN, Place
-from ftis_node.node.http_api.bootstrap_metrics import render_bootstrap_metrics
 from ftis_node.telemetry.metrics import CONTENT_TYPE
 
 if TYPE_CHECKING:

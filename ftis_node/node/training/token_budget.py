@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ftis_node.node.supervision.task_monitor import waiting_for
 
 if TYPE_CHECKING:
-    from ftis_node.config.budget import BudgetSection
+    from ftis_node.config.limits import BudgetSection
 
 log = logging.getLogger(__name__)
 

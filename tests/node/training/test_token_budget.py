@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftis_node.config.budget import BudgetSection
 from ftis_node.config.home import Home
+from ftis_node.config.limits import BudgetSection
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings, load_node_settings
 from ftis_node.errors import ConfigError
