@@ -150,6 +150,14 @@ def test_no_cycle_between_files_type_only_imports_included() -> None:
     assert set(cycles) == CYCLIC, "a package has no cycle any more: remove it from CYCLIC"
 
 
+def test_no_folder_has_more_than_20_files_and_no_file_more_than_350_lines() -> None:
+    per_folder = Counter(path.parent.relative_to(PACKAGE).as_posix() for path in FILES)
+    del per_folder["cli/commands"]  # one command a file
+    assert not {folder: number for folder, number in per_folder.items() if number > 20}
+    lengths = {path.relative_to(PACKAGE).as_posix(): len(path.read_text().splitlines()) for path in FILES}
+    assert not {file: length for file, length in lengths.items() if length > 350}
+
+
 def test_no_public_class_name_twice() -> None:
     places: dict[str, list[str]] = defaultdict(list)
     for path in FILES:
