@@ -121,7 +121,7 @@ POINTS: dict[Place, tuple[str, ...]] = {
         "gossip/rpc/calls.py:PeerCalls.fetch",
         "node/loops/announcements.py:AnnouncementHandler.refuse_of",
         "node/loops/intake.py:IntakeLoop.submit",
-        "node/loops/pull.py:PullLoop._ask_others",
+        "node/loops/pull.py:PullLoop._request_from_others",
         "node/loops/confirmations.py:ConfirmationLoop.confirm",
         "node/loops/pull_slots.py:PullSlots._is_proven",
         "node/loops/pull_slots.py:PullSlots._has_slot_for",
