@@ -76,12 +76,12 @@ def test_a_delay_is_of_all_nodes_or_of_the_last_alone(
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("later", "no delay 'later': use none, fixed:K or lognormal:MIN-MAX, in steps; DELAY@peer"),
-        ("fixed:x@peer", "no delay 'fixed:x'"),
-        ("fixed:3@pear", "no delay 'fixed:3@pear'"),
-        ("fixed:3@peer@peer", "no delay 'fixed:3@peer'"),
+        ("later", "invalid delay 'later': use none, fixed:K or lognormal:MIN-MAX, in steps; DELAY@peer"),
+        ("fixed:x@peer", "invalid delay 'fixed:x'"),
+        ("fixed:3@pear", "invalid delay 'fixed:3@pear'"),
+        ("fixed:3@peer@peer", "invalid delay 'fixed:3@peer'"),
         ("lognormal:9-8@peer", "0 < MIN <= MAX"),
-        ("@peer", "no delay ''"),
+        ("@peer", "invalid delay ''"),
         ("none@peer", "'none@peer': a late peer needs a delay above 0"),
         ("fixed:0@peer", "above 0"),
     ],
