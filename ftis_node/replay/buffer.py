@@ -212,7 +212,7 @@ class ReplayBuffer:
         return undone.rowcount + strayed
 
     def note_failed(self, step: int) -> None:
-        """Count a failure of the learner in `step` for each group of the step. The groups stay TAKEN until `reconcile`."""
+        """Count a failure of the learner for each group of `step`. The groups stay TAKEN until `reconcile`."""
         with self._transaction():
             note_failed(self._db, step)
 

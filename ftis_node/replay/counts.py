@@ -45,7 +45,7 @@ BY_ROWS = (
 
 
 class Count(NamedTuple):
-    """Number and size of the kept groups with one origin, state and reason. `reason` is empty if they are not released."""
+    """Totals of the kept groups with one origin, state and reason. `reason` is empty if they are not released."""
 
     own: bool
     state: str

@@ -35,7 +35,7 @@ def is_forgotten(db: sqlite3.Connection, sender: str, number: int) -> bool:
 
 
 def forget(db: sqlite3.Connection, sender: str, number: int, *, touch: int) -> None:
-    """Record that the sender's group with this number is pruned; `touch` orders the calls. Runs inside a transaction."""
+    """Record that the sender's group with this number is pruned; `touch` orders the calls. Use a transaction."""
     first = last = number
     neighbours = db.execute(
         "SELECT first, last FROM forgotten WHERE sender = ? AND first <= ? + 1 ORDER BY first DESC LIMIT 2",

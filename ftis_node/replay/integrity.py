@@ -135,7 +135,7 @@ def _wrong_header(connection: sqlite3.Connection, path: Path) -> str:
 
 
 def _read_texts(connection: sqlite3.Connection) -> None:
-    """Read all texts. SQLite accepts any bytes as text, but Python raises an error, otherwise in the middle of a step."""
+    """Read all texts. SQLite accepts any bytes as text, but Python would raise an error in the middle of a step."""
     columns = (
         "SELECT tables.name, group_concat('\"' || columns.name || '\"')"
         " FROM sqlite_master AS tables, pragma_table_info(tables.name) AS columns"

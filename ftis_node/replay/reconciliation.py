@@ -1,4 +1,4 @@
-"""Reconciliation of the buffer with the learner's checkpoint and the event log. All functions run inside a transaction."""
+"""Reconciliation of the buffer with the learner's checkpoint and the event log. All functions need a transaction."""
 
 from __future__ import annotations
 
@@ -31,9 +31,7 @@ def believe_checkpoint(db: sqlite3.Connection, step: int, ids: Sequence[bytes]) 
     db.executemany(
         "UPDATE groups SET state = ?, reason = ?, step = min(coalesce(step, ?), ?)"
         " WHERE id = ? AND (state != ? OR reason IN (?, ?))",
-        [
-            (*trained, step, step, group_id, *trained, ReleaseReason.DAMAGED) for group_id in ids
-        ],  # damaged after the step
+        [(*trained, step, step, group_id, *trained, ReleaseReason.DAMAGED) for group_id in ids],  # damaged later
     )
     return len(strayed)
 

@@ -107,7 +107,7 @@ def note_pruned(path: Path, *, record: EventLogSummary) -> None:
 
 
 def limit_reset_at(buffer: sqlite3.Connection) -> None:
-    """Change a reset time in the future to now. The clock was ahead at the reset, and peers' groups would be rejected."""
+    """Change a reset time in the future to now. The clock was ahead then, and peers' groups would be rejected."""
     latest = int(time.time()) + 1
     if read_reset_at(buffer) > latest:
         buffer.execute("UPDATE totals SET value = ? WHERE name = ?", (latest, RESET_AT))

@@ -90,7 +90,7 @@ def _raise_failure(future: Future[None]) -> None:
 
 
 class _ProgressReporter:
-    """Turns finished steps into a fraction and an estimate. A step weighs as many groups as it uses."""
+    """Estimator of the fraction done and the time left. A step weighs as many groups as it uses."""
 
     def __init__(self, trials: Sequence[Trial], *, num_trials: int, watch: OnProgress) -> None:
         self._weights = {trial.key: _weight(trial) for trial in trials}
@@ -138,7 +138,7 @@ def _run_one(trial: Trial, runs: Path, scratch: Path) -> None:
 
 
 def _read(runs: Path, trial: Trial) -> TrialResult:
-    """A stored result under this experiment's labels: the same trial may belong to several experiments."""
+    """Return a stored result with this experiment's labels, because several experiments may contain the same trial."""
     stored = msgspec.json.decode(_file(runs, trial).read_bytes(), type=TrialResult)
     return msgspec.structs.replace(stored, labels=trial.labels)
 

@@ -49,7 +49,7 @@ class Validator(NamedTuple):
 
 
 class Enrollment(NamedTuple):
-    """A sender in the rounds up to `last_step`; with `validator`, one that validates the others' groups."""
+    """A sender in the rounds up to `last_step`. If it has a `validator`, it also validates the others' groups."""
 
     sender: Participant
     last_step: int
@@ -67,7 +67,7 @@ class SynchronousRounds:
     def __init__(self, rounds: Rounds) -> None:
         self.rounds = rounds
         self._enrolled: list[Enrollment] = []
-        self._begun: dict[str, int] = {}  # by peer id: the step that it waits for; all before it are finished
+        self._begun: dict[str, int] = {}  # by peer id: the step that it waits for; it has finished all earlier ones
 
     def enter(
         self,
@@ -122,8 +122,8 @@ class SynchronousRounds:
 class RoundGate:
     """A member's `node.gate.StepGate`: synchronous with the others, with no more groups than its rounds take.
 
-    If the run has `step.backfill_with_own` it compensates for rejected groups: `quota` says what it generates in each
-    round.
+    If the run has `step.backfill_with_own`, the member compensates for rejected groups, and `quota` has its number of
+    groups in each round.
     """
 
     def __init__(
@@ -171,8 +171,8 @@ class RoundGate:
         return self._quota.shares(step)[0]
 
     def _plan(self, step: int) -> None:
-        """Generate in the next round what is missing in this one. Groups of the next round that are here already do not
-        count.
+        """Generate in the next round the groups that are missing in this one. Groups of the next round that arrived
+        early do not count.
         """
         ready = self._ready.ready_foreign()
         senders = [sender for sender, number in ready if number <= self._lockstep.due(sender, step)]
@@ -184,12 +184,12 @@ class RoundGate:
 def _num_validated(registry: PeerRegistry) -> int:
     judged = 0
     for peer in registry.peers.values():
-        refused_later = sum(peer.refused[reason] for reason in AFTER_VALIDATION)  # counted as accepted earlier
+        refused_later = sum(peer.refused[reason] for reason in AFTER_VALIDATION)  # counted as accepted before
         judged += peer.accepted + peer.refused.total() - refused_later
     return judged
 
 
 async def _until(holds: Callable[[], bool]) -> None:
-    """Poll until the condition holds: it depends on many places, and the swarm works meanwhile."""
+    """Poll until the condition holds. It depends on many parts of the swarm, which run meanwhile."""
     while not holds():  # noqa: ASYNC110
         await asyncio.sleep(POLL_S)

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from ftis_node.node.state import NodeState
     from ftis_node.records.codec import CodecName
 
-NEVER = 100_000  # steps between checkpoints: a trial that is cut short is done again
+NEVER = 100_000  # steps between checkpoints: an interrupted trial starts again
 POLL_S = 0.5
 
 
@@ -54,8 +54,8 @@ POLL_S = 0.5
 class TrialMember:
     """One node of the swarm. `name` appears in the results; a node with a `lie` is malicious.
 
-    `domain` is the SPEC that it generates for, None: the whole task. `steps`: its last step, None: the trial's.
-    `delay`: delay of new weights at its generator, None: the trial's.
+    `domain` is the SPEC of the parts that it generates for; None means the whole task. `steps` is its last step; None
+    means that of the trial. `delay` is the delay of new weights at its generator; None means that of the trial.
     """
 
     name: str
@@ -69,10 +69,10 @@ class TrialMember:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Parameters of one trial. `manifest` says what a step takes and how it learns; the specs contain local paths.
+    """Parameters of one trial. `manifest` sets the groups of a step and the method; the specs contain local paths.
 
-    `labels` are the trial's cell of the matrix, `key` its name among stored results. Members that are `apart` never
-    meet: each is a separate swarm. The `exam` evaluates all of them together after training.
+    `labels` are the trial's cell in the matrix, `key` is its name among stored results. With `apart`, each member is a
+    separate swarm of one. The `exam` evaluates all members together after training.
     """
 
     key: str
@@ -107,7 +107,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class HonestSender:
-    """A member as the rounds count it."""
+    """An honest member as a participant of the synchronous rounds."""
 
     parts: NodeComponents
 
@@ -117,12 +117,12 @@ class HonestSender:
 
     @property
     def groups_sent(self) -> int:
-        """Number of its groups announced so far."""
+        """Return the number of its groups announced so far."""
         return self.parts.counters.groups_sent
 
 
 class TrialNode(NamedTuple):
-    """A member that was built, the rounds that it keeps to, and what it makes of them."""
+    """A member's node with the barrier of its swarm and its number of groups per step."""
 
     member: TrialMember
     parts: NodeComponents

@@ -1,4 +1,5 @@
-"""The trials of an experiment: all combinations of pairing, method, sharing, delay, number of nodes, lie and seed.
+"""Trials of an experiment: all combinations of pairing, method, sharing, delay, number of nodes, malicious peer and
+seed.
 
 Fairness: in every trial an update takes the same number of completions. `alone` generates all of them itself. In a
 swarm of n nodes each generates 1/n and receives the others. The controls (`baseline.py`) generate as much as a node of
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
     from ftis_node.config.workers import LoraSection
     from ftis_node.lab.experiment.pairs import Pair
 
-SAPO = re.compile(r"sapo:(\d+)/(\d+)(?:/(\d+))?")  # own and remote groups drawn, and own ones generated
-CHOICE = re.compile(r"(newest|useful)(?::(\d+))?")  # vertical; number of remote groups taken
+SAPO = re.compile(r"sapo:(\d+)/(\d+)(?:/(\d+))?")  # own and remote groups to draw, and own ones to generate
+CHOICE = re.compile(r"(newest|useful)(?::(\d+))?")  # vertical; the number of remote groups to take
 FILLED = "filled"  # vertical, and own groups replace rejected remote ones
 DIVIDED = "divided"  # vertical, and each node generates more of the parts where it has an advantage
 NOT_OF_THE_LOSS = ("advantage_scale", "peer_weights")  # parameters of every method, besides those of the loss
@@ -65,7 +66,7 @@ class Experiment:
 
     @property
     def completions_per_update(self) -> int:
-        """Completions per update of one learner, in every trial but those of a SAPO split."""
+        """Return the completions per update of one learner, in every trial except those of a SAPO split."""
         step = self.base.step
         return (step.own_groups + step.foreign_groups) * self.base.sampling.group_size
 
@@ -258,7 +259,7 @@ class TrialSetting:
 def parse_method(text: str, base: MethodSection) -> MethodSection:
     """Parse `NAME` or `NAME:parameter=value:...`. Raises UsageError.
 
-    Parameters of the base apply to every method that has them, those of the filter to methods that filter.
+    Parameters of the base apply to every method that has them. Parameters of the filter apply to methods that filter.
     """
     name, *pairs = text.split(":")
     try:

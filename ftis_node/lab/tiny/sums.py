@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ftis_node.lab.tiny.recipes import Size
     from ftis_node.tasks.sums import SumProblem
 
-SKILLS: Final = (0.15, 0.4, 0.8)  # shares of lessons in which a pair's column is right; each pair draws one of them
+SKILLS: Final = (0.15, 0.4, 0.8)  # fraction of examples with a right column; each pair of digits draws one
 LONG_SHARE: Final = 0.3
 OWN_HABIT_SHARE: Final = 0.8
 HABITS: Final[tuple[Size, ...]] = ("s", "m", "l")
@@ -40,7 +40,7 @@ Skill = dict[tuple[int, int], float]  # by the two digits of a column, the small
 
 
 class SumsCurriculum:
-    """Training data of one model; `seed` decides its skill, and wrong columns are off by `mistake`."""
+    """Training data of one model. `seed` decides its skill; wrong columns are off by `mistake`."""
 
     max_answer_tokens = 60
 
