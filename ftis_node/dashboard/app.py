@@ -47,7 +47,8 @@ class DashboardApp(DashboardContext):
         period_s: float = PERIOD_S,
         once: bool = False,
     ) -> None:
-        """`open_watcher` runs in the watcher's thread, `read_swarm` (the document of `/swarm`) in that of its screen.
+        """Store two functions. `open_watcher` runs in the watcher's thread; `read_swarm` returns the document of
+        `/swarm` and runs in the thread of its screen.
 
         `once` ends the application after the first paint.
         """

@@ -125,7 +125,7 @@ class PluginTask:
             return self._task.resolve(ref)
         except (KeyError, IndexError):
             raise KeyError(str(ref)) from None
-        except Exception as error:  # a peer chose the reference: it must not end the node
+        except Exception as error:  # a peer chose the reference, so an error must not end the node
             log.warning("%s failed to resolve %s: %r", self._plugin, ref, error)
             raise KeyError(str(ref)) from error
 
@@ -133,7 +133,7 @@ class PluginTask:
         return float(_call(self._plugin, lambda: self._task.score(item, completion_text)))
 
     def answer_of(self, item: TaskItem, completion_text: str) -> str | None:
-        """Return the task's own answer if it has `answer_of`, else the text; see `answers.py`."""
+        """Return the answer by the task's own `answer_of` if it has one, else the text (see `answers.py`)."""
         answer: str | None = _call(self._plugin, lambda: answer_in(self._task, item, completion_text))
         return answer
 
@@ -174,7 +174,7 @@ class RewardedTask:
 
 
 def _entry(group: str, name: str) -> EntryPoint | None:
-    """Return the only entry point of this name. Raises TaskError if two packages have it."""
+    """Return the only entry point with this name; None if there is none. Raises TaskError if two packages have it."""
     found = list(entry_points(group=group, name=name))
     if len(found) > 1:
         packages = " and ".join(sorted(_describe(entry).package for entry in found))
@@ -189,7 +189,9 @@ def _describe(entry: EntryPoint) -> Plugin:
 
 
 def _call(plugin: Plugin, work: Callable[[], Any]) -> Any:
-    """Return the result of the plug-in's code. Raises TaskError, in one line, for any exception, also SystemExit."""
+    """Run the plug-in's code and return its result. Raises TaskError in one line for any exception, including
+    SystemExit.
+    """
     try:
         return work()
     except FtisError:
