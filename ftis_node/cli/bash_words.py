@@ -1,5 +1,4 @@
-"""Word breaks of bash in completion: bash splits `arithmetic:a` at the colon, and Typer's script does not join it
-again.
+"""Word breaks of bash in completion. Bash splits `arithmetic:a` at the colon, and Typer's script does not rejoin it.
 
 This file joins the words of the request before Typer reads them, and removes from each suggestion the part that bash
 keeps. `__ltrim_colon_completions` of the bash-completion package does the same. This is Python, so it also works with

@@ -47,8 +47,10 @@ class DashboardApp(DashboardContext):
         period_s: float = PERIOD_S,
         once: bool = False,
     ) -> None:
-        """Store two functions. `open_watcher` runs in the watcher's thread; `read_swarm` returns the document of
-        `/swarm` and runs in the thread of its screen.
+        """Store the two sources of the screens, and paint nothing yet.
+
+        `open_watcher` runs in the watcher's thread. `read_swarm` returns the document of `/swarm` and runs in the
+        thread of its screen.
 
         `once` ends the application after the first paint.
         """

@@ -23,8 +23,9 @@ class SwarmApp(App[None]):
     CSS = "* { scrollbar-size: 1 1; }"
 
     def __init__(self, read: Callable[[], Any], *, period_s: float = PERIOD_S, once: bool = False) -> None:
-        """Store `read`, which returns the document of `/swarm` and runs in a thread. `once` ends the application after
-        the first paint.
+        """Store `read`, which returns the document of `/swarm` and runs in a thread.
+
+        `once` ends the application after the first paint.
         """
         super().__init__()
         self.theme = "ansi-dark"

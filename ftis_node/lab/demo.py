@@ -1,5 +1,4 @@
-"""The demo: a bootstrap node and two nodes with different models that train together. Each node is a real `ftis-node
-join`.
+"""The demo: a bootstrap node and two nodes with different models that train together, each a real `ftis-node join`.
 
     tiny s, tiny m  -->  bootstrap  -->  join s <== announcements, bodies ==> join m  -->  table, curves.png, verdict
 
@@ -77,9 +76,7 @@ class NodeResult:
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """Result of the demo. `interface_bytes_per_token` counts bytes on the loopback interface per token that a node
-    received.
-    """
+    """Result of the demo. `interface_bytes_per_token` is the traffic on the loopback interface per received token."""
 
     nodes: list[NodeResult]
     interface_bytes_per_token: float | None

@@ -83,8 +83,9 @@ class ReplayBuffer:
     """Durable queue of own and foreign groups, from admission to release."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file, or create it. Raises DamagedError if the file is damaged, MachineError if another program
-        holds it.
+        """Open the file, or create it. Raises DamagedError for a damaged file.
+
+        Raises ConfigError for a newer schema, MachineError if another program holds the file.
         """
         self._db = open_writer(path)
         limit_reset_at(self._db)
@@ -101,8 +102,8 @@ class ReplayBuffer:
         return self.admit_many([(accepted, own)])[0]
 
     def admit_many(self, arrivals: Sequence[tuple[Accepted, bool]]) -> list[bool]:
-        """Admit several groups, in order, with one wait for the disk. Each arrival is a group and whether it is this
-        node's own.
+        """Admit several groups, in order, with one wait for the disk. An arrival is a group and whether it is an own
+        one.
         """
         with self._transaction():
             return [self._insert(accepted, own=own) for accepted, own in arrivals]
@@ -232,8 +233,7 @@ class ReplayBuffer:
             return claim_used(self._db, used)
 
     def prune(self, *, max_disk_bytes: int, saved_step: int | None = None) -> int:
-        """Delete the oldest RELEASED groups until the kept envelopes fit in `max_disk_bytes`. Return the number of
-        deleted groups.
+        """Delete the oldest RELEASED groups until the kept envelopes fit in `max_disk_bytes`; return their number.
 
         Groups of steps after `saved_step`, the step of the newest checkpoint, stay: a learner that resumes there needs
         them.
@@ -265,9 +265,7 @@ class ReplayBuffer:
         return num_removed
 
     def _oldest_released(self, saved_step: int | None) -> sqlite3.Cursor:
-        """Return the RELEASED groups by arrival. The query uses no index, because SQLite would then sort all rows
-        first.
-        """
+        """Return the RELEASED groups by arrival, without an index, because SQLite would then sort all rows first."""
         return self._db.execute(
             "SELECT arrival, own, sender, number, reason, num_tokens, length(envelope) AS size FROM groups NOT INDEXED"
             " WHERE state = ? AND (? IS NULL OR step IS NULL OR step <= ?) ORDER BY arrival",

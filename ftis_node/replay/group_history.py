@@ -52,8 +52,7 @@ class PromptDetails:
 
 @dataclass(frozen=True, slots=True)
 class CompletionDetails:
-    """One completion. Log-probs are the sampler's, in nats per token. `token_ids` is empty for a completion sent as
-    text.
+    """One completion with the sampler's log-probs, in nats per token. `token_ids` is empty if it was sent as text.
 
     `text` is None without a tokenizer. `claimed_reward` is the sender's score, `reward` is this node's.
     """
@@ -71,9 +70,7 @@ class CompletionDetails:
 
 @dataclass(frozen=True, slots=True)
 class GroupHistory:
-    """History of one group. A rejected or pruned group is not stored: then `summary` is None and most other fields are
-    empty.
-    """
+    """History of one group. If the group is not stored, `summary` is None and most other fields are empty."""
 
     id: str
     summary: GroupSummary | None

@@ -104,8 +104,9 @@ def choose_newest(
 def _split(
     theirs: list[Candidate], count: int, *, domain: OwnDomain | None, turn: int
 ) -> list[tuple[list[Candidate], int]]:
-    """Return the foreign groups of the own domain and all others, each with the number to take; one part without a
-    domain.
+    """Return the foreign groups of the own domain and all others, each with the number to take.
+
+    Without a domain, return all groups as one part.
     """
     if domain is None:
         return [(theirs, count)]

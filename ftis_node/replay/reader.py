@@ -72,10 +72,10 @@ class HeldGroup:
 
 @dataclass(frozen=True, slots=True)
 class BufferFigures:
-    """Totals of the buffer. Those by origin (`groups_own` to `trained_foreign`) include pruned groups, the others do
-    not.
+    """Totals of the buffer.
 
-    `tokens` counts completion tokens of READY and TAKEN groups.
+    `groups_*`, `tokens_*` and `trained_*` include pruned groups, the others do not. `tokens` counts completion tokens
+    of READY and TAKEN groups.
     """
 
     ready: int
@@ -134,8 +134,8 @@ class ReplayReader:
         return found.fetchone() is not None
 
     def has_number(self, sender: str, number: int) -> bool:
-        """Return whether the sender's group with this number was ever admitted, including pruned groups (see
-        `forgotten.py`).
+        """Return whether a group of the sender with this number was ever admitted; see `forgotten.py` for pruned
+        groups.
         """
         found = self._db.execute("SELECT 1 FROM groups WHERE sender = ? AND number = ?", (sender, number))
         return found.fetchone() is not None or is_forgotten(self._db, sender, number)
@@ -251,9 +251,7 @@ class ReplayReader:
         )
 
     def find(self, id_prefix: str) -> tuple[GroupSummary, bytes] | None:
-        """Return the group whose hex id starts with `id_prefix`, and its envelope. None if no group or several groups
-        match.
-        """
+        """Return the group whose hex id starts with `id_prefix`, and its envelope; None if no or several groups match."""
         if len(id_prefix) < MIN_ID_PREFIX or not set(id_prefix.lower()) <= set("0123456789abcdef"):
             return None
         rows = self._db.execute(

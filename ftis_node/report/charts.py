@@ -163,7 +163,7 @@ class _Drawing:
         return Markup('<div class="xs">{}</div>').format(Markup("").join(labels))
 
     def _x_ticks(self) -> list[float]:
-        """Return round numbers of steps, or quarters of a time span. None is so near an end that its text would
+        """Return round numbers of steps, or quarters of a time span, without those so near an end that text would
         overflow.
         """
         if self._x0 == self._x1:

@@ -91,9 +91,7 @@ class TimelineBuilder:
         return name if name in TONES else None
 
     def _kind_of_step(self, event: dict[str, Any]) -> str | None:
-        """Return the kind of a step without effect; None for a step with an effect, which ends a sequence of the
-        others.
-        """
+        """Return the kind of a step without effect; for a step with an effect, end their sequence and return None."""
         if event.get("refused") or event.get("skipped"):
             return "step_refused" if event.get("refused") else "step_skipped"
         self._close("step_skipped")

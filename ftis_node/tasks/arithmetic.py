@@ -157,8 +157,9 @@ class ArithmeticTask:
 
 
 def _training_problem(part: ProblemPart, index: int) -> ArithmeticProblem:
-    """Return the first draw for `index` that the part contains and training may show. The kind is drawn first, so kinds
-    are equally frequent.
+    """Return the first draw for `index` that the part contains and training may show.
+
+    The kind is drawn first, so that all kinds are equally frequent.
     """
     kind = part.kinds[_hash(f"train/{index}") % len(part.kinds)]
     draws = (_draw(kind, f"train/{index}/{attempt}") for attempt in count())

@@ -67,9 +67,7 @@ def leaves(task: Task) -> tuple[Task, ...]:
 
 
 def _smooth_round(weights: tuple[int, ...]) -> Iterator[_Turn]:
-    """Yield one round. Each turn adds its weight to every part's credit; the part with most credit is next and pays the
-    total.
-    """
+    """Yield one round. Each turn, every part gains its weight; the part with most credit is next and pays the total."""
     balance = [0] * len(weights)
     taken = [0] * len(weights)
     for _ in range(sum(weights)):

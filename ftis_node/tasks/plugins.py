@@ -189,9 +189,7 @@ def _describe(entry: EntryPoint) -> Plugin:
 
 
 def _call(plugin: Plugin, work: Callable[[], Any]) -> Any:
-    """Run the plug-in's code and return its result. Raises TaskError in one line for any exception, including
-    SystemExit.
-    """
+    """Run the plug-in's code and return its result. Raises a one-line TaskError for any exception, even SystemExit."""
     try:
         return work()
     except FtisError:

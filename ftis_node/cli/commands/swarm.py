@@ -53,9 +53,7 @@ def swarm(
 
 
 def _repeat(read: Callable[[], Any], *, as_json: bool) -> None:
-    """Show one update, or the reason why it is missing. Raises ConfigError for a home without a
-    node.
-    """
+    """Show one update, or the reason why it is missing. Raises ConfigError for a home without a node."""
     try:
         document = read()
     except ConfigError:

@@ -19,8 +19,9 @@ class Page(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [("escape", "back", "back"), ("q", "app.quit", "quit")]
 
     def action_back(self) -> None:
-        """Close this screen once, although Escape may be pressed again before it is closed. The last screen ends the
-        application.
+        """Close this screen, or the application if no other screen is left.
+
+        Escape may be pressed again before the screen is closed; that has no effect.
         """
         if not self.is_current:
             return

@@ -42,9 +42,7 @@ MIN_RIGHT_REWARD = 0.5
 
 
 class ByzantineNode:
-    """One malicious peer in a loopback swarm, synchronous with the others. `parts` are those of a node; its learner is
-    unused.
-    """
+    """One malicious peer in a loopback swarm, synchronous with the others. It does not use the learner of its `parts`."""
 
     def __init__(
         self,

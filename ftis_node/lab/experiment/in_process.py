@@ -47,8 +47,9 @@ if TYPE_CHECKING:
 
 
 class InProcessGeneration:
-    """Replacement for `generation.client.GenerationClient` without the worker. With a delay, a second engine has the
-    newest weights.
+    """Replacement for `generation.client.GenerationClient` without a worker process.
+
+    With a delay, a second engine has the newest weights.
     """
 
     def __init__(
@@ -180,8 +181,9 @@ class NewestWeights:
 
 
 class InProcessLearner:
-    """Replacement for `learner.client.LearnerClient` without the worker. Calls block, because the swarm shares one
-    core.
+    """Replacement for `learner.client.LearnerClient` without a worker process.
+
+    Calls block, because the swarm shares one core.
     """
 
     def __init__(self, boot: LearnerBoot) -> None:

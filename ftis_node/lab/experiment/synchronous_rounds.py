@@ -171,8 +171,9 @@ class RoundGate:
         return self._quota.shares(step)[0]
 
     def _plan(self, step: int) -> None:
-        """Generate in the next round the groups that are missing in this one. Groups of the next round that arrived
-        early do not count.
+        """Generate in the next round the groups that are missing in this one.
+
+        Groups of the next round that arrived early do not count.
         """
         ready = self._ready.ready_foreign()
         senders = [sender for sender, number in ready if number <= self._lockstep.due(sender, step)]

@@ -1,5 +1,4 @@
-"""Trials of an experiment: all combinations of pairing, method, sharing, delay, number of nodes, malicious peer and
-seed.
+"""Trials of an experiment: all combinations of pairing, method, sharing, delay, number of nodes, attack and seed.
 
 Fairness: in every trial an update takes the same number of completions. `alone` generates all of them itself. In a
 swarm of n nodes each generates 1/n and receives the others. The controls (`baseline.py`) generate as much as a node of

@@ -79,9 +79,7 @@ def interval(differences: Sequence[float]) -> PairedDifference:
 
 
 def best_control(lines: Sequence[MethodResult], line: MethodResult, task: str) -> MethodResult | None:
-    """Return the control with the highest final accuracy among those that generate as much as this line; None without
-    one.
-    """
+    """Return the control with the highest final accuracy and as much own generation as this line; None without one."""
     found = [each for each in lines if _is_control_of(each, line)]
     return max(found, key=lambda each: each.final(task).mean, default=None)
 

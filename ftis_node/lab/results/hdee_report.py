@@ -70,9 +70,7 @@ class Cell:
         return estimate(over_seeds(self.values(value)))
 
     def figures(self) -> dict[str, Figure]:
-        """Return the metrics of the cell by name: each domain's own expert before and after, the best expert, each
-        ensemble.
-        """
+        """Return the metrics of the cell by name: own expert before and after, best expert, and each ensemble mode."""
         if self.arm == ONE:
             return {"the model, before": _at(ONE, 0), "the model": _at(ONE, -1)}
         found: dict[str, Figure] = {BEFORE: _own(0), OWN: _own(-1), BEST: self._best}
@@ -189,9 +187,7 @@ def _test_error(cell: Cell, figure: Figure) -> float:
 
 
 def experts_table(cells: Sequence[Cell]) -> str:
-    """Return one row per expert: size, steps, compute, accuracy on every domain after training. `*` marks its own
-    domain.
-    """
+    """Return one row per expert: size, steps, compute, final accuracy on every domain. `*` marks its own domain."""
     head = ["arm", "sharing", "expert", "parameters", "steps", *DOMAINS, "compute, GFLOP"]
     rows = [head, ["---"] * len(head)]
     for cell in cells:

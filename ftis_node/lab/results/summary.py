@@ -144,9 +144,7 @@ def _accuracy_at(task: str, place: int) -> Callable[[MemberResult], float]:
 
 
 def varied_axes(results: Sequence[TrialResult]) -> list[str]:
-    """Return the axes along which the swarms and their controls differ; without swarms, those along which the baselines
-    do.
-    """
+    """Return the axes along which the swarms and their controls differ; without swarms, those of the baselines."""
     labels = [result.labels for result in results]
     swarms = [each for each in labels if _has_part(str(each["method"]))]
     return [axis for axis in AXES if len({str(each[axis]) for each in swarms or labels}) > 1]

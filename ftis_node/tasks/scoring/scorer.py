@@ -223,8 +223,7 @@ class IsolatedScorer:
             future.cancel()
 
     async def _running_pool(self) -> Any:
-        """Return the pool with its processes started. If the last pool broke, which can happen to idle processes, make
-        a new one.
+        """Return the pool with its processes started, or a new one if the last pool broke, which can happen while idle.
 
         Raises BrokenProcessPool if the scorer is closed or a process cannot be started.
         """

@@ -2,8 +2,8 @@
 
 Texts are untrusted, so the parent must be able to kill the process at any time. Arithmetic on huge integers runs in C
 code and holds the interpreter lock, so no Python signal handler and no thread can run meanwhile. Only the kernel can
-act then: by SIGTERM with its default action, by a memory limit, and by a CPU-time limit that is set before each text.
-The CPU limit also ends a busy process whose parent was killed. A thread that watches the parent ends an idle one.
+act then: by SIGTERM with its default action, by a memory limit, or by a CPU-time limit. That limit is set before each
+text, and also ends a busy process whose parent was killed. A thread that watches the parent ends an idle one.
 """
 
 from __future__ import annotations
