@@ -251,7 +251,7 @@ class ReplayReader:
         )
 
     def find(self, id_prefix: str) -> tuple[GroupSummary, bytes] | None:
-        """Return the group whose hex id starts with `id_prefix`, and its envelope; None if no or several groups match."""
+        """Return the group whose hex id starts with `id_prefix`, and its envelope; None unless exactly one matches."""
         if len(id_prefix) < MIN_ID_PREFIX or not set(id_prefix.lower()) <= set("0123456789abcdef"):
             return None
         rows = self._db.execute(

@@ -70,7 +70,7 @@ def _watch(home: Home, *, as_json: bool, interval_s: float) -> None:
 
 
 def _snapshots(home: Home, interval_s: float) -> Iterator[dict[str, Any] | FtisError]:
-    """Yield the status, or the error that prevents it, every `interval_s`. Raises ConfigError without a node's home."""
+    """Yield the status, or an error instead, every `interval_s`. Raises ConfigError for a home without a node."""
     seen_before = False
     while True:
         try:

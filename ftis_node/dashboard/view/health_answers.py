@@ -183,7 +183,7 @@ def _stalled_s(snapshot: NodeSnapshot) -> float | None:
 
 
 def next_lines(snapshot: NodeSnapshot) -> tuple[Line, ...]:
-    """Return the command that starts a stopped node again and the age of its values, or advice for a node that waits."""
+    """Return the command that starts a stopped node again and the age of its values, or advice for a waiting node."""
     if snapshot.phase is not NodePhase.STOPPED:
         return _waiting(snapshot)
     told = f"status of {moment(snapshot.reported_at)}" if snapshot.reported_at else "it left no status"

@@ -42,7 +42,7 @@ MIN_RIGHT_REWARD = 0.5
 
 
 class ByzantineNode:
-    """One malicious peer in a loopback swarm, synchronous with the others. It does not use the learner of its `parts`."""
+    """One malicious peer in a loopback swarm, synchronous with the others. It uses no learner of its `parts`."""
 
     def __init__(
         self,
