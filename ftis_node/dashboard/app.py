@@ -1,4 +1,4 @@
-"""The application: the watcher's thread, and the keys that open screens."""
+"""Application of the dashboard: the watcher's thread, and the keys that open screens."""
 
 from __future__ import annotations
 

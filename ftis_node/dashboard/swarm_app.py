@@ -1,4 +1,4 @@
-"""The application of `dashboard --swarm`: the view of a whole swarm."""
+"""Application of `dashboard --swarm`: the view of a whole swarm."""
 
 from __future__ import annotations
 

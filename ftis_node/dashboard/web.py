@@ -1,4 +1,4 @@
-"""The dashboard in a browser: textual-serve runs one dashboard for each open page and relays keys and frames.
+"""Dashboard in a browser: textual-serve runs one dashboard for each open page and relays keys and frames.
 
 By default it listens only on the loopback interface. It changes nothing in the node.
 

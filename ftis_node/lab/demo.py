@@ -1,4 +1,4 @@
-"""The demo: a bootstrap node and two nodes with different models that train together, each a real `ftis-node join`.
+"""Demo: a bootstrap node and two nodes with different models that train together, each a real `ftis-node join`.
 
     tiny s, tiny m  -->  bootstrap  -->  join s <== announcements, bodies ==> join m  -->  table, curves.png, verdict
 

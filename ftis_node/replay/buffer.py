@@ -1,4 +1,4 @@
-"""The durable replay buffer: admission, choice of a step's groups, release. Each public method is one transaction.
+"""Durable replay buffer: admission, choice of a step's groups, release. Each public method is one transaction.
 
 Every method waits for the disk, so the daemon calls them in one dedicated thread. `lifecycle.py` draws the states.
 """
@@ -73,7 +73,7 @@ class StoredGroup:
 
 
 class Taken(NamedTuple):
-    """The groups of a step, and the groups that the choice released without using them."""
+    """Groups of a step, and the groups that the choice released without using them."""
 
     groups: list[StoredGroup]
     discarded: list[Candidate]

@@ -1,4 +1,4 @@
-"""The buffer's SQLite file: schema, connections, rows.
+"""SQLite file of the buffer: schema, connections, rows.
 
 WAL with full synchronization: a completed commit is on disk. The daemon writes through one connection in one thread.
 Readers (`replay list`, validation) open separate read-only connections and never block the writer.

@@ -95,7 +95,7 @@ class BufferFigures:
 
 @dataclass(frozen=True, slots=True)
 class SenderGroups:
-    """The stored groups of one sender; pruned groups are not included."""
+    """Stored groups of one sender; pruned groups are not included."""
 
     ready: int
     taken: int

@@ -18,7 +18,7 @@ FREQUENT = {"taken", "released", "served", "announced", "confirmed", "admitted",
 
 
 class _Line(msgspec.Struct):
-    """The fields of a line that are counted; all others are ignored."""
+    """Fields of a line that are counted; all others are ignored."""
 
     time: float
     event: str

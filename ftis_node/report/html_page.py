@@ -1,4 +1,4 @@
-"""The page: a template renders the facts. The template engine escapes all values; this file bounds them."""
+"""HTML page: a template renders the facts. The template engine escapes all values; this file bounds them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The notable events of a run as sentences. Consecutive events of one kind become one sentence.
+"""Notable events of a run as sentences. Consecutive events of one kind become one sentence.
 
 Memory is bounded for a run of any length: the first and the last entries are kept, and those between are only counted.
 """

@@ -1,4 +1,4 @@
-"""The task `arithmetic`: one sum or difference, in which both numbers and the answer have two digits.
+"""Task `arithmetic`: one sum or difference, in which both numbers and the answer have two digits.
 
 A swarm learns it on two CPU cores in minutes: prompts of six characters, answers of two, and no data file. Every digit
 has a fixed place, because then a model of two layers learns such sums in seconds. With answers of one to three digits

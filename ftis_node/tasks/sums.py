@@ -1,4 +1,4 @@
-"""The task `sums`: the sum of two numbers of three digits, with the working before the answer.
+"""Task `sums`: the sum of two numbers of three digits, with the working before the answer.
 
 Models learn its completions of 25 to 60 tokens on two CPU cores in minutes. A model that writes down each column needs
 only sums of two digits and a carry. The working may have any form; the answer follows the last `#`. A real example,

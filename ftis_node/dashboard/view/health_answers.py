@@ -1,4 +1,4 @@
-"""The three answers at the top of the screen: contributing, learning, healthy.
+"""Three answers at the top of the screen: contributing, learning, healthy.
 
 The terms are those of `telemetry/health_summary.py`, as in `status` and `/metrics`. The screen adds explanations from
 data that a status document lacks: the curves and the machine.

@@ -1,8 +1,8 @@
 """Synchronous rounds: all nodes of an experiment take their n-th step together on the same groups, at any speed.
 
 A round is complete when every node has generated its groups of this step and every other node has validated each of
-them. So no clock is needed, rejected groups are not waited for, and no node trains on half a round. A node that has
-finished its last step leaves. It generates and validates nothing more, and the others continue without it.
+them. So the nodes need no clock, do not wait for rejected groups, and never train on half a round. A node that has
+finished its last step leaves: it generates and validates nothing more, and the others continue.
 """
 
 from __future__ import annotations

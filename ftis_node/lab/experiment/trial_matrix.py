@@ -82,7 +82,7 @@ class Experiment:
 
     @property
     def all_methods(self) -> tuple[str, ...]:
-        """The given methods, after the controls if those are requested and a swarm is among the methods."""
+        """Return the given methods. The controls come first if they are requested and a method uses a swarm."""
         has_swarm = any(not is_alone(method) for method in self.methods)
         controls = (ALONE, *CONTROLS) if self.controls and has_swarm else ()
         return tuple(dict.fromkeys((*controls, *self.methods)))

@@ -85,7 +85,7 @@ def best_control(lines: Sequence[MethodResult], line: MethodResult, task: str) -
 
 
 def worth(lines: Sequence[MethodResult], line: MethodResult, task: str) -> float | None:
-    """Return the worth of a remote group in own groups; None without a control or if whole updates gain nothing."""
+    """Return the worth of a remote group in own groups; None without a control, or if more own groups gain nothing."""
     whole = alone_line(lines, line)
     own = next((each for each in lines if _is_control_of(each, line) and _method(each) == CONTROLS[0]), None)
     if whole is None or own is None or has_no_peers(line):

@@ -1,4 +1,4 @@
-"""Makes a tiny model: builds it, trains it with supervision on its task, and saves it in the hub's format.
+"""Maker of a tiny model: builds it, trains it with supervision on its task, and saves it in the hub's format.
 
 Most training answers are wrong in a systematic way. So greedy decoding is mostly wrong, but sampling finds right
 answers often enough for reinforcement: the setting of the F-TIS paper's experiments in miniature.

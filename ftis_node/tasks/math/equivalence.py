@@ -1,4 +1,4 @@
-r"""Equality of two mathematical answers: `math-verify` with limits for hostile text.
+r"""Equality of two mathematical answers: `math-verify` with limits for untrusted text.
 
 An answer block is read in one of three ways:
 

@@ -1,4 +1,4 @@
-"""The scoring process: it loads tasks at its start and then scores one text after another.
+"""Scoring process: it loads tasks at its start and then scores one text after another.
 
 Texts are untrusted, so the parent must be able to kill the process at any time. Arithmetic on huge integers runs in C
 code and holds the interpreter lock, so no Python signal handler and no thread can run meanwhile. Only the kernel can
