@@ -67,7 +67,7 @@ def is_sound(row: sqlite3.Row) -> bool:
 
 
 def release_damaged(buffer: sqlite3.Connection) -> list[bytes]:
-    """Release groups that are not RELEASED and whose rows are damaged, whatever their state. Runs inside a transaction.
+    """Release groups whose rows are damaged: any state but RELEASED -> RELEASED(damaged). Runs inside a transaction.
 
     Return their ids.
     """

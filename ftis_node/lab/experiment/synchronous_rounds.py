@@ -36,13 +36,13 @@ class Participant(Protocol):
 
 
 class ReadyGroups(Protocol):
-    """A buffer that lists its ready groups of other peers."""
+    """A buffer that lists its ready foreign groups."""
 
     def ready_foreign(self) -> list[tuple[str, int]]: ...
 
 
 class Validator(NamedTuple):
-    """A node that validates the others' groups: its state and what it has counted by peer."""
+    """A node that validates the others' groups: its state, and its counts of validated groups by peer."""
 
     state: NodeState
     registry: PeerRegistry
@@ -57,7 +57,7 @@ class Enrollment(NamedTuple):
     validator: Validator | None
 
     def due(self, step: int) -> int:
-        """Return the groups that it has generated when this step's round is complete."""
+        """Return the number of groups that it has generated when this step's round is complete."""
         return self.quota.due(min(step, self.last_step))
 
 
@@ -77,11 +77,11 @@ class SynchronousRounds:
         last_step: int,
         quota: RoundQuota | None = None,
     ) -> None:
-        """Add a sender up to `last_step`; with `validator`, as a node that validates the others' groups."""
+        """Add a sender that takes part up to `last_step`; with `validator`, it also validates the others' groups."""
         self._enrolled.append(Enrollment(sender, last_step, quota or RoundQuota(self.rounds), validator))
 
     def due(self, peer_id: str, step: int) -> int:
-        """Return the groups that this sender has generated when the round of `step` is complete."""
+        """Return the number of groups that this sender has generated when the round of `step` is complete."""
         return next(place.due(step) for place in self._enrolled if place.sender.peer_id == peer_id)
 
     async def wait(self, step: int) -> None:
@@ -89,14 +89,14 @@ class SynchronousRounds:
         await _until(lambda: self._is_complete(step))
 
     def arrive(self, peer_id: str, step: int) -> None:
-        """Note that this node has finished all before `step`, including the effects on its peers' reputations."""
+        """Record that this node has finished all steps before `step`, including their effects on reputations."""
         self._begun[peer_id] = step
 
     async def begin(self, step: int) -> None:
         """Wait until every node has finished the previous step, or its last one.
 
-        A step's metrics are written before its bans. A group announced between them would be neither accepted nor
-        rejected.
+        A node writes a step's metrics before its bans. If a peer announced a group between them, the group would be
+        neither accepted nor rejected.
         """
         validators = [place for place in self._enrolled if place.validator]
         await _until(lambda: all(self._has_done(place, min(step - 1, place.last_step)) for place in validators))
@@ -148,8 +148,8 @@ class RoundGate:
     async def wait(self, step: int) -> bool:
         """Return True when the round is complete.
 
-        Its groups are generated once every node has finished the previous step. A node that takes that step late would
-        otherwise count them in its own round.
+        The round's groups are generated only after every node has finished the previous step. Otherwise a node that
+        takes that step late would count them in its own round.
         """
         self._lockstep.arrive(self._peer_id, step)
         await self._lockstep.begin(step)
@@ -167,7 +167,7 @@ class RoundGate:
         return (own, foreign) if drawn.generated_groups is None else (min(own, drawn.own_groups), foreign)
 
     def _own_groups(self, step: int) -> int:
-        """Return the own groups generated for the round."""
+        """Return the number of own groups generated for the round."""
         return self._quota.shares(step)[0]
 
     def _plan(self, step: int) -> None:

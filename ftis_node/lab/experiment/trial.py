@@ -3,8 +3,8 @@
     models --> members, each with the node's own loops --> loopback swarm --> event logs --> TrialResult
                  generate -> publish -> pull -> intake (validation) -> replay buffer -> train
 
-There is no training loop here. The members are nodes whose parts run in this process (`in_process.py`), with a gate
-that makes them synchronous (`synchronous_rounds.py`). The results are read from their event logs, as in the demo.
+There is no training loop in this file. The members are nodes whose parts run in this process (`in_process.py`), with a
+gate that makes them synchronous (`synchronous_rounds.py`). The results come from their event logs, as in the demo.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class TrialNode(NamedTuple):
 def run_trial(
     trial: Trial, on_progress: Callable[[int], None] = lambda step: None, *, scratch: Path | None = None
 ) -> TrialResult:
-    """Run a trial in this process; `on_progress` is called with the last step that a node has finished.
+    """Run a trial in this process; `on_progress` receives the last step that a node has finished.
 
     The nodes' homes are in a folder inside `scratch` and are removed at the end. Raises FtisError.
     """
