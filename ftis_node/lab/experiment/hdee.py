@@ -86,7 +86,8 @@ ARMS: Final = {
 
 
 def hdee_trials(experiment: Experiment, models: Path, *, seed: int) -> list[Trial]:
-    """Return the trials of all arms, separate and sharing, seeds outermost; `models` holds the tiny models of `seed`.
+    """Return the trials of all arms, separate and sharing. Seeds are the outer loop; `models` holds the tiny models of
+    `seed`.
 
     Raises UsageError for a setting that does not fit.
     """

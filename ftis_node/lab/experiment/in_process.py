@@ -61,7 +61,7 @@ class InProcessGeneration:
         held: Path,
         proof_tolerance: float,
     ) -> None:
-        """`held` is a folder for versions in transit; `proof_tolerance` as in the client."""
+        """Store the parameters. `held` is a folder for versions in transit; `proof_tolerance` is as in the client."""
         self._boot = boot
         self._source = source
         self._transit = transit
@@ -85,7 +85,7 @@ class InProcessGeneration:
 
     @property
     def is_alive(self) -> bool:
-        """Return True, because an engine failure ends the experiment."""
+        """Return whether the engines are open. An engine failure needs no state, because it ends the experiment."""
         return bool(self._engines)
 
     async def start(self) -> None:
@@ -122,7 +122,9 @@ class InProcessGeneration:
         return await self._engines["newest"].probe(token_ids)
 
     async def update_weights(self, weights: PublishedWeights, proof: ProofToCome | WeightProof | None = None) -> None:
-        """Put the version in transit and serve what has arrived. Raises FtisError if the weight check fails."""
+        """Send the version into transit and serve the versions that have arrived. Raises FtisError if the weight check
+        fails.
+        """
         newest = self._engines["newest"]
         held = await newest.load_weights(Path(weights.path), weights.version)
         problem = find_difference(weights.checksums, held)

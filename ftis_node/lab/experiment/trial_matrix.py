@@ -1,8 +1,8 @@
 """Trials of an experiment: all combinations of pairing, method, sharing, delay, number of nodes, attack and seed.
 
-Fairness: in every trial an update takes the same number of completions. `alone` generates all of them itself. In a
-swarm of n nodes each generates 1/n and receives the others. The controls (`baseline.py`) generate as much as a node of
-the swarm and have no peers.
+Fairness: an update takes the same number of completions in every trial, except with `sapo`, `newest:J` and `useful:J`.
+`alone` generates all of them itself. In a swarm of n nodes each generates 1/n and receives the others. The controls
+(`baseline.py`) generate as much as a node of the swarm and have no peers.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ class Experiment:
 
     @property
     def completions_per_update(self) -> int:
-        """Return the completions per update of one learner, in every trial except those of a SAPO split."""
+        """Return the completions per update of one learner; `sapo`, `newest:J` and `useful:J` set other numbers."""
         step = self.base.step
         return (step.own_groups + step.foreign_groups) * self.base.sampling.group_size
 
     def trials(self) -> list[Trial]:
-        """Return all trials without duplicates, seeds outermost, so that early results show all methods.
+        """Return all trials without duplicates. Seeds are the outer loop, so that early results show all methods.
 
         Raises UsageError for a setting that does not fit.
         """
@@ -214,7 +214,9 @@ class TrialSetting:
             raise UsageError(f"{self.method} with {self.num_nodes} nodes: {first_problem(error)}") from None
 
     def _share_out(self, step: dict[str, Any], sampling: dict[str, Any]) -> None:
-        """Set how much of an update each node generates."""
+        """Set the part of an update that each node generates. Raises UsageError for a number of nodes that does not
+        fit.
+        """
         base, nodes = self.experiment.base, self.num_nodes
         total = base.step.own_groups + base.step.foreign_groups
         if match := SAPO.fullmatch(self.share):
