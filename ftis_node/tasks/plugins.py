@@ -84,7 +84,7 @@ def load_reward(name: str) -> tuple[Plugin, Reward]:
 
 
 class PluginTask:
-    """Adapter of a plug-in's task that validates results, names the package in errors and isolates scoring."""
+    """Adapter of a plug-in's task. It validates results, names the package in errors and scores in the scoring process."""
 
     isolate_scoring: ClassVar[bool] = True
 
@@ -95,7 +95,7 @@ class PluginTask:
         self._plugin = plugin
 
     def checked(self) -> PluginTask:
-        """Return itself after reproducing its first problem. Raises TaskError if that fails."""
+        """Make the first problem twice, and return the task if both are equal. Raises TaskError if not."""
         if not len(self):
             raise TaskError(f"{self._plugin} has no problem in its split {self.split!r}")
         first = self[0]
@@ -144,7 +144,7 @@ class RewardedTask:
     isolate_scoring: ClassVar[bool] = True
 
     def __init__(self, task: Task, reward_name: str) -> None:
-        """Raise TaskError for an unknown reward."""
+        """Load the reward. Raises TaskError if it is unknown or faulty."""
         self._plugin, self._reward = load_reward(reward_name)
         self._task = task
         self.name = f"{task.name}@{reward_name}"
@@ -189,7 +189,10 @@ def _describe(entry: EntryPoint) -> Plugin:
 
 
 def _call(plugin: Plugin, work: Callable[[], Any]) -> Any:
-    """Run the plug-in's code and return its result. Raises a one-line TaskError for any exception, even SystemExit."""
+    """Run the plug-in's code and return its result.
+
+    Raises a one-line TaskError for any exception, even SystemExit; an FtisError passes unchanged.
+    """
     try:
         return work()
     except FtisError:
