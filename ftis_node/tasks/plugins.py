@@ -84,7 +84,7 @@ def load_reward(name: str) -> tuple[Plugin, Reward]:
 
 
 class PluginTask:
-    """Adapter of a plug-in's task. It validates results, names the package in errors and scores in the scoring process."""
+    """Adapter of a plug-in's task. It validates results, names the package in errors, and isolates scoring."""
 
     isolate_scoring: ClassVar[bool] = True
 

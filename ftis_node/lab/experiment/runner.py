@@ -46,7 +46,7 @@ class ExperimentProgress(msgspec.Struct):
 
 
 def run_trials(trials: Sequence[Trial], out: Path, *, jobs: int, watch: OnProgress) -> list[TrialResult]:
-    """Return the results of all trials, in order; `jobs` run at a time. Raises the FtisError of the first that fails."""
+    """Run `jobs` trials at a time; return all results, in order. Raises the FtisError of the first failure."""
     runs = out / "runs"
     runs.mkdir(parents=True, exist_ok=True)
     missing = [trial for trial in trials if not _file(runs, trial).exists()]
