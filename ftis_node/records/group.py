@@ -151,7 +151,7 @@ class Group(GroupHeader):
 
     @property
     def completions(self) -> tuple[Completion, ...]:
-        """One view per completion, made at each call."""
+        """Return one view per completion, created at each call."""
         return tuple(
             Completion(ids, logprobs, *rest)
             for ids, logprobs, *rest in zip(

@@ -55,7 +55,7 @@ class DirectoryEntry:
 
     @property
     def key(self) -> str:
-        """The directory key under which this entry is stored."""
+        """Return the directory key of this entry."""
         if self.kind is EntryKind.RECORD:
             return record_key(self.run_id, self.peer_id)
         if self.kind is EntryKind.MANIFEST:
@@ -64,7 +64,7 @@ class DirectoryEntry:
 
     @property
     def subkey(self) -> str | None:
-        """The subkey under which this entry is stored."""
+        """Return the subkey of this entry, None if its kind has none."""
         return self.peer_id if self.kind is EntryKind.MEMBER else None
 
 

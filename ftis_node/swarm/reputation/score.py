@@ -64,7 +64,7 @@ SCORE_CHANGES = {
 
 
 class TrustLevel(StrEnum):
-    """How the node treats a peer."""
+    """Treatment of a peer by the node."""
 
     TRUSTED = "trusted"  # set by the operator: never banned automatically
     GOOD = "good"
