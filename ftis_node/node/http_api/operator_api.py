@@ -36,7 +36,7 @@ BODY_S = 10.0
 
 
 def add_control(app: web.Application, control: PeerControl, token_file: Path) -> None:
-    """Add the routes, and write a new token."""
+    """Add the routes, and write a new token to `token_file`."""
     token = secrets.token_hex(TOKEN_BYTES)
     keep_secret(token)
     check_no_folder(token_file)

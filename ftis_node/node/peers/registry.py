@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ftis_node.swarm.wire_versions import OtherVersions
 
 MAX_PEERS = 4096
-RECENT_STEPS = 20  # steps with groups of a peer that its `teaching` averages over
+RECENT_STEPS = 20  # number of steps with groups of a peer over which `teaching` averages
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class PeerActivity:
     teaching: dict[str, float | None] | None = None  # over `taught`; None before a step took a group of it
 
     def note_training(self, figures: SenderStats) -> None:
-        """Add what its completions contributed to one more step."""
+        """Add the statistics of the peer's completions in one more step."""
         self.taught.append(msgspec.structs.replace(figures, positive_log_ratios=(), negative_log_ratios=()))
         recent = add_up(self.taught)
         shares = {name: None if value is None else round(value, 6) for name, value in recent.shares().items()}

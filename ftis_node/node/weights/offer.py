@@ -220,8 +220,8 @@ def newest_offered(context: NodeContext, learner: Learning) -> int | None:
     """Return the newest version of this node's weights that an honest follower may name; None if it offers none.
 
     Until the learner reports its version, a follower may name any version. The bound includes one version more, since
-    the loop offers a version before its step is complete. It also includes the steps between the kept checkpoints: a
-    learner that dies goes back by up to that many steps, while its followers keep their versions.
+    the loop offers a version before its step is complete. It also includes the steps that the kept checkpoints span. A
+    learner that dies may go back by that many steps, while its followers keep their versions.
     """
     if context.settings.role != "learner":
         return None
