@@ -18,7 +18,7 @@
     | publish   | scored groups          | envelopes to intake, announcements | a scored group      | generate      |
     | pull      | announcements          | envelopes to intake, confirmations | an announcement     | gossip        |
     | intake    | envelopes              | READY groups, refusals             | an envelope         | publish, pull |
-    | train     | groups of one step     | weights n+1, evaluations           | groups, or patience | intake        |
+    | train     | groups of one step     | weights n+1, evaluations           | groups, or a limit  | intake        |
     | check     | an own new group       | the mismatch in the next report    | a new version       | intake        |
     | audit     | a peer's new group     | a lower reputation on false claims | a comparable group  | intake        |
     | peers     | connected peers        | peers.sqlite, a buffer in bounds   | clock               | time          |

@@ -1,8 +1,8 @@
 """Access to a node's HTTP ports: by the host name that a request uses, and by a token.
 
-    on this machine alone      any request whose host is this machine (127.0.0.1, localhost, ::1). A web page whose
-                               name resolves to 127.0.0.1 sends that name as the host, and is refused
-    reached by other machines  `Authorization: Bearer TOKEN`; probes need none
+    port on this machine only  any request whose `Host` names this machine (127.0.0.1, localhost, ::1). A web page whose
+                               name resolves to 127.0.0.1 sends that name as `Host`, and is refused
+    port for other machines    `Authorization: Bearer TOKEN`; probes need none
 
 The token comes from `observe.token_file`, or from a file in the home (0600, created once). It survives restarts, so
 that a scraper can keep it.

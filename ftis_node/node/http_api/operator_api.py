@@ -1,4 +1,4 @@
-"""The part of the local HTTP port that changes a running node: `POST /peers/ban`, `/peers/unban`, `/peers/trust`.
+"""Routes of the local HTTP port that change a running node: `POST /peers/ban`, `/peers/unban`, `/peers/trust`.
 
     {"peer": "12D3Koo...", "for_s": 7200}  ->  200 {"peer_id": ..., "standing": ..., ...} | 4xx {"error": "one line"}
 

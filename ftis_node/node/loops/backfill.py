@@ -4,12 +4,12 @@ Requests by cause:
 
     | cause                                 | request                                 | queried peer                   |
     |---------------------------------------|-----------------------------------------|--------------------------------|
-    | a member is new to us                 | its groups newer than the last received | it; the first few members are  |
-    |                                       |                                         | asked for the groups of all    |
-    | a gap between a sender's numbers, or  | those numbers                           | the sender, else any           |
-    | a directory record with a higher one  |                                         | member                         |
-    | too few foreign groups for a step,    | its groups newer than the last received | it                             |
-    | and no announcement of a member       |                                         |                                |
+    | a member is new to this node          | its groups newer than the last received | that member; the first few     |
+    |                                       |                                         | members, for all senders       |
+    | a gap in a sender's numbers, or a     | those numbers                           | the sender, else any           |
+    | higher number in its directory record |                                         | member                         |
+    | too few foreign groups for a step,    | its groups newer than the last received | that member                    |
+    | and a member announces nothing        |                                         |                                |
 """
 
 from __future__ import annotations

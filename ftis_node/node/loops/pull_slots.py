@@ -63,7 +63,7 @@ class PullSlots:
         """Return whether one more pull from a peer may start.
 
         All peers whose last pull failed share one slot. Each peer that has sent no group yet has one slot, and all
-        of them together leave one free. So slow or absent peers do not delay others.
+        of them together leave one slot free. So slow or absent peers do not delay others.
         """
         may_ask = False
         with self._guard.work_for(peer_id, Place.PULL):

@@ -1,7 +1,7 @@
 """The train loop: trains a step on READY groups and delivers the new weights to the generator.
 
     consumes: groups of one step     produces: weights n+1, evaluations
-    waits for: enough READY groups, or the patience limit (then own groups alone)
+    waits for: enough READY groups, or the limit `step.foreign_wait_s` (then only own groups)
     unblocked by: intake
 
 The slots of a step become free only after the generator serves the new version. If the learner dies in a step, the
@@ -169,7 +169,7 @@ class TrainLoop:
                 await self._deliver(state.weights, state.proof)
 
     async def _evaluate_if_due(self, *, is_last: bool = False) -> None:
-        """Evaluate greedy pass@1 on held-out problems at step 0, at each interval and at the last step."""
+        """Evaluate pass@1 by greedy decoding on held-out problems at step 0, at each interval and at the last step."""
         every_steps = self._context.manifest.eval.every_steps
         due = every_steps and (is_last or self.step % every_steps == 0)
         if due and self._context.settings.generates:

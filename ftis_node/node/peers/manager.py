@@ -131,7 +131,7 @@ class PeerManager:
         return self.is_trusted(peer_id) or not self._is_new_peer(peer_id)
 
     def standing(self, peer_id: str) -> TrustLevel:
-        """Return the present trust level of the peer."""
+        """Return the peer's present trust level."""
         if self.is_banned(peer_id):
             return TrustLevel.BANNED
         if self.is_trusted(peer_id):

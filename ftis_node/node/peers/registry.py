@@ -28,7 +28,7 @@ RECENT_STEPS = 20  # number of steps with groups of a peer over which `teaching`
 
 @dataclass(slots=True)
 class PeerActivity:
-    """What this node knows of one peer."""
+    """Record of one peer's activity."""
 
     record: PeerRecord | None = None
     accepted: int = 0
@@ -38,7 +38,7 @@ class PeerActivity:
     last_seen: float = 0.0
     wire_schema: int | None = None  # of its last message; None before the first
     taught: deque[SenderStats] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
-    teaching: dict[str, float | None] | None = None  # over `taught`; None before a step took a group of it
+    teaching: dict[str, float | None] | None = None  # mean over `taught`; None before a step used a group of the peer
 
     def note_training(self, figures: SenderStats) -> None:
         """Add the statistics of the peer's completions in one more step."""

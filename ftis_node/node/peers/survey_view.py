@@ -1,4 +1,4 @@
-"""The view of a swarm from the directory alone, as a bootstrap node or a visitor sees it."""
+"""The view of a swarm from only the directory, for a bootstrap node or a user without a node."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ def generation_boot(
     check_options(generation.engine_options)
     return GenerationBoot(
         model=str(source.folder),
-        engine="vllm" if adapters else settings.engine,  # torch cannot take over where the learner sends adapters
+        engine="vllm" if adapters else settings.engine,  # no fallback to torch, which cannot serve adapters
         settings=EngineSettings(
             vocab_size=tokenizer.vocab_size,
             device=settings.device,

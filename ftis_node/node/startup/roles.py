@@ -1,4 +1,4 @@
-"""The loops of each role, wired and run: `full`, `learner` and `generator`. The tables of loops: `node/daemon.py`."""
+"""Builds and runs the loops of each role: `full`, `learner` and `generator`. `node/daemon.py` lists the loops."""
 
 from __future__ import annotations
 

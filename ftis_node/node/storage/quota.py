@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ftis_node.models import ModelSource
     from ftis_node.workers.weights.shared_weights import Way
 
-GROUPS_BYTES = 16 << 20  # groups under way, lines of events, the buffer's journal
+GROUPS_BYTES = 16 << 20  # groups in progress, event log lines, the buffer's journal
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 

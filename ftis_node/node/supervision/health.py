@@ -50,7 +50,7 @@ class LoopWatch:
 
 @dataclass(slots=True)
 class RunningLoops:
-    """The node's loops as health checks see them: their tasks, and the progress of loops that report it."""
+    """The node's loops for health checks: their tasks, and the progress of loops that report it."""
 
     turns: Mapping[str, Callable[[], LoopProgress]] = field(default_factory=dict)
     tasks: Sequence[asyncio.Task[None]] = ()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Division:
-    """The shares of the parts of one node's domain; groups of other tasks are ignored."""
+    """Shares of the parts of one node's domain. It ignores groups of other tasks."""
 
     def __init__(self, proportions: Mapping[str, float]) -> None:
         """`proportions` of the mixture by part, with sum 1."""

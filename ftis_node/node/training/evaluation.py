@@ -1,4 +1,4 @@
-"""Greedy pass@1 on held-out problems by the node's own engine, for the status, the event log and the trackers."""
+"""Evaluation of pass@1 by greedy decoding on held-out problems, with the node's own engine."""
 
 from __future__ import annotations
 

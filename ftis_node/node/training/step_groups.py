@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class StepGroups:
-    """The transitions of TAKEN groups, and the slots that they free."""
+    """State transitions of TAKEN groups, and the slots that they free."""
 
     def __init__(
         self, *, buffer: ReplayBuffer, reader: ReplayReader, disk: DiskThread, slots: SlotPool, limits: BufferLimits

@@ -58,5 +58,5 @@ class StepTracker:
 
 
 def track_evaluation(tracking: Tracking, evaluation: EvalStatus) -> None:
-    """Log one evaluation; the key holds the task's name."""
+    """Log one evaluation under a key with the task's name."""
     tracking.log(evaluation.step, {f"eval/{evaluation.task}/pass_at_1": evaluation.pass_at_1})

@@ -3,8 +3,8 @@
     consumes: offers and chunks of the followed learner     produces: a new version in the generation worker
     waits for: a newer offer; its file; its delay           unblocked by: the learner's offer loop, time
 
-    offer --signature, rules--> fetch (download.py) --> held, complete --delay--> engine --proof--> served
-                                                               the newest that arrived; never one before it
+    offer --signature, rules--> fetch (download.py) --> complete file --delay--> engine --proof--> served
+                                                              the newest due version; never an older one
 
 The proof is the log-probs of fixed probe tokens, which the engine must reproduce. If a signature, a chunk or the proof
 is wrong, the generator continues with its present weights and logs the reason.
