@@ -204,9 +204,7 @@ class Learner:
         return self._publication.write(self._progress.policy_version, refused=refused)
 
     def offer_check(self, group: TrainGroup) -> None:
-        """Queue `group` for the mismatch measurement by the next `check`, or by the step in progress. Safe from any
-        thread.
-        """
+        """Queue `group` for the mismatch measurement by the next `check` or the step in progress. Thread-safe."""
         self._check_group.offer(group)
 
     def check(self, *, between: StepCallback = lambda: None) -> None:
@@ -215,9 +213,7 @@ class Learner:
             self._check(self._ranks.between(between))
 
     def audit(self, group: TrainGroup, *, version: int, between: StepCallback = lambda: None) -> Mismatch | None:
-        """Return the mismatch between a peer's log-probs and the learner's; None if the learner's weights are not
-        `version`.
-        """
+        """Return the mismatch between a peer's log-probs and the learner's; None if the weights are not `version`."""
         if version != self._progress.policy_version:
             return None
         with self._ranks.lead(AuditRequest(group=group)):
