@@ -1,28 +1,28 @@
 """Pure tensor functions of policy optimization: advantages, importance weights, filters, losses.
 
-Two functions are the contract: `group_advantages` turns rewards into advantages, `policy_loss` turns log-probs into a
-scalar to minimize. Behind them each file holds one idea and can be read beside its paper:
+The package has two entry points: `group_advantages` turns rewards into advantages, and `policy_loss` turns log-probs
+into a scalar to minimize. Each file behind them implements one idea and names its paper:
 
     advantages.py       rewards -> advantages inside a group            GRPO, Dr.GRPO
-    weights.py          ratios of learner to generator, and their caps  F-TIS, GSPO, GEPO, IcePop
-    filters.py          what is left out: far negatives, outlier tokens F-TIS, M2PO
+    importance_weights.py  ratios of learner to generator, their caps   F-TIS, GSPO, GEPO, IcePop
+    filters.py          drops distant negatives and outlier tokens      F-TIS, M2PO
     aggregate.py        [N, T] objective -> one number                  GRPO, DAPO, Dr.GRPO
-    methods.py          the table: a method is an objective and its constants
-    loss.py             `policy_loss`, which joins the above
+    methods.py          the registry: a method is an objective and its constants
+    loss.py             `policy_loss`, which combines the above
     settings.py         every parameter with its default and bounds
-    batch.py, checks.py the inputs, checked once and made safe to take exponents of
+    batch.py, checks.py validated inputs that are safe to exponentiate
     groups.py           sums over groups without a loop
     start_kl.py         KL to the model that the learner started from  GRPO
-    diagnostics.py      what a step's completions were worth, by sender
-    understated.py      log-probs that no honest sampling brings about
-    group_choice.py     which groups a step learns from (Swarm SAPO)
-    division.py         which parts of a mixture a node generates for (Ricardo)
+    diagnostics.py      training statistics of a step, by sender
+    understated.py      detects log-probs that no honest sampling produces
+    group_choice.py     selects the groups of a step (Swarm SAPO)
+    division.py         divides a task mixture among nodes (Ricardo)
     cross_tokenizer.py  completions of a peer with another vocabulary
-    mixture.py          the next token by several models together      DEMix, c-BTM
+    mixture.py          next-token mixture of several models           DEMix, c-BTM
 
-Nothing here holds state, logs, or knows a model, an optimizer or a network.
+Nothing here holds state, logs, or depends on a model, an optimizer or a network.
 
-The functions are imported at their first use: the daemon asks for `choose_groups` alone and must not load torch for it.
+Each function is imported at its first use: the daemon uses only `choose_groups` and must not load torch.
 """
 
 from __future__ import annotations

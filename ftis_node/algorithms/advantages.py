@@ -1,15 +1,15 @@
 """Advantages: how much better than its group a completion was.
 
 `std` is GRPO's (arXiv 2402.03300) and the F-TIS paper's (arXiv 2605.22537): A = (r - mean) / (std + eps). The standard
-deviation is unbiased and taken inside the group. `mean` is Dr.GRPO's (arXiv 2503.20783): A = r - mean. It does not
-weight a prompt by the spread of its rewards. The F-TIS authors' code computes the same in effect.
+deviation is unbiased and computed inside the group. `mean` is Dr.GRPO's (arXiv 2503.20783): A = r - mean. It does not
+weight a prompt by the spread of its rewards. The F-TIS authors' code has the same effect.
 
-Whose completions form a group is the caller's choice of ids. *Vertical*, the default: one generator makes all
-completions of a prompt. *Horizontal*: several generators answer one prompt and share one id. (GEPO then needs other
-ids for its loss than for its advantages; see `weights.group_expectation_ratio`.)
+The caller defines the groups by their ids. *Vertical*, the default: one generator makes all completions of a prompt.
+*Horizontal*: several generators answer one prompt and share one id. GEPO's loss then needs other ids than the
+advantages; see `importance_weights.group_expectation_ratio`.
 
-Departure: rewards that are all equal, and groups of one, give exactly 0. The formula alone gives another value: in
-float32 the mean of equal rewards has a rounding error. Divided by eps = 1e-8, that is an advantage of order 1.
+Departure: equal rewards, and groups of one, give exactly 0. The formula alone does not: in float32 the mean of equal
+rewards has a rounding error. Divided by eps = 1e-8, that error becomes an advantage of order 1.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ SCALES = ("std", "mean")
 
 
 def group_advantages(rewards: Tensor, group_ids: Tensor, scale: str = "std", eps: float = 1e-8) -> Tensor:
-    """Advantages `[N]` in the dtype of `rewards`.
+    """Return advantages `[N]` in the dtype of `rewards`.
 
-    `rewards` is `[N]` float32 or float64, `group_ids` `[N]` integers in any order. Computed in float64.
+    `rewards` is `[N]` float32 or float64, `group_ids` `[N]` integers in any order. Computes in float64.
 
     Raises ValueError for a wrong shape or dtype, a non-finite reward, an unknown `scale`, or an `eps` that is not a
     finite number >= 0.

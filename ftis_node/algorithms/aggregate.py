@@ -1,11 +1,11 @@
-"""Aggregation of an objective per token to one scalar: the weight of each completion and of each token.
+"""Aggregation of a per-token objective to one scalar: the weight of each completion and of each token.
 
     seq_mean    1/N sum_i 1/L_i sum_t   every completion counts the same, a token of a long one less     GRPO, F-TIS
     token_mean  1/sum L sum_i sum_t     every token counts the same                                      DAPO
-    max_len     1/(N L_max) sum_i sum_t the same, and a batch of short answers is not blown up           Dr.GRPO
+    max_len     1/(N L_max) sum_i sum_t every token counts the same; short batches get no larger weight  Dr.GRPO
 
-`denominator` selects how completions that a filter removed count. `all`, as in the F-TIS paper: they still count in N
-(and in sum L). A batch that loses most of its completions then makes a small step. `kept`: only kept completions count.
+`denominator` selects whether filtered completions count in the mean. `all`, as in the F-TIS paper: they count in N (and
+in sum L). A batch that loses most of its completions then makes a small step. `kept`: only kept completions count.
 
 A completion without tokens counts in N and adds nothing. Objectives of a whole sequence come as a column `[N, 1]`. Each
 token of the sequence carries this value, so the mean over the tokens equals it.

@@ -1,11 +1,11 @@
-"""The inputs of a loss, checked once and made safe.
+"""The validated inputs of a loss.
 
-Two steps here keep the formulas simple. Padding, which may hold anything including NaN, is replaced by 0 *before* the
-first exponential. A mask applied afterwards would still send NaN backwards (0 * inf).
+`read_batch` does two things that keep the formulas simple. It replaces padding, which may hold anything including NaN,
+by 0 *before* the first exponential. A mask applied afterwards would still propagate NaN backwards (0 * inf).
 
-All values are float64. k3 of two nearly equal policies is 5e-7 at a difference of 1e-3 and is compared with a
-threshold. With float32 log-probs it would be lost in the rounding of rho - 1. The matrix is small compared with the
-logits that it came from.
+All values are float64. The k3 estimate of two nearly equal policies is 5e-7 at a difference of 1e-3, and the filter
+compares it with a threshold. With float32 log-probs the rounding of rho - 1 would hide it. The matrix is small compared
+with the logits that it came from.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class Batch:
     num_tokens: Tensor
 
     def sequence_mean(self, values: Tensor) -> Tensor:
-        """Mean of `values` `[N, T]` over the tokens of each completion, `[N]`; 0 for a completion without tokens."""
+        """Return the mean of `values` `[N, T]` over the tokens of each completion, `[N]`; 0 for a completion without
+        tokens.
+        """
         return torch.where(self.mask, values, 0.0).sum(dim=1) / self.num_tokens.clamp(min=1)
 
 
@@ -62,8 +64,8 @@ def read_batch(
 ) -> Batch:
     """Check the inputs of `policy_loss` and return a `Batch` of them. Raises ValueError naming what is wrong.
 
-    `sender_ids` are integers `[N]`, 0 for this node's own completions. None: each group counts as a separate sender,
-    none of them this node.
+    `sender_ids` are integers `[N]`, 0 for this node's own completions. If None, each group counts as a separate sender,
+    and none of them is this node.
 
     Log-probs must be finite inside the mask. A positive one is *not* refused: rounding produces some, and the loss is
     defined for them. Validation (`ftis_node/validation`) judges what a peer claims before it reaches this function.
@@ -106,7 +108,9 @@ def read_batch(
 
 
 def _inside(name: str, logprobs: Tensor, mask: Tensor) -> Tensor:
-    """`logprobs` in float64 with 0 outside the mask; the gradient there is exactly 0. Raises for NaN and inf inside."""
+    """Return `logprobs` in float64 with 0 and a zero gradient outside the mask. Raises ValueError for NaN and inf
+    inside.
+    """
     inside = torch.where(mask, logprobs, 0.0).double()
     require_finite(name, inside.detach(), where=" inside the mask")
     return inside

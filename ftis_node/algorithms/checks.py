@@ -1,7 +1,7 @@
 """Checks of callers' arguments. Each raises a ValueError that names the argument.
 
-A wrong shape or a NaN that passes these checks becomes a wrong gradient without an error. Both entry points of the
-package check everything once, here. The formulas behind them check nothing.
+An unchecked shape or NaN would become a wrong gradient without an error. Both entry points of the package check
+everything once, with these functions. The formulas behind them check nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 def require_tensor(
     name: str, value: object, *, dtypes: tuple[torch.dtype, ...], shape: tuple[int, ...] | torch.Size
 ) -> Tensor:
-    """`value` as a tensor of one of `dtypes` and of `shape`, or ValueError naming `name`."""
+    """Return `value` as a tensor. Raises ValueError naming `name` unless it has one of `dtypes` and `shape`."""
     if not isinstance(value, Tensor):
         raise ValueError(f"{name} must be a tensor, not {type(value).__name__}")
     if value.dtype not in dtypes:
@@ -27,7 +27,7 @@ def require_tensor(
 
 
 def require_finite(name: str, values: Tensor, *, where: str = "") -> None:
-    """ValueError that names the first NaN or infinity of `values`; `where` is added to the sentence."""
+    """Raise ValueError naming the first NaN or infinity of `values`; the message ends with `where`."""
     finite = torch.isfinite(values)
     if bool(finite.all()):
         return
@@ -36,7 +36,7 @@ def require_finite(name: str, values: Tensor, *, where: str = "") -> None:
 
 
 def require_choice(name: str, value: object, known: tuple[str, ...]) -> None:
-    """ValueError that lists `known` unless `value` is one of them."""
+    """Raise ValueError listing `known` unless `value` is one of them."""
     if value not in known:
         raise ValueError(f"{name} must be one of {', '.join(known)}, not {value!r}")
 

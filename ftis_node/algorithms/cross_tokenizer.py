@@ -2,12 +2,12 @@
 
 Token ratios do not exist across vocabularies. The receiver re-tokenizes the text, and two figures remain. One is the
 ratio of the two geometric means, each under its own tokenizer. The other is the sign of the advantage. The distance to
-the generator is unknown, which the filter treats as far: it keeps only completions with A > 0. This goes beyond the
-F-TIS paper; GRAFT and HACPO (arXiv 2603.02604) work in this direction.
+the generator is unknown. The filter treats it as large and keeps only completions with A > 0. This goes beyond the
+F-TIS paper; GRAFT and HACPO (arXiv 2603.02604) study similar methods.
 
-The weight is one number per completion, so it can be multiplied into the advantage. A batch may then mix such
-completions with ordinary ones: give them these advantages and, as behaviour log-probs, the learner's own (detached).
-Their token ratio is then 1 and their KL 0, and `nois`, `tis` or `ftis` compute keep * min(s, C) * R * A.
+The weight is one number per completion, so the caller can multiply it into the advantage. A batch may then mix such
+completions with ordinary ones. Pass these advantages and, as behaviour log-probs, the learner's own (detached). The
+token ratio is then 1 and the KL 0, so `nois`, `tis` and `ftis` compute keep * min(s, C) * R * A.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from ftis_node.algorithms.checks import FLOATING, require_finite, require_tensor
 def cross_tokenizer_advantages(
     learner_mean_logprobs: Tensor, behaviour_mean_logprobs: Tensor, advantages: Tensor, *, cap: float = 2.0
 ) -> Tensor:
-    """A_i * min(exp(mean lp - mean lg), cap) where A_i > 0, else 0; `[N]`, in the dtype of `advantages`, no gradient.
+    """Return A_i * min(exp(mean lp - mean lg), cap) if A_i > 0, else 0: `[N]`, in the dtype of `advantages`, no
+    gradient.
 
     All three are `[N]`, float32 or float64. A mean log-prob is over a completion's tokens, each side's under its own
     tokenizer. Raises ValueError for a wrong shape or dtype, a non-finite value, or a `cap` that is not > 0.
@@ -40,7 +41,7 @@ def cross_tokenizer_advantages(
         require_tensor(name, value, dtypes=FLOATING, shape=(num_completions,))
         require_finite(name, value)
     log_ratio = learner_mean_logprobs.detach().double() - behaviour_mean_logprobs.detach().double()
-    # Capped before the exponent, which a far pair would overflow.
+    # Capped before the exponential, which would overflow for a distant pair of models.
     weights = torch.exp(log_ratio.clamp(max=math.log(cap)))
     exact = advantages.detach().double()
     return torch.where(exact > 0, weights * exact, 0.0).to(advantages.dtype)

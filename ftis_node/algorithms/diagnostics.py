@@ -4,10 +4,11 @@ The *weight* w of a completion is the factor of its advantage in the gradient, t
 `nois`, the mean of min(rho, C) for `tis`, s for `gspo`. It is the slope of the objective for A = 1 (A = -1 if A < 0),
 so no method needs code for it. Tokens without gradient count 0.
 
-A completion *taught* if the filter kept it and A is not 0; only those have weights here. Their effective sample size
-is (sum w)^2 / sum w^2 (A. Kong, "A note on importance sampling using standardized weights", 1992).
+A completion *taught* if the filter kept it and A is not 0. Weights here are those of completions that taught. Their
+effective sample size is (sum w)^2 / sum w^2 (A. Kong, "A note on importance sampling using standardized weights",
+1992).
 
-Every returned value is a sum, so values of several senders or steps may be added.
+Every returned value is a sum, so callers may add values of several senders or steps.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ def sender_sums(
     text_weights: Tensor | None = None,
     **params: Any,
 ) -> dict[str, Tensor]:
-    """Figures of the first pass over a batch for each of S senders, float64 `[S]`.
+    """Return statistics of the first pass over a batch for each of S senders, float64 `[S]`.
 
     The first five tensors and `params` are as in `policy_loss`; `sender_ids` `[N]` are integers in 0..S-1, 0 for this
-    node's own. Rows of `is_text` `[N]` have no log-probs of their sender: give the learner's own as
+    node's own. Rows of `is_text` `[N]` have no log-probs of their sender: pass the learner's own as
     `behaviour_logprobs`, and their weights `[N]` as `text_weights` (`cross_tokenizer.py`). Raises ValueError as
     `policy_loss` does.
 
@@ -74,7 +75,7 @@ def sender_sums(
     settings = make_settings(row.defaults, params)
     if is_text is None or text_weights is None:
         is_text, text_weights = torch.zeros_like(advantages, dtype=torch.bool), torch.zeros_like(advantages)
-    compared = torch.where(is_text, 0, sender_ids)  # their KL is not known: no filter compares them
+    compared = torch.where(is_text, 0, sender_ids)  # their KL is unknown, so no filter compares them
     batch = read_batch(learner_logprobs.detach(), behaviour_logprobs, mask, advantages, group_ids, sender_ids=compared)
     kl, keep = apply_filter(batch, settings, filtered=row.filtered)
     advantage = batch.advantages
@@ -116,9 +117,9 @@ def sender_sums(
 
 
 def objective_slopes(row: Method, batch: Batch, settings: Settings) -> Tensor:
-    """Each token's part of its completion's weight, `[N, T]` float64; the weight is the sum over tokens, `[N]`.
+    """Return each token's part of its completion's weight, `[N, T]` float64; the weight is the sum over tokens, `[N]`.
 
-    GEPO's regularizer is left out: it pulls on every completion alike, whatever its advantage.
+    GEPO's regularizer is excluded: it affects every completion alike, whatever its advantage.
     """
     leaf = batch.learner_logprobs.detach().requires_grad_()
     signs = torch.where(batch.advantages < 0, -1.0, 1.0).double()
@@ -130,7 +131,7 @@ def objective_slopes(row: Method, batch: Batch, settings: Settings) -> Tensor:
 
 
 def _group_counts(batch: Batch, sender_ids: Tensor, num_senders: int) -> dict[str, Tensor]:
-    """A group is one sender's."""
+    """Return counts by sender; each group has one sender."""
     sender_of = sender_ids.new_zeros(batch.num_groups).scatter(0, batch.group_index, sender_ids)
     num_with_advantage = group_sum((batch.advantages != 0).double(), batch.group_index, batch.num_groups)
     has_signal = (num_with_advantage > 0).double()
@@ -143,7 +144,7 @@ def _group_counts(batch: Batch, sender_ids: Tensor, num_senders: int) -> dict[st
 def _histograms(
     log_ratio: Tensor, known: Tensor, advantage: Tensor, sender_ids: Tensor, num_senders: int
 ) -> dict[str, Tensor]:
-    """Tokens by sender and bin, two of `[S, 11]`."""
+    """Return token counts by sender and bin, two tensors `[S, 11]`."""
     edges = torch.tensor(LOG_RATIO_EDGES, dtype=log_ratio.dtype, device=log_ratio.device)
     tables = 2 * sender_ids + (advantage < 0)
     places = tables[:, None] * NUM_BINS + torch.bucketize(log_ratio, edges, right=True)

@@ -1,6 +1,7 @@
-"""Allocation of a mixture's parts to a node: more of the parts where it has a comparative advantage over its peers.
+"""Allocation of a task mixture's parts to a node: it generates more of the parts in which it has a comparative
+advantage.
 
-A group without a signal (all rewards equal) trains no node. For each part a node counts its own groups, its peers'
+A group without a signal (all rewards equal) gives no gradient. For each part a node counts its own groups, its peers'
 groups, and how many of each had a signal:
 
     rate(part)  = (PRIOR_SIGNALS + groups with a signal) / (PRIOR_GROUPS + groups)
@@ -10,10 +11,11 @@ Own rate over peers' rate is Ricardo's comparative advantage (Principles of Poli
 chapter 7). A node that is better than its peers at every part still generates most for the part of its largest lead.
 Counts decay by DECAY a step.
 
-Groups of peers can change the proportion of two parts by at most 1 / LEAST_PEER_RATE, whatever their rewards are. So a
-peer that makes groups without a signal on purpose cannot drive a node out of a part where its own groups have one. Of
-two parts with equal own rates each keeps 23 %. Only own groups without a signal reduce a part to its minimum, which is
-LEAST_OF_EVEN of its even share. It is above 0, so that a node notices when its groups begin to have a signal.
+Groups of peers can change the proportion of two parts by at most 1 / LEAST_PEER_RATE, whatever their rewards are. A
+peer may make groups without a signal on purpose. It still cannot displace a node from a part in which the node's own
+groups have a signal. Of two parts with equal own rates each keeps 23 %. Only own groups without a signal reduce a part
+to its minimum, which is LEAST_OF_EVEN of its even share. The minimum is above 0, so that a node notices when its groups
+begin to have a signal.
 """
 
 from __future__ import annotations
@@ -31,32 +33,32 @@ MIN_PEER_GROUPS = 1.0  # counted with decay, of all parts; below it shares are e
 
 
 class SignalCount(NamedTuple):
-    """Groups of one part, and how many of them had a signal. Both fade, so they are no whole numbers."""
+    """Counts of groups of one part, and of those that had a signal. Both decay, so they are not integers."""
 
     signals: float = 0.0
     groups: float = 0.0
 
     @property
     def rate(self) -> float:
-        """Share of groups with a signal, in (0, 1); 1/2 where there are none."""
+        """Return the smoothed share of groups with a signal, in (0, 1); 1/2 without groups."""
         return (PRIOR_SIGNALS + self.signals) / (PRIOR_GROUPS + self.groups)
 
     def with_group(self, *, has_signal: bool) -> SignalCount:
-        """With one more group."""
+        """Return the count with one more group."""
         return SignalCount(self.signals + has_signal, self.groups + 1)
 
     def faded(self) -> SignalCount:
-        """After a step."""
+        """Return the count after the decay of one step."""
         return SignalCount(self.signals * DECAY, self.groups * DECAY)
 
 
 def division_shares(
     proportions: Mapping[str, float], own: Mapping[str, SignalCount], peers: Mapping[str, SignalCount]
 ) -> dict[str, float]:
-    """The share of each part in what a node generates; they add up to 1.
+    """Return the share of each part in a node's generation; the shares sum to 1.
 
-    `proportions` are the mixture's and add up to 1; `own` and `peers` have the counts of the same parts. Without
-    peers' groups the shares are the proportions.
+    `proportions` are the mixture's and sum to 1; `own` and `peers` hold the counts of the same parts. Without peers'
+    groups the shares are the proportions.
     """
     if sum(peers[part].groups for part in proportions) < MIN_PEER_GROUPS:
         return dict(proportions)
@@ -71,9 +73,10 @@ def division_shares(
 
 
 def keep_chances(shares: Mapping[str, float], proportions: Mapping[str, float]) -> dict[str, float]:
-    """With which chance to keep a problem of each part so that problems in `proportions` come in `shares`.
+    """Return the probability of keeping a problem of each part, so that problems drawn in `proportions` arrive in
+    `shares`.
 
-    The largest is 1: as few as possible are passed over.
+    The largest probability is 1, so the fewest possible problems are skipped.
     """
     ratios = {part: share / proportions[part] for part, share in shares.items()}
     largest = max(ratios.values())

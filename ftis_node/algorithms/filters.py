@@ -1,7 +1,8 @@
-"""Filters of a learner's batch: whole completions that are far and bad (F-TIS), and single outlier tokens (M2PO).
+"""Filters of a learner's batch: F-TIS drops distant negative completions, and M2PO drops single outlier tokens.
 
-F-TIS (arXiv 2605.22537) keeps a completion if A > 0 or KL < g. To push down a completion that the learner would hardly
-sample moves its probability to arbitrary others. To pull up a good answer helps at any distance.
+F-TIS (arXiv 2605.22537) keeps a completion if A > 0 or KL < g. A negative gradient on a completion that the learner
+would hardly sample moves its probability to arbitrary others. A positive gradient on a good answer helps at any
+distance.
 
 The KL is estimated from the tokens that the generator sampled. With x = log rho = lp - lg:
 
@@ -11,22 +12,23 @@ The KL is estimated from the tokens that the generator sampled. With x = log rho
     k3_fwd      rho - log rho - 1       KL(gen||learner); never negative, small variance
     rkl_iw      rho log rho - rho + 1   KL(learner||gen), the quantity that the paper names
 
-A threshold has a meaning only with its estimator: set both together.
+A threshold is meaningful only with its estimator: set both together.
 
-Two more rules, beyond the paper, need no threshold. Each keeps a share of every sender's negatives, the nearest by the
-same estimator. So one setting fits any pair of models and any length:
+Two more rules, beyond the paper, need no threshold. Each keeps a share of every sender's negatives: those with the
+smallest KL by the same estimator. So one setting fits any pair of models and any length:
 
     quantile    the share is `keep_share`
     ess         the share is measured: the sender's effective sample size (`effective_share`)
 
-The share is of the completions with A < 0 in one batch. Those with A = 0 train nothing: they are kept and not counted.
-Otherwise the near ones of groups that are all right would take the places. A quantile over several steps would need
-state, and these functions have none. This node's own completions (sender id 0) are kept, whatever their distance. With
-`rank_own` they count as one more sender: completions of old weights are as far from the learner as a peer's.
+The share is of the completions with A < 0 in one batch. Those with A = 0 give no gradient: they are kept and not
+counted. Otherwise groups without a wrong answer would fill the share with completions that teach nothing. A quantile
+over several steps would need state, and these functions have none. This node's own completions (sender id 0) are kept,
+whatever their distance. With `rank_own` they count as one more sender: completions of old weights may be as far from
+the learner as a peer's.
 
 M2PO (arXiv 2510.01161) masks the tokens of largest (lp - lg)^2 until the mean of the rest is below tau. Departure: all
-tokens take part. The paper's second version counts only those where PPO's clip could act: A > 0 with rho > 1, or A < 0
-with rho < 1. If even the smallest square is not below tau, no token is left; some implementations keep one.
+tokens take part. The paper's second version counts only tokens that PPO's clip could affect: A > 0 with rho > 1, or A <
+0 with rho < 1. If even the smallest square is not below tau, no token remains; some implementations keep one.
 """
 
 from __future__ import annotations
@@ -46,23 +48,23 @@ if TYPE_CHECKING:
 
 
 def author_k3(log_ratio: Tensor) -> Tensor:
-    """1/rho + log rho - 1, which is also k3 with the two policies exchanged."""
+    """Return 1/rho + log rho - 1: k3 with the two policies exchanged."""
     return torch.exp(-log_ratio) + log_ratio - 1
 
 
 def k3_fwd(log_ratio: Tensor) -> Tensor:
-    """rho - log rho - 1."""
+    """Return rho - log rho - 1."""
     return torch.exp(log_ratio) - log_ratio - 1
 
 
 def rkl_iw(log_ratio: Tensor) -> Tensor:
-    """rho log rho - rho + 1: k3 of the reverse divergence, weighted to be an expectation over the learner."""
+    """Return rho log rho - rho + 1: k3 of the reverse divergence, weighted to be an expectation over the learner."""
     ratio = torch.exp(log_ratio)
     return ratio * log_ratio - ratio + 1
 
 
 def sequence_kl(batch: Batch, estimator: str) -> Tensor:
-    """KL_i, the chosen estimator's mean over the tokens of each completion, `[N]`, no gradient; 0 without tokens."""
+    """Return KL_i `[N]`, the chosen estimator's mean over each completion's tokens; no gradient, 0 without tokens."""
     if estimator == "k1_fwd":
         per_token = batch.behaviour_logprobs - batch.learner_logprobs.detach()
     else:
@@ -72,22 +74,22 @@ def sequence_kl(batch: Batch, estimator: str) -> Tensor:
 
 
 def keep_near_or_good(advantages: Tensor, kl: Tensor, threshold: float) -> Tensor:
-    """The F-TIS filter: bool `[N]`, true where A > 0 or KL < threshold."""
+    """Return the F-TIS filter: bool `[N]`, true if A > 0 or KL < threshold."""
     return (advantages > 0) | (kl < threshold)
 
 
 def keep_nearest(batch: Batch, kl: Tensor, share: Tensor, *, rank_own: bool = False) -> Tensor:
-    """Bool `[N]`: of each sender's completions with A < 0 the `share` `[num_senders]` of least KL; all others, too.
+    """Return bool `[N]`, false for completions with A < 0 beyond the `share` `[num_senders]` of least KL of their
+    sender.
 
-    Without `rank_own` this node's own completions are kept.
-    Their number is rounded to the nearest whole one, halves up. Those with the KL of the last one are kept with it, so
-    that the order of rows decides nothing.
+    Without `rank_own` this node's own completions are kept. The number kept is rounded to the nearest integer, halves
+    up. Ties with the last kept KL are kept too, so the order of rows has no effect.
     """
     sender = batch.sender_index
     is_ranked = (batch.advantages < 0) & (~batch.is_own | rank_own)
     num_wanted = share * group_sum(is_ranked.long(), sender, batch.num_senders)
     by_kl = torch.where(is_ranked, kl, math.inf).argsort(stable=True)
-    order = by_kl[sender[by_kl].argsort(stable=True)]  # sender by sender, the ranked ones of each first
+    order = by_kl[sender[by_kl].argsort(stable=True)]  # sort by sender, ranked completions first
     num_rows = group_sum(torch.ones_like(sender), sender, batch.num_senders)
     begins = num_rows.cumsum(0) - num_rows
     ranks = torch.zeros_like(sender).scatter(0, order, torch.arange(len(order), device=order.device)) - begins[sender]
@@ -97,16 +99,17 @@ def keep_nearest(batch: Batch, kl: Tensor, share: Tensor, *, rank_own: bool = Fa
 
 
 def effective_share(batch: Batch) -> Tensor:
-    """ESS / n times the mean weight of each sender's completions, `[num_senders]` in (0, 1], no gradient.
+    """Return ESS / n times the mean weight of each sender's completions: `[num_senders]` in (0, 1], no gradient.
 
     The weight is w = min(1, s), s = exp(mean_t(lp - lg)) the sequence ratio, over all completions, good and bad:
 
         share = (sum w)^2 / (n sum w^2) * sum w / n
 
-    The first factor is Kish's effective sample size. Alone it is 1 for completions that are all equally unlikely, as
-    only their ratios to each other count in it; the second sees those. Above 1 w is cut: the learner would sample such
-    a completion itself, and one of them must not make all others look unlikely. So a peer of the same model has
-    exactly 1. With w = e^-d each factor falls, or stays, as all d grow by one scale, towards 0 if all are moved.
+    The first factor is Kish's effective sample size. It depends only on the ratios of the weights: equally unlikely
+    completions give 1. The second factor, the mean weight, measures how unlikely they are. w is capped at 1 because the
+    learner itself would sample a likelier completion. Without the cap one such outlier would make all others look
+    unlikely. So a peer with the same model has exactly 1. With w = e^-d each factor falls, or stays equal, as all d
+    grow by one factor.
     """
     log_ratio = batch.sequence_mean(batch.learner_logprobs.detach() - batch.behaviour_logprobs)
     weight = torch.exp(log_ratio.clamp(-SEQUENCE_LOG_RATIO_LIMIT, 0.0))
@@ -118,7 +121,7 @@ def effective_share(batch: Batch) -> Tensor:
 
 
 def second_moment_mask(batch: Batch, threshold: float) -> Tensor:
-    """M2PO's tokens: bool `[N, T]`, true at the largest set of smallest (lp - lg)^2 whose mean is below `threshold`.
+    """Return M2PO's mask `[N, T]`: true for the largest set of smallest (lp - lg)^2 whose mean is below `threshold`.
 
     The running mean of ascending values never falls, so the set is a prefix of the sorted tokens.
     """
@@ -130,7 +133,7 @@ def second_moment_mask(batch: Batch, threshold: float) -> Tensor:
 
 
 def apply_filter(batch: Batch, settings: Settings, *, filtered: bool) -> tuple[Tensor, Tensor]:
-    """KL_i by the chosen estimator, `[N]`, and what the chosen filter keeps, bool `[N]`; all where not `filtered`."""
+    """Return KL_i `[N]` by the chosen estimator, and bool `[N]`, true for kept completions; all if not `filtered`."""
     kl = sequence_kl(batch, settings.kl_estimator)
     if not filtered:
         return kl, torch.ones_like(kl, dtype=torch.bool)

@@ -1,10 +1,10 @@
-"""Choice of the groups for a step: the rule of Swarm sAmpling Policy Optimization (arXiv 2509.08721).
+"""Choice of a step's groups: the rule of Swarm sAmpling Policy Optimization (arXiv 2509.08721).
 
 A node has many groups, its own and its peers'. It first discards those without a signal: all rewards are equal, so
 every advantage is 0. It then samples uniformly, I from its own and J from the others'. The paper's best is 4 of each.
 
-Decisions of this module: own and foreign groups are treated alike. If fewer are left than requested, all of them are
-taken and the other side does not fill the gap. Otherwise the share of foreign data would differ from the setting.
+Departures from the paper: own and foreign groups are treated alike. If fewer groups remain than requested, all of them
+are taken and the other side does not fill the gap. Otherwise the share of foreign data would differ from the setting.
 
 If nodes have domains, foreign groups are split again: how many are from the node's own domain, and how many from
 others. That share is a preference, so the other side fills the gap.
@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-HALF_LIFE_VERSIONS = 4  # after so many updates an own group counts half in the pass rate
+HALF_LIFE_VERSIONS = 4  # updates after which an own group has half its weight in the pass rate
 
 
 @dataclass(frozen=True, slots=True)
 class GroupChoice:
-    """Positions, ascending, in the two lists that `choose_groups` was given."""
+    """The chosen groups: ascending positions in the two lists that the caller passed to `choose_groups`."""
 
     own: tuple[int, ...]
     foreign: tuple[int, ...]
@@ -47,9 +47,9 @@ def choose_groups(
 ) -> GroupChoice:
     """Return at most `num_own` and `num_foreign` groups with a signal, sampled uniformly without replacement.
 
-    Each argument holds one sequence of rewards a group. `is_near` marks each foreign group that is of the node's own
-    domain; None: all are alike. `near_share` is the share of near groups, averaged over seeds that count the steps. The
-    same arguments always give the same choice. Raises ValueError if a number is negative.
+    Each list has one sequence of rewards a group. `is_near` marks the foreign groups of the node's own domain; None: no
+    domains. `near_share` is the share of near groups, averaged over seeds that count the steps. The same arguments
+    always give the same choice. Raises ValueError if a number is negative.
     """
     if num_own < 0 or num_foreign < 0:
         raise ValueError(f"num_own and num_foreign must be >= 0, not {num_own} and {num_foreign}")
@@ -66,11 +66,11 @@ def choose_groups(
 
 
 def split_foreign(num_foreign: int, *, num_near: int, num_far: int, share: float, turn: int) -> tuple[int, int]:
-    """Return how many of a step's foreign groups to take from the node's own domain, and how many from others.
+    """Return how many of a step's foreign groups come from the node's own domain, and how many from others.
 
     `num_near` and `num_far` groups are available. If both sides have enough, `share` of the taken ones are near. The
-    share is exact over many steps, counted by `turn`: the next steps compensate the rounding to whole groups of this
-    one. If one side has too few, the other fills the gap.
+    share is exact over many steps, which `turn` counts: later steps compensate for the rounding to whole groups. If one
+    side has too few, the other fills the gap.
     """
     wanted = math.floor(share * num_foreign * turn) - math.floor(share * num_foreign * (turn - 1))
     far = min(num_foreign - min(wanted, num_near), num_far)
@@ -78,7 +78,8 @@ def split_foreign(num_foreign: int, *, num_near: int, num_far: int, share: float
 
 
 def usefulness(rewards: Sequence[float], pass_rate: float | None) -> float:
-    """Return the usefulness of a group to a node that answers its kind of prompt with `pass_rate`; None: no answer yet.
+    """Return the usefulness of a group to a node that answers its kind of prompt with `pass_rate`; None: not yet
+    measured.
 
     It is the variance of the rewards x (1 - pass rate), at most 1/4. The variance is p (1 - p) if a share p of the
     rewards are 1 and the others 0. It is exactly 0 if all rewards are equal.
@@ -90,15 +91,15 @@ def usefulness(rewards: Sequence[float], pass_rate: float | None) -> float:
 
 
 def has_signal(rewards: Sequence[float]) -> bool:
-    """Whether a group teaches something: where all rewards are equal, every advantage is 0."""
+    """Return whether a group gives a gradient: if all rewards are equal, every advantage is 0."""
     return len(set(rewards)) > 1
 
 
 def pass_rates(groups: Iterable[tuple[str, int, Sequence[float]]]) -> dict[str, float]:
-    """By kind of prompt, the exponential mean of the groups' mean rewards, whatever their order.
+    """Return the exponential moving average of the groups' mean rewards, by kind of prompt, in any input order.
 
-    Of each group its kind, the policy version that sampled it and its rewards. A group counts half of one that is
-    HALF_LIFE_VERSIONS newer.
+    Each group has its kind, the policy version that sampled it, and its rewards. A group weighs half as much as one
+    that is HALF_LIFE_VERSIONS newer.
     """
     means: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for kind, version, rewards in groups:

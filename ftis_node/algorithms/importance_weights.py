@@ -3,13 +3,13 @@
     token      rho_t = exp(lp_t - lg_t)                                F-TIS, arXiv 2605.22537; GRPO, arXiv 2402.03300
     sequence   s_i = exp(mean_t(lp_t - lg_t))                          GSPO, arXiv 2507.18071
     group      w_i = p_i / E_q, the generator's mean over one group    GEPO, arXiv 2508.17850
-    step       R_t = exp(lp_t - anchor_t), 1 at the first pass         PPO's ratio: how far this batch has moved us
+    step       R_t = exp(lp_t - anchor_t), 1 at the first pass         PPO's ratio: the change since the first pass
 
-Only differences of log-probs are exponentiated. Every function is defined also at padding, where rho = 1, so that the
-mask is applied once, in `aggregate.py`.
+Only differences of log-probs are exponentiated. Every function is also defined at padding, where rho = 1, so
+`aggregate.py` can apply the mask once.
 
-Departures. Token log-ratios are clamped to +-20, which loses nothing that a cap of 2 would keep. Sequence log-ratios
-follow the papers; the only bound above prevents an overflow of float32. GEPO's p and q are geometric means of the token
+Departures. Token log-ratios are clamped to +-20, which changes no ratio below a cap of 2. Sequence log-ratios follow
+the papers; their only upper bound prevents an overflow of float32. GEPO's p and q are geometric means of the token
 probabilities, as in its authors' code. The paper writes the probability of the whole sequence, which underflows. The
 defensive mix `alpha` bounds its weight by 1 / alpha; 0, the default, is the plain form.
 """
@@ -32,13 +32,13 @@ SEQUENCE_LOG_RATIO_LIMIT = 80.0  # exp(80) = 5.5e34: a loss of many such terms i
 
 
 def token_log_ratio(batch: Batch) -> Tensor:
-    """log rho, clamp(lp - lg, -20, 20), `[N, T]`. Its gradient is 1 inside the clamp and 0 beyond."""
+    """Return log rho, clamp(lp - lg, -20, 20), `[N, T]`. Its gradient is 1 inside the clamp and 0 beyond."""
     difference = batch.learner_logprobs - batch.behaviour_logprobs
     return difference.clamp(-TOKEN_LOG_RATIO_LIMIT, TOKEN_LOG_RATIO_LIMIT)
 
 
 def token_ratio(batch: Batch) -> Tensor:
-    """rho, `[N, T]`, with a gradient."""
+    """Return rho, `[N, T]`, with a gradient."""
     return torch.exp(token_log_ratio(batch))
 
 
@@ -49,33 +49,32 @@ def step_ratio(batch: Batch) -> Tensor:
 
 
 def truncated(ratio: Tensor, cap: float) -> Tensor:
-    """sg[min(ratio, cap)]. F-TIS truncates above only: a token that the learner finds unlikely may weigh nothing."""
+    """Return sg[min(ratio, cap)]. F-TIS has no lower bound: an unlikely token may weigh almost 0."""
     return ratio.detach().clamp(max=cap)
 
 
 def masked_outside(ratio: Tensor, low: float, high: float) -> Tensor:
-    """sg[ratio] inside [low, high] and 0 elsewhere (IcePop): what cannot be corrected is left out, not truncated."""
+    """Return sg[ratio] inside [low, high] and 0 elsewhere (IcePop), instead of truncating."""
     weight = ratio.detach()
     return torch.where((weight >= low) & (weight <= high), weight, 0.0)
 
 
 def sequence_ratio(batch: Batch) -> Tensor:
-    """s = exp(mean_t(lp - lg)), `[N, 1]`, with a gradient: the geometric mean of the token ratios."""
+    """Return s = exp(mean_t(lp - lg)), `[N, 1]`, with a gradient: the geometric mean of the token ratios."""
     return _bounded_exp(batch.sequence_mean(batch.learner_logprobs - batch.behaviour_logprobs))
 
 
 def sequence_product(batch: Batch) -> Tensor:
-    """exp(sum_t(lp - lg)), `[N, 1]`, with a gradient: the ratio of the whole sequences' probabilities."""
+    """Return exp(sum_t(lp - lg)), `[N, 1]`, with a gradient: the ratio of the whole sequences' probabilities."""
     return _bounded_exp((batch.learner_logprobs - batch.behaviour_logprobs).sum(dim=1))
 
 
 def group_expectation_ratio(batch: Batch, alpha: float) -> Tensor:
-    """w = p / ((1 - alpha) E_q + alpha sg[p]), `[N, 1]`, with a gradient through the p on top alone.
+    """Return w = p / ((1 - alpha) E_q + alpha sg[p]), `[N, 1]`; the gradient flows through the numerator alone.
 
     p and q are exp(mean log-prob) of learner and generator, and log E_q = logsumexp(2 log q) - logsumexp(log q) over
-    the group: the mean of q in which each completion counts by its own q. A group must be one generator's completions
-    of one prompt, also if advantages are pooled over several generators. Completions without tokens take no part in
-    E_q.
+    the group: the mean of q, weighted by q. A group must be one generator's completions of one prompt, even if
+    advantages are pooled over several generators. Completions without tokens do not count in E_q.
     """
     has_tokens = batch.num_tokens > 0
     log_p = batch.sequence_mean(batch.learner_logprobs)
@@ -83,14 +82,14 @@ def group_expectation_ratio(batch: Batch, alpha: float) -> Tensor:
     log_total = group_logsumexp(log_q, batch.group_index, batch.num_groups)
     log_total_of_squares = group_logsumexp(2 * log_q, batch.group_index, batch.num_groups)
     log_expected = (log_total_of_squares - log_total)[batch.group_index]
-    # In a group without any token log E_q is not a number. It is never used, but would run through the backward pass.
+    # In a group without tokens log E_q is NaN. It is never used, but would reach the backward pass.
     log_expected = torch.where(has_tokens, log_expected, 0.0)
     log_denominator = torch.logaddexp(_log(1 - alpha) + log_expected, _log(alpha) + log_p.detach())
     return _bounded_exp(log_p - log_denominator)
 
 
 def _bounded_exp(log_ratio: Tensor) -> Tensor:
-    """exp of a sequence log-ratio `[N]`, as a column `[N, 1]` that broadcasts over tokens."""
+    """Return exp of a sequence log-ratio `[N]`, as a column `[N, 1]` that broadcasts over tokens."""
     return torch.exp(log_ratio.clamp(max=SEQUENCE_LOG_RATIO_LIMIT))[:, None]
 
 

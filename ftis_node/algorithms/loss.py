@@ -1,8 +1,8 @@
-"""`policy_loss`: log-probs and advantages in, a scalar to minimize and three health figures out.
+"""`policy_loss`: log-probs and advantages in, a scalar to minimize and three metrics out.
 
-    objective   [N, T]   methods.py     what the method maximizes, token by token
-    keep        [N]      filters.py     which completions may teach
-    aggregate   scalar   aggregate.py   the mean, by the method's way of counting
+    objective   [N, T]   methods.py     the quantity that the method maximizes, by token
+    keep        [N]      filters.py     the completions that the filter keeps
+    aggregate   scalar   aggregate.py   the mean, weighted as the method defines
     loss = -aggregate
 
 Computed in float64 and returned in the dtype of the learner's log-probs; see batch.py for why.
@@ -39,9 +39,9 @@ def policy_loss(
 
     `learner_logprobs` and `behaviour_logprobs` are `[N, T]`, `mask` bool `[N, T]`, `advantages` `[N]`, `group_ids`
     integers `[N]` in any order. Floats are float32 or float64. Padding may hold anything and gets exactly zero
-    gradient. `method_parameters(method)` lists `params` with the method's own defaults; `settings.py` says what each
-    means. With several updates on one batch, `anchor_logprobs` `[N, T]` holds the learner's log-probs of the first
-    pass. Filters that compare the completions of a sender read `sender_ids`, integers `[N]`: 0 is this node. None: each
+    gradient. `method_parameters(method)` lists `params` with the method's own defaults; `settings.py` explains each.
+    With several updates on one batch, `anchor_logprobs` `[N, T]` holds the learner's log-probs of the first pass.
+    Filters that compare the completions of a sender read `sender_ids`, integers `[N]`: 0 is this node. If None, each
     group counts as a separate sender.
 
     Returns the scalar loss and the metrics, plain floats:
@@ -50,7 +50,7 @@ def policy_loss(
         mean_kl             mean over completions with tokens of the chosen estimator's mean over tokens
 
     Raises ValueError for an unknown method or parameter, a value out of bounds, or a wrong shape or dtype. NaN or inf
-    raises it as well, in the advantages or, inside the mask, in log-probs.
+    in the advantages, or in log-probs inside the mask, raises it as well.
     """
     row = find_method(method)
     _refuse_unknown(method, params)
@@ -72,7 +72,7 @@ def policy_loss(
 
 
 def _metrics(batch: Batch, kl: Tensor, keep: Tensor, cap: float) -> dict[str, float]:
-    """Each is 0 if there is nothing to count. Moved off the device in one transfer."""
+    """Return the metrics, each 0 if there is nothing to count. They leave the device in one transfer."""
     is_truncated = (token_ratio(batch).detach() > cap) & batch.mask
     has_tokens = batch.num_tokens > 0
     figures = {

@@ -9,7 +9,7 @@ Departures. `nois`, `tis`, `ftis` and `mis` are written with R (value A at R = 1
 (value A lp). The gradients are the same. `dr_grpo` and `gepo` expect advantages of scale `mean`. No method has a KL
 term to a reference model. `gspo`'s narrow clip suits on-policy samples; for foreign samples widen it. `m2po` averages
 over all tokens, the masked ones included, as its paper does. `swarm_sapo` is Swarm sAmpling (arXiv 2509.08721), not
-Soft Adaptive PO: it differs from `nois` in the choice of groups, in `group_choice.py`.
+Soft Adaptive PO: it differs from `nois` only in the choice of groups (`group_choice.py`).
 """
 
 from __future__ import annotations
@@ -40,48 +40,50 @@ if TYPE_CHECKING:
 
 
 def clipped_surrogate(ratio: Tensor, batch: Batch, settings: Settings) -> Tensor:
-    """PPO's min(r A, clip(r, 1 - eps_low, 1 + eps_high) A): no reward for moving further than the clip."""
+    """Return PPO's min(r A, clip(r, 1 - eps_low, 1 + eps_high) A), which rewards no move beyond the clip."""
     advantages = batch.advantages[:, None]
     bounded = ratio.clamp(1 - settings.eps_low, 1 + settings.eps_high)
     return torch.minimum(ratio * advantages, bounded * advantages)
 
 
 def unweighted(batch: Batch, settings: Settings) -> Tensor:
-    """`nois`: foreign samples taken as if they were one's own."""
+    """Return `nois`: no importance weight, as if the learner had sampled every completion."""
     return clipped_surrogate(step_ratio(batch), batch, settings)
 
 
 def ratio_clipped(batch: Batch, settings: Settings) -> Tensor:
-    """`vis`, `grpo`: the gradient runs through rho, and stops where the clip acts."""
+    """Return `vis`, `grpo`: the gradient flows through rho, and is 0 where the clip is active."""
     return clipped_surrogate(token_ratio(batch), batch, settings)
 
 
 def truncated_weight(batch: Batch, settings: Settings) -> Tensor:
-    """`tis`: sg[min(rho, C)] outside of the surrogate, so that a large ratio is shortened and not silenced.
+    """Return `tis`: sg[min(rho, C)] outside of the surrogate, so a large ratio is capped but its token keeps a
+    gradient.
 
-    Where A > 0 it is at least `floor`, beyond the paper: a right answer teaches, however unlikely the learner finds it.
+    If A > 0 the weight is at least `floor`, beyond the paper: a right answer teaches, however unlikely the learner
+    finds it.
     """
     floor = settings.floor * (batch.advantages > 0).double()[:, None]
     return truncated(token_ratio(batch), settings.cap).clamp(min=floor) * unweighted(batch, settings)
 
 
 def masked_weight(batch: Batch, settings: Settings) -> Tensor:
-    """`mis`: as `tis`, with weight 0 outside [mis_low, mis_high]."""
+    """Return `mis`: as `tis`, with weight 0 outside [mis_low, mis_high]."""
     return masked_outside(token_ratio(batch), settings.mis_low, settings.mis_high) * unweighted(batch, settings)
 
 
 def sequence_clipped(batch: Batch, settings: Settings) -> Tensor:
-    """`gspo`: one ratio and one clip for the whole completion."""
+    """Return `gspo`: one ratio and one clip for the whole completion."""
     return clipped_surrogate(sequence_ratio(batch), batch, settings)
 
 
 def sequence_clipped_token(batch: Batch, settings: Settings) -> Tensor:
-    """`gspo_token`: the sequence's ratio with each token's gradient, sg[s] R."""
+    """Return `gspo_token`: the sequence's ratio with each token's gradient, sg[s] R."""
     return clipped_surrogate(sequence_ratio(batch).detach() * step_ratio(batch), batch, settings)
 
 
 def group_expectation(batch: Batch, settings: Settings) -> Tensor:
-    """`gepo`: the group's expected q in place of the sample's own, less k3_beta times k3 with its gradient."""
+    """Return `gepo`: the group's expected q replaces the sample's own, less k3_beta times k3 with its gradient."""
     weight = group_expectation_ratio(batch, settings.alpha)
     objective = clipped_surrogate(weight, batch, settings) if settings.clip else weight * batch.advantages[:, None]
     if settings.k3_beta == 0:
@@ -90,7 +92,7 @@ def group_expectation(batch: Batch, settings: Settings) -> Tensor:
 
 
 def tapered(batch: Batch, settings: Settings) -> Tensor:
-    """`topr`: positives at full weight, negatives tapered off as the learner moves away from them."""
+    """Return `topr`: positives at full weight; the weight of negatives falls as the learner moves away from them."""
     levels = {"seq_mean": sequence_ratio, "seq_sum": sequence_product, "token": token_ratio}
     taper = truncated(levels[settings.topr_level](batch), cap=1.0)
     advantages = batch.advantages[:, None]
@@ -98,12 +100,12 @@ def tapered(batch: Batch, settings: Settings) -> Tensor:
 
 
 def truncated_logprob(batch: Batch, settings: Settings) -> Tensor:
-    """`cispo`: sg[min(rho, C)] A lp; no token ever loses its gradient."""
+    """Return `cispo`: sg[min(rho, C)] A lp; no token ever loses its gradient."""
     return truncated(token_ratio(batch), settings.cap) * batch.advantages[:, None] * batch.learner_logprobs
 
 
 def second_moment(batch: Batch, settings: Settings) -> Tensor:
-    """`m2po`: rho A without the outlier tokens, and no clip."""
+    """Return `m2po`: rho A without the outlier tokens, and without a clip."""
     trusted = second_moment_mask(batch, settings.m2_threshold)
     return torch.where(trusted, token_ratio(batch), 0.0) * batch.advantages[:, None]
 
@@ -168,14 +170,14 @@ METHODS: Mapping[str, Method] = {
 
 
 def find_method(name: str) -> Method:
-    """The row of the table, or ValueError listing the known methods."""
+    """Return the method's registry entry. Raises ValueError listing the known methods."""
     if name not in METHODS:
         raise ValueError(f"unknown method {name!r}; known: {', '.join(METHODS)}")
     return METHODS[name]
 
 
 def method_parameters(name: str) -> dict[str, Any]:
-    """Every parameter that the method takes, with its default there. Raises ValueError for an unknown method."""
+    """Return every parameter that the method takes, with its default. Raises ValueError for an unknown method."""
     method = find_method(name)
     shared = {setting.name: setting.default for setting in fields(Settings)} | dict.fromkeys(TENSORS)
     known = shared | dict(method.defaults)
@@ -183,9 +185,10 @@ def method_parameters(name: str) -> dict[str, Any]:
 
 
 def is_separable(name: str, params: Mapping[str, Any]) -> bool:
-    """Whether the gradient to one completion's log-probs depends on no other completion's: then a batch can be worked
-    through piece by piece. A filter whose survivors are counted ties them all together, and so does one that compares
-    the completions of a sender with each other.
+    """Return whether the gradient to one completion's log-probs is independent of all other completions.
+
+    A caller can then process a batch in pieces. A filter couples all completions if its mean counts only the kept ones.
+    A filter that compares the completions of a sender couples them too.
 
     Raises ValueError for an unknown method.
     """

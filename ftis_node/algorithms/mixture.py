@@ -1,4 +1,4 @@
-"""Mixture of language models: their next-token probabilities, weighted by the likelihood that each gives the text.
+"""Mixture of language models: their next-token probabilities, weighted by each model's likelihood of the text.
 
 D is the expert whose domain the text belongs to, and J experts share one tokenizer. The formulas are those of DEMix
 (arXiv 2108.05036, "Mixing experts at inference time"). The first one is also in c-BTM (arXiv 2303.14177). HDEE (arXiv
@@ -6,7 +6,7 @@ D is the expert whose domain the text belongs to, and J experts share one tokeni
 
     p(x_t | x_<t) = sum_j p(D = j | x_<t) p_j(x_t | x_<t)                   the mixture
     p(D = j | x_<t) = p(D = j) p_j(x_<t) / sum_i p(D = i) p_i(x_<t)         Bayes: the posterior
-    p(D = j) ~ sum_n decay^(N - n) p(D = j | x^(n)),  n = 1 .. N            the cached prior, from N texts at hand
+    p(D = j) ~ sum_n decay^(N - n) p(D = j | x^(n)),  n = 1 .. N            the cached prior, from N known texts
 
 c-BTM instead weights by the distance of the context to an expert's cluster, and keeps the top few experts. This module
 does neither, because a swarm's experts have no clusters and are few. A plain mean of probabilities is the mixture with
@@ -32,7 +32,8 @@ def mixture_logprobs(expert_logprobs: Tensor, log_posterior: Tensor) -> Tensor:
 
 
 def posterior(log_prior: Tensor, sequence_logprobs: Tensor) -> Tensor:
-    """`[J, ...]` log p(D = j | x), from `[J]` log p(D = j), which need not be normalized, and `[J, ...]` log p_j(x).
+    """Return `[J, ...]` log p(D = j | x), from `[J]` log p(D = j), which may be unnormalized, and `[J, ...]` log
+    p_j(x).
 
     The result is the prior if every expert with a weight excludes the text: Bayes' rule is 0 / 0 there.
     """
@@ -43,9 +44,10 @@ def posterior(log_prior: Tensor, sequence_logprobs: Tensor) -> Tensor:
 
 
 def cached_prior(log_posteriors: Tensor, decay: float) -> Tensor:
-    """`[J]` log p(D = j): the mean of `[N, J]` posteriors over N texts, the last one weighed 1, the one before `decay`.
+    """Return `[J]` log p(D = j): the decayed mean of `[N, J]` posteriors. The last text weighs 1, the one before
+    `decay`.
 
-    Raises ValueError for a decay outside (0, 1]; 1 is the plain mean. No text at all: uniform.
+    Raises ValueError for a decay outside (0, 1]; 1 is the plain mean. Without texts the prior is uniform.
     """
     if not 0.0 < decay <= 1.0:
         raise ValueError(f"the decay must be above 0 and at most 1, not {decay}")
@@ -58,15 +60,16 @@ def cached_prior(log_posteriors: Tensor, decay: float) -> Tensor:
 
 
 def uniform_prior(num_experts: int) -> Tensor:
-    """`[J]` log(1 / J)."""
+    """Return `[J]` log(1 / J)."""
     return torch.full((num_experts,), 1.0 / num_experts, dtype=torch.float64).log()
 
 
 def text_logprobs(token_logprobs: Tensor, log_prior: Tensor, *, learns: bool = True) -> Tensor:
-    """`[T]` log-probs of a text's tokens under the mixture, from `[J, T]` of each expert, given the tokens before.
+    """Return `[T]` log-probs of a text's tokens under the mixture, from each expert's `[J, T]`, given the tokens
+    before.
 
-    The posterior is computed again before every token. Without `learns` the prior weights all tokens. With it, by the
-    chain rule, the sum is logsumexp over j of (log p(D = j) + log p_j(text)).
+    With `learns` the posterior is computed before every token. By the chain rule the sum is then logsumexp over j of
+    (log p(D = j) + log p_j(text)). Without `learns` the prior weights all tokens.
     """
     logprobs = token_logprobs.double()
     before = logprobs.cumsum(dim=1).roll(1, dims=1)

@@ -1,8 +1,8 @@
 """Parameters of all methods, with their defaults and bounds.
 
 A method lists only defaults that differ (`methods.py`). All methods accept the common parameters, so that a comparison
-can run one set of them through a whole family. A clip or a threshold that a formula does not have has no effect there.
-The other parameters belong to the methods that name them; every other method refuses them.
+can pass one set to a whole family. A clip or threshold that a formula lacks has no effect there. The other parameters
+belong to single methods; every other method refuses them.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ TENSORS = ("anchor_logprobs", "sender_ids")  # parameters that belong to a batch
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The parameters of `policy_loss`, but for the tensors in `TENSORS`."""
+    """The parameters of `policy_loss`, except the tensors in `TENSORS`."""
 
     # Common to all methods.
-    cap: float = 2.0  # C: largest importance weight; also what `truncated_fraction` counts by
-    kl_estimator: str = "author_k3"  # see filters.py; also what `mean_kl` reports
+    cap: float = 2.0  # C: largest importance weight; also the threshold of `truncated_fraction`
+    kl_estimator: str = "author_k3"  # see filters.py; also the estimator of `mean_kl`
     kl_threshold: float = 50.0  # g, in the units of kl_estimator: a far completion is kept only if A > 0
     eps_low: float = 0.2  # PPO clip, lower bound 1 - eps_low
     eps_high: float = 0.2  # PPO clip, upper bound 1 + eps_high
-    denominator: str = "all"  # do filtered completions count in N: `all` or `kept`
+    denominator: str = "all"  # completions that count in N: `all` or `kept`
     agg: str = "seq_mean"  # see aggregate.py
     max_completion_length: int | None = None  # tokens; the configured limit that `max_len` divides by
     # Of single methods.
@@ -47,7 +47,7 @@ class Settings:
     mis_low: float = 0.5  # mis: smallest ratio that is not masked
     mis_high: float = 2.0  # mis: largest
     m2_threshold: float = 0.04  # m2po: tau, bound on the mean squared log-ratio
-    topr_level: str = "seq_mean"  # topr: what the ratio of a negative completion is taken over
+    topr_level: str = "seq_mean"  # topr: the unit over which the ratio of a negative completion is computed
 
 
 COMMON_PARAMETERS = (
@@ -97,9 +97,9 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
 
 
 def make_settings(method_defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Settings:
-    """The method's defaults overridden by what was given; both hold names of `Settings` only.
+    """Return the method's defaults overridden by the given values; both hold names of `Settings` only.
 
-    Raises ValueError naming the parameter that is out of bounds, or that another one needs.
+    Raises ValueError naming a parameter that is out of bounds, or one that another parameter requires.
     """
     settings = replace(Settings(), **{**method_defaults, **given})
     for field in fields(settings):

@@ -2,9 +2,9 @@
 
 DeepSeekMath (arXiv 2402.03300, eq. 4) estimates KL(learner || start) at each token by k3, r - log r - 1 with r =
 pi_start / pi. The gradient flows through it. As in the paper, tokens are weighted as if the learner had sampled them.
-The term needs no behaviour log-probs. So it also covers completions that a filter removed or a peer sent as text.
+The term needs no behaviour log-probs. So it also covers completions that a filter removed, or that a peer sent as text.
 
-Each token's part has a constant weight that depends on the mask alone, so the sum may be split in any way.
+Each token's term has a constant weight that depends on the mask alone, so callers may split the sum in any way.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-MAX_LOG_RATIO = 20.0  # nats; the exponential stays at e^20 beyond, and so does the pull back towards the start
+MAX_LOG_RATIO = 20.0  # nats; the exponential and its gradient stay constant beyond it
 
 
 def kl_to_start(
@@ -36,7 +36,7 @@ def kl_to_start(
 
 
 def _token_weights(mask: Tensor, agg: str, max_completion_length: int | None) -> Tensor:
-    """`[N, T]` float64, what a token counts: the constants of `aggregate.py` where every completion is kept."""
+    """Return `[N, T]` float64, the weight of each token: the constants of `aggregate.py` with every completion kept."""
     inside, num_tokens = mask.double(), mask.sum(dim=1, keepdim=True).clamp(min=1)
     if agg == "token_mean":
         return inside / mask.sum().clamp(min=1)

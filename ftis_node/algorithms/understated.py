@@ -7,18 +7,18 @@ fixed n it is Markov's)
 
     P( max over n of log M_n >= t ) <= e^-t
 
-for any two models, at any distance, and any number of tokens. The same holds for the tokens from any place s on. Use
-weights that add up to 1: a half for s = 0, the other half shared by the T - 1 later places. Then the bounds add up
-(Boole's inequality):
+for any two models, at any distance, and any number of tokens. The same bound holds for the tokens from any position s
+on. Give the positions weights that sum to 1: a half for s = 0, the other half shared by the T - 1 later ones. Then the
+bounds add up (Boole's inequality):
 
     P( max over s, n of log (M_n / M_s) + log w_s >= t ) <= e^-t
 
 At t = 16 that is one honest completion in nine million. A sender may understate its log-probs to raise the importance
-weight to the cap; it then exceeds t within a few tokens. It cannot hide this by overstating other tokens, before,
-behind or between them; the sum over the whole completion would allow that. The bound requires that mu is the sampling
-distribution. A truncated distribution (top_p, top_k) with the log-probs of the whole softmax violates this.
+weight to the cap; it then exceeds t within a few tokens. It cannot hide this by overstating other tokens: the maximum
+is over all contiguous parts, not the whole completion. The bound requires that mu is the sampling distribution. A
+truncated distribution (top_p, top_k) with the log-probs of the whole softmax violates this.
 
-No such bound exists in the other direction: log-probs that are too high only make weights small.
+No such bound exists in the other direction. Overstated log-probs only make weights small.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ HALF = math.log(2.0)
 def likelihood_gain(learner_logprobs: Tensor, behaviour_logprobs: Tensor, mask: Tensor) -> Tensor:
     """Return the largest log pi(part) - log mu(part) over all contiguous parts of each completion, in nats.
 
-    From a part that begins with the completion log 2 is subtracted, from any other of T tokens log 2 (T - 1). An
-    honest completion then reaches t with a probability of at most e^-t. Three inputs `[N, T]`, result `[N]` in float64
-    without gradient.
+    The function subtracts log 2 from a part that begins at the first token, and log 2 (T - 1) from any other part of a
+    completion of T tokens. An honest completion then reaches t with a probability of at most e^-t. Three inputs `[N,
+    T]`, result `[N]` in float64 without gradient.
     """
     gains = learner_logprobs.detach().double() - behaviour_logprobs.double()
     sums = torch.where(mask, gains, 0.0).cumsum(dim=1)

@@ -1,16 +1,16 @@
-"""The daemon's client of the generation worker: it supervises one worker and checks a proof of the weights it serves.
+"""The daemon's client of the generation worker: it supervises one worker and verifies the weights that it serves.
 
 After each update of weights the worker names the version that it serves, and compares the checksums of its tensors with
-the learner's. It also computes the log-probs of the learner's probe tokens, which are compared here. One failed proof
-is tried again. A second one restarts the worker, which loads the newest weights and proves them before any call reaches
+the learner's. It also computes the log-probs of the learner's probe tokens, and the client compares them. One failed
+proof is retried. A second one restarts the worker, which loads and proves the newest weights before any call reaches
 it. So a worker that is READY serves the version that it names.
 
-A worker that dies asleep is not restarted until it is woken, because the learner now uses the memory that its start
+A worker that dies asleep is restarted only at the next `wake`, because the learner now uses the memory that its start
 needs. Before each restart after a lack of memory, `make_room` is awaited.
 
-Weights may come without a file (`workers/weights/shared_weights.py`). If the worker cannot map them, the learner is
-asked for a file, now and for later versions. A sleeping worker may have discarded its weights. Unless new ones come,
-those that it served last are then loaded again before any other request.
+Weights may be shared without a file (`workers/weights/shared_weights.py`). If the worker cannot map them, the client
+requests a file from the learner, now and for later versions. A sleeping worker may have discarded its weights. Unless
+new ones arrive, it loads its last ones again before any other request.
 """
 
 from __future__ import annotations
@@ -83,11 +83,12 @@ class GenerationClient(WorkerClient):
         on_fall_back: OnProblem | None = None,
         worker_module: str = WORKER_MODULE,
     ) -> None:
-        """Take the worker's settings and the callbacks.
+        """Store the worker's settings and the callbacks.
 
-        `proof_tolerance` is a root mean square in nats. `on_problem` gets one sentence for every failed proof.
-        `make_room` returns when other processes have freed memory. `write_weights` has the learner write a file, as its
-        method of that name does. `on_fall_back` gets the reason, once, if weights cannot be passed as planned.
+        `proof_tolerance` is a root mean square in nats. `on_problem` receives one sentence for every failed proof.
+        `make_room` returns when other processes have freed memory. `write_weights` makes the learner write a file, like
+        the learner client's method of that name. `on_fall_back` receives the reason, once, if the planned transport of
+        weights fails.
         """
         spec = WorkerSpec(
             name="generation",
@@ -132,17 +133,17 @@ class GenerationClient(WorkerClient):
 
     @property
     def state(self) -> WorkerState:
-        """The worker's state."""
+        """Return the worker's state."""
         return self.worker_state
 
     @property
     def policy_version(self) -> int:
-        """The version that the worker serves; 0 for the model as it came."""
+        """Return the version that the worker serves; 0 for the starting model."""
         return self._loader.served_version
 
     @property
     def load_s(self) -> float | None:
-        """The seconds that loading the newest weights took in the worker."""
+        """Return the seconds that the worker took to load the newest weights."""
         return self._loader.load_s
 
     @property
@@ -157,12 +158,12 @@ class GenerationClient(WorkerClient):
 
     @property
     def hand_over(self) -> str:
-        """How the newest weights came, in words: `file` or a faster way; "" before any."""
+        """Return the transport of the newest weights, in words: `file` or a faster one; "" before any."""
         return self._loader.source.how
 
     @property
     def tokens_per_s(self) -> float:
-        """Completion tokens sampled per second over the last moments."""
+        """Return the completion tokens per second over the last seconds."""
         return self._throughput.per_second(now_s=time.monotonic())
 
     async def start(self) -> None:
@@ -170,7 +171,7 @@ class GenerationClient(WorkerClient):
         await self._supervisor.start()
 
     async def generate(self, request: GenerateRequest) -> GenerationResult:
-        """Generate one group, unscored. Raises WorkerDiedError, WorkerTaskError (the time limit, too) and
+        """Generate one unscored group. Raises WorkerDiedError, WorkerTaskError (the time limit, too) and
         NonFiniteError.
 
         Time that the worker spends asleep, or falling asleep, does not count toward the limit.
@@ -188,9 +189,9 @@ class GenerationClient(WorkerClient):
     async def update_weights(self, weights: PublishedWeights, proof: ProofToCome | WeightProof | None = None) -> None:
         """Return when the worker serves these weights and, if there is a proof, has proved it.
 
-        The learner may still compute the proof: the worker begins with the weights meanwhile. Raises ModelError for a
+        `proof` may be a future: the worker loads the weights while the learner computes it. Raises ModelError for a
         file that is missing, damaged or of another model; the worker then continues with its old weights. Raises
-        WorkerDiedError if the worker died meanwhile; the next process begins with these weights.
+        WorkerDiedError if the worker died meanwhile; the next process starts with these weights.
         """
         async with self._handing_over:
             self._end_sleep()  # loading wakes the worker
@@ -209,11 +210,10 @@ class GenerationClient(WorkerClient):
                 await self._begin_again(problem)
 
     async def try_weights(self, weights: PublishedWeights, proof: WeightProof) -> None:
-        """Serve weights of another source, as `update_weights` does. If they fail, the worker serves the previous ones
-        again.
+        """Serve weights of another source, as `update_weights` does. If they fail, restore the previous ones.
 
-        Raises ModelError for a file that does not fit, and for weights that twice failed their proof. The worker was
-        then restarted with the previous ones. Raises WorkerDiedError if the worker died meanwhile, for any reason.
+        Raises ModelError for a file that does not fit, and for weights that failed their proof twice. The worker then
+        serves the previous ones, after a restart. Raises WorkerDiedError if the worker died meanwhile, for any reason.
         """
         async with self._handing_over:
             self._end_sleep()
@@ -239,9 +239,10 @@ class GenerationClient(WorkerClient):
     async def sleep(self, *, discard: bool = False) -> None:
         """Return when the worker has finished its requests and freed its memory. Requests wait from now on.
 
-        With `discard` new weights should come before it is woken; if none come, it loads the last ones again. It does
-        not discard weights that came with the model. After a failed load of discarded weights it discards none again. A
-        worker that dies meanwhile has freed its memory, too. Raises the supervisor's error if the worker is given up.
+        With `discard` new weights should arrive before the next `wake`; otherwise the worker loads its last ones again.
+        It does not discard the starting model's weights. After a failed load of discarded weights, `discard` has no
+        effect. A worker that dies meanwhile has freed its memory, too. Raises the supervisor's error if no restart
+        follows.
         """
         async with self._handing_over:
             if self.is_asleep:
@@ -282,18 +283,16 @@ class GenerationClient(WorkerClient):
         try:
             problem = await self._serve_newest(life.call, is_new_life=True)
         except (ModelError, SharingError) as error:
-            # A learner that died before its checkpoint has taken these weights back; it will publish others.
+            # A learner that died before its checkpoint no longer has these weights; it will publish others.
             self._loader.report(f"serves the model as it came, until there are new weights: {error}")
             if self._loader.newest is newest:  # others may wait at the gate already
                 self._loader.newest = None
             return
         if problem is not None:
-            raise WorkerTaskError(f"generation: {problem}")  # a worker's fault, so that it is tried again
+            raise WorkerTaskError(f"generation: {problem}")  # an error of the worker: restart it
 
     async def _serve_again(self) -> None:
-        """Wake the worker with the newest weights, which it may have discarded while asleep. After a failure, restart
-        it.
-        """
+        """Wake the worker with the newest weights, which it may have discarded. After a failure, restart it."""
         problem: str | None = None
         try:
             if self._has_discarded:
@@ -308,7 +307,7 @@ class GenerationClient(WorkerClient):
             await self._begin_again(problem)
 
     async def _begin_again(self, problem: str) -> None:
-        """Restart the worker. After a failure to load discarded weights, none are discarded any more."""
+        """Restart the worker. If it failed to load discarded weights, it never discards weights again."""
         self._may_discard = self._may_discard and not self._has_discarded
         self._supervisor.restart(problem)
         await self._supervisor.wait_ready()

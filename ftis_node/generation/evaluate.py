@@ -4,7 +4,7 @@ pass@k is the unbiased estimator of Chen et al. 2021 (arXiv 2107.03374, section 
 right it is 1 - C(n - c, k) / C(n, k). That is the probability that k of them, drawn without replacement, include a
 right one.
 
-It works with any object that has the client's `generate`: the client in a daemon, the engine in a command.
+It accepts any object with the client's `generate`: the client in a daemon, the engine in a command.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OnProgress: TypeAlias = Callable[[int, int], None]
 
 
 class Generator(Protocol):
-    """The interface of a model that can be evaluated: an engine, or the client of one."""
+    """The interface of a model under evaluation: an engine, or the client of one."""
 
     async def generate(self, request: GenerateRequest) -> GenerationResult: ...
 
@@ -45,7 +45,7 @@ class Generator(Protocol):
 class EvalResult:
     """Means over `n` problems. `pass_at_1` is greedy; `pass_at_k` is None for k = 1.
 
-    `truncated` counts greedy completions that hit the token limit. `unscored` counts those whose scorer failed, and
+    `truncated` counts greedy completions that reached the token limit. `unscored` counts those whose scorer failed, and
     `too_long` prompts that leave no space for an answer; both count as wrong.
     """
 
@@ -131,9 +131,7 @@ class _Asker:
             except WorkerError:
                 if attempt == self.attempts:
                     raise
-                await asyncio.sleep(
-                    self.retry_pause_s
-                )  # by then a broken engine is detected: calls wait for the restart
+                await asyncio.sleep(self.retry_pause_s)  # until a broken engine is detected
         texts = [self.tokenizer.decode(completion.token_ids.tolist()) for completion in result.completions]
         scores = await self.scorer.score(item, texts)
         return tuple(map(_as_answer, result.completions, texts, scores))
@@ -147,7 +145,7 @@ async def evaluate(
 
 
 def summarise(answered: Sequence[Answered], *, k: int) -> EvalResult:
-    """Return the figures of one or more problems; for k > 1 each has at least k samples."""
+    """Return the means over one or more problems; for k > 1 each has at least k samples."""
     n = len(answered)
     greedy = [problem.greedy for problem in answered if problem.greedy is not None]
     return EvalResult(
@@ -182,10 +180,10 @@ async def answer_problems(
     """Return the answers to the first `limit` problems of `task`, in order.
 
     `completion_limit` returns a completion's token limit for a prompt's length. One of `eos_ids` ends a completion;
-    None: the tokenizer's. For k > 1, `num_samples` (default 2 k)
-    at `sampling` are drawn a problem, in addition to the greedy one. `on_progress(done, of)` is called after every
-    problem. If the worker died or its engine broke, a problem is repeated: `attempts` times in all, `retry_pause_s`
-    seconds apart. Raises ValueError for a limit or k below 1 and num_samples below k, and what `generate` raises.
+    None: the tokenizer's. For k > 1, `num_samples` (default 2 k) at `sampling` are drawn for each problem, in addition
+    to the greedy one. `on_progress(done, of)` is called after every problem. If the worker died or its engine broke, a
+    problem is repeated: `attempts` times in all, `retry_pause_s` seconds apart. Raises ValueError for a limit or k
+    below 1 and num_samples below k, and the errors of `generate`.
     """
     num_samples = 2 * k if num_samples is None else num_samples
     if limit < 1 or k < 1 or num_samples < k:
@@ -220,7 +218,7 @@ def _as_answer(completion: Completion, text: str, score: tuple[float, Completion
 async def _ask_all(
     asker: _Asker, items: Sequence[TaskItem], problems_in_flight: int, on_progress: OnProgress | None
 ) -> list[Answered]:
-    """Return answers in the order of `items`; the first failure ends all and is raised unchanged."""
+    """Return answers in the order of `items`. The first error ends all and is raised unchanged."""
     room = asyncio.Semaphore(problems_in_flight)
     num_done = 0
 

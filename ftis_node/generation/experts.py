@@ -1,6 +1,6 @@
 """Computations on several models' log-probs of the same tokens, on plain numbers, for callers without tensors.
 
-Everything is in nats. A likelihood here is the sum of the log-probs of a text's tokens after its first one.
+All values are in nats. A likelihood here is the sum of the log-probs of a text's tokens after its first one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def uniform_mixture_weights(num_experts: int, *, learns: bool = True, reads_prom
 
 
 def cached_mixture_weights(likelihoods: Sequence[Sequence[float]], *, decay: float) -> MixtureWeights:
-    """Return the prior from the J likelihoods of each of N texts, the last text the most; see
+    """Return the prior from the J likelihoods of each of N texts, of which the last weighs most; see
     `algorithms.cached_prior`.
     """
     texts = torch.tensor(likelihoods, dtype=torch.float64)
@@ -32,9 +32,9 @@ def cached_mixture_weights(likelihoods: Sequence[Sequence[float]], *, decay: flo
 
 
 def mixture_nats(windows: Sequence[Sequence[Sequence[float]]], weighing: MixtureWeights) -> float:
-    """Return minus the log-likelihood of a text under the mixture.
+    """Return the negative log-likelihood of a text under the mixture.
 
-    `windows` has for each piece of the text the experts' log-probs of its tokens; each piece begins with the prior.
+    `windows` has, for each window of the text, the experts' log-probs of its tokens; each window starts at the prior.
     """
     log_prior = torch.tensor(weighing.log_prior, dtype=torch.float64)
     return -sum(

@@ -1,4 +1,4 @@
-"""A gate that predicts from a prompt's text which experts answer it rightly: one logistic regression per expert.
+"""A gate that predicts from a prompt's text which experts answer it correctly: one logistic regression per expert.
 
     P(expert j is right | prompt) = 1 / (1 + exp(-w_j . x(prompt)))
 
@@ -8,12 +8,12 @@ random. A mixture of experts (arXiv 1701.06538) trains its gate with its experts
 
 x(prompt) is computed from the prompt's last message, so it does not depend on a tokenizer:
 
-* of each of its first `NUM_PLACES` characters: which it is (one-hot); of a digit its value instead,
-* which words it has, and a constant.
+* each of its first `NUM_PLACES` characters, one-hot; for a digit its value instead,
+* its words, and a constant.
 
-A digit's value enters as a number because a carry or borrow is linear in two digits' values. A training set of 256
-prompts shows few of the hundred pairs. The task was to distinguish sums with a carry, sums without, and differences
-(labels without noise). With one-hot digits 0.93 of the prompts were right, with values 0.98.
+A digit's value is one number because a carry or borrow is linear in two digits' values. A training set of 256 prompts
+contains few of the hundred pairs of digits. The task was to distinguish sums with a carry, sums without, and
+differences (labels without noise). With one-hot digits 0.93 of the prompts were right, with values 0.98.
 """
 
 from __future__ import annotations
@@ -37,32 +37,32 @@ Feature: TypeAlias = tuple[int | str, str]
 
 NUM_PLACES = 64
 MEAN_DIGIT = 4.5
-DIGIT, VALUE, WORD = "digit", "value", "word"  # longer than one character, so no character is mistaken for them
+DIGIT, VALUE, WORD = "digit", "value", "word"  # longer than one character, so that no character equals them
 WORDS = re.compile(r"[^\W\d_]+")
 RIDGE = 1.0
 MAX_STEPS = 200  # of L-BFGS; a few dozen are usual
-LEAST_PROMPTS = 2  # a feature that fewer prompts have is left out
+LEAST_PROMPTS = 2  # features of fewer prompts are ignored
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertGate:
     """The trained gate. `columns` are the known features; `weights` is `[F + 1, J]` for J experts.
 
-    The last row is the constant's.
+    The last row belongs to the constant.
     """
 
     columns: dict[Feature, int]
     weights: Tensor
 
     def chances(self, prompts: Sequence[Sequence[ChatMessage]]) -> list[list[float]]:
-        """Return `[J][N]`, the probability that each expert answers each of N prompts rightly."""
+        """Return `[J][N]`, the probability that each expert answers each of N prompts correctly."""
         inputs = _matrix([_features(prompt) for prompt in prompts], self.columns)
         found: list[list[float]] = torch.sigmoid(inputs @ self.weights).T.tolist()
         return found
 
 
 def train_gate(prompts: Sequence[Sequence[ChatMessage]], is_right: Sequence[Sequence[bool]]) -> ExpertGate:
-    """Train a gate on `[J][N]`, whether each expert answered each of N prompts rightly."""
+    """Train a gate on `[J][N]` booleans: true if the expert answered the prompt correctly."""
     found = [_features(prompt) for prompt in prompts]
     counts = Counter(feature for features in found for feature in features)
     known = [feature for feature, count in counts.items() if count >= LEAST_PROMPTS]
@@ -95,7 +95,7 @@ def _features(prompt: Sequence[ChatMessage]) -> dict[Feature, float]:
 
 
 def _matrix(rows: Sequence[dict[Feature, float]], columns: dict[Feature, int]) -> Tensor:
-    """Return `[N, F + 1]`; features without a column are left out, and the last column is 1."""
+    """Return `[N, F + 1]`; features without a column are ignored, and the last column is 1."""
     matrix = torch.zeros(len(rows), len(columns) + 1, dtype=torch.float64)
     matrix[:, -1] = 1.0
     for place, features in enumerate(rows):

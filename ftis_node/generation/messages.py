@@ -26,7 +26,7 @@ class Generate(Message, frozen=True):
 
 
 class Generated(Message, frozen=True):
-    """The sampled completions of a request: the bytes of a `TokenBatch`, and a `GenerationResult`'s other fields."""
+    """The sampled completions of a request: a `TokenBatch` as bytes, and the other fields of a `GenerationResult`."""
 
     token_ids: bytes
     logprobs: bytes
@@ -37,7 +37,7 @@ class Generated(Message, frozen=True):
 
     @classmethod
     def from_result(cls, result: GenerationResult) -> Generated:
-        """Return the message that carries `result`."""
+        """Return the message for `result`."""
         tokens = result.tokens
         return cls(
             token_ids=tokens.token_ids.astype("<i4", copy=False).tobytes(),
@@ -49,7 +49,7 @@ class Generated(Message, frozen=True):
         )
 
     def to_result(self) -> GenerationResult:
-        """Return the result; its arrays are read-only views of the message. Raises RecordError if sizes disagree."""
+        """Return the result; its arrays are read-only views of the message. Raises RecordError for wrong sizes."""
         return GenerationResult(
             TokenBatch.from_bytes(self.token_ids, self.logprobs, self.lengths),
             self.finish_reasons,
@@ -59,8 +59,7 @@ class Generated(Message, frozen=True):
 
 
 class LoadWeights(Message, frozen=True):
-    """A request to serve the safetensors file at `path` as `version`, and to compare the loaded tensors with
-    `checksums`.
+    """A request to serve the file at `path` as `version`, and to compare its tensors with `checksums`.
 
     Without `checksums` they are computed from the file. With `shared` there is no file: the weights are in the
     learner's memory. `is_locked`: lock the file's pages for the copy to the GPU.
@@ -76,7 +75,7 @@ class LoadWeights(Message, frozen=True):
 class WeightsLoaded(Message, frozen=True):
     """The version that the engine reports as served, and the seconds that loading took.
 
-    `difference` names the tensors that differ, as `workers.weights.store.find_difference` does.
+    `difference` names the tensors with wrong checksums, as `workers.weights.store.find_difference` does.
     """
 
     version: int
@@ -85,7 +84,7 @@ class WeightsLoaded(Message, frozen=True):
 
 
 class Sleep(Message, frozen=True):
-    """A request to admit nothing more, finish what runs, and free memory.
+    """A request to stop admission, finish the requests in flight, and free memory.
 
     With `discard` the weights are freed, too: only `LoadWeights` wakes the engine then.
     """
@@ -98,7 +97,7 @@ class Asleep(Message, frozen=True):
 
 
 class Wake(Message, frozen=True):
-    """A request to continue with the weights that were served. New weights wake the engine, too."""
+    """A request to continue with the served weights. New weights wake the engine, too."""
 
 
 class Awake(Message, frozen=True):
@@ -122,7 +121,7 @@ class Describe(Message, frozen=True):
 
 
 class Description(Message, frozen=True):
-    """The engine's name, after "auto" was resolved."""
+    """The engine's name, with "auto" resolved."""
 
     engine: str
 
@@ -134,6 +133,6 @@ class TokensMade(Message, frozen=True):
 
 
 class EngineBroken(Message, frozen=True):
-    """An event: this worker can do nothing more and should be restarted; `reason` follows "the engine"."""
+    """An event: the engine has failed for good and this worker should be restarted; `reason` follows "the engine"."""
 
     reason: str

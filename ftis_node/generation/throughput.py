@@ -15,13 +15,13 @@ class Throughput:
         self._points: deque[tuple[float, int]] = deque(maxlen=MAX_POINTS)
 
     def reach(self, total: int, *, at_s: float) -> None:
-        """Note the total at a time. A total below the last one restarts the window: another worker counts now."""
+        """Record the total at a time. A total below the last one restarts the window: it comes from a new worker."""
         if self._points and total < self._points[-1][1]:
             self._points.clear()
         self._points.append((at_s, total))
 
     def per_second(self, *, now_s: float) -> float:
-        """Return the mean rate over the window; 0 if nothing has grown in it."""
+        """Return the mean rate over the window; 0 without growth in it."""
         while len(self._points) > 1 and self._points[1][0] <= now_s - self._window_s:
             self._points.popleft()
         if len(self._points) < 2:

@@ -1,7 +1,6 @@
 """Time limits of calls in flight, which pause while the generator sleeps.
 
-A request that waits because the learner uses the GPU is not slow. Only the time in which it could have been served
-counts.
+A request that waits because the learner uses the GPU is not slow. Only time with an awake generator counts.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ class TimeLimits:
     def __init__(self, limit_s: float | None) -> None:
         self._limit_s = limit_s
         self._is_halted = False
-        self._left_s: dict[asyncio.Timeout, float] = {}  # when the clock was last halted, or the call began
+        self._left_s: dict[asyncio.Timeout, float] = {}  # the time of the last pause, or of the call's start
 
     @asynccontextmanager
     async def of_a_call(self) -> AsyncIterator[None]:

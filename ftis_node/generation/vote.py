@@ -2,14 +2,13 @@
 
 The rule, in this order, over votes in the order in which the models were named:
 
-1. An answer has as many votes as completions that gave it. A completion without an answer (a broken format, a prompt
+1. An answer's votes are the completions that gave it. A completion without an answer (a broken format, a prompt
    that is too long for its model) does not vote.
 2. Among equals, the answer whose votes have the higher sum of mean log-probs wins (nats a token, each under its own
-   model). The models that are surer decide.
+   model). So the more confident models decide.
 3. If these are equal too, the answer that was given first wins, so the first model's before the second's.
 
-If no completion has an answer, the first completion is the ensemble's, as it would be alone. Nothing here knows which
-answer is right.
+If no completion has an answer, the first completion is the ensemble's. The vote does not use the correct answer.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-UNSURE = -1e6  # nats: the value of a log-prob that is not finite
+UNSURE = -1e6  # nats: replaces a log-prob that is not finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ class Vote:
 
 
 def elect(votes: Sequence[Vote]) -> int | None:
-    """Return the position of the first vote for the winning answer; 0 if no vote has one; None without votes."""
+    """Return the position of the first vote for the winning answer; 0 if no vote has one, None without votes."""
     by_answer: dict[str, list[int]] = defaultdict(list)
     for position, vote in enumerate(votes):
         if vote.answer is not None:

@@ -33,15 +33,18 @@ PROOF_TOLERANCES = {"float32": 1e-4, "bfloat16": 0.25}
 
 
 class WeightLoader:
-    """The loader of one worker's weights. `newest` are those to serve, with their proof; None: the model as it came.
+    """The loader of one worker's weights. `newest` are the weights to serve, with their proof; None: the starting
+    model.
 
-    `served_version` is the version that the worker has proved, `load_s` how long the worker took to load it.
+    `served_version` is the version that the worker has proved, `load_s` the seconds that the worker took to load it.
     """
 
     def __init__(
         self, source: WeightSource, *, proof_tolerance: float, on_problem: Callable[[str], None] | None = None
     ) -> None:
-        """`proof_tolerance` is a root mean square in nats. `on_problem` gets one sentence for every failed proof."""
+        """Start without weights. `proof_tolerance` is a root mean square in nats. `on_problem` receives one sentence
+        for every failed proof.
+        """
         self.source = source
         self.newest: tuple[PublishedWeights, ProofToCome] | None = None
         self.served_version = 0
@@ -52,8 +55,8 @@ class WeightLoader:
     async def serve_newest(self, call: CallWorker[Any], *, is_new_life: bool = False) -> str | None:
         """Serve the newest weights as `load` does, from shared memory or from a file.
 
-        A new process may find that the learner's memory has changed, or that its predecessor died over it. Raises
-        SharingError if the weights are nowhere.
+        For a new process the learner's memory may have changed, or may have crashed its predecessor. Raises
+        SharingError if no copy of the weights exists.
         """
         newest = self.newest
         assert newest is not None, "called with weights to serve"
@@ -76,7 +79,7 @@ class WeightLoader:
         if written is None:
             raise SharingError(f"the learner has taken weights {weights.version} back")
         if written.version != weights.version:
-            to_come = known(None)  # its checksums prove it; the log-probs come with its own update
+            to_come = known(None)  # its checksums prove it; the log-probs arrive with its own update
         if self.newest is newest:  # others may wait at the gate already
             self.newest = written, to_come
         problem = await self.load(call, written, to_come)
@@ -84,7 +87,7 @@ class WeightLoader:
         return problem
 
     async def load(self, call: CallWorker[Any], weights: PublishedWeights, to_come: ProofToCome) -> str | None:
-        """Load and prove, at most twice. Returns None, or the fault of what the worker serves."""
+        """Load and prove, at most twice. Returns None, or the fault of the served weights."""
         problem: str | None = None
         for _ in range(PROOF_ATTEMPTS):
             load = LoadWeights(
@@ -117,14 +120,14 @@ class WeightLoader:
         )
 
     def report(self, problem: str) -> None:
-        """Log a fault of the worker, as words that follow "the generation worker", and pass it on."""
+        """Log a fault of the worker, as words that follow "the generation worker", and pass it to `on_problem`."""
         logger.warning("the generation worker %s", problem)
         if self._on_problem is not None:
             self._on_problem(problem)
 
 
 def known(proof: WeightProof | None) -> ProofToCome:
-    """Return a proof that needs no computation any more."""
+    """Return a future with a proof that is already computed."""
     to_come: ProofToCome = asyncio.get_running_loop().create_future()
     to_come.set_result(proof)
     return to_come

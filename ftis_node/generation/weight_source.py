@@ -1,4 +1,4 @@
-"""The source of a generation worker's weights: the learner's memory, as long as that works, or its files."""
+"""The source of a generation worker's weights: the learner's memory while that works, else its files."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ NO_FILES = "nobody here writes them to a file"
 
 
 class WeightSource:
-    """The record of how weights were passed; it has the learner write files if they cannot be shared.
+    """Chooses between shared memory and files, and requests files from the learner if sharing fails.
 
-    `how` describes the way in words. A worker that ends between `begin` and `end` may have died over shared memory. It
-    takes a file next, and after the second such death always.
+    `how` is the transport in words. If a worker ends between `begin` and `end`, shared memory may be the cause. The
+    next load uses a file; after the second such death all loads do.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class WeightSource:
         self._last_reason = ""
 
     def begin(self, weights: PublishedWeights) -> str | None:
-        """Note a load that begins. Returns the reason for `write` if the weights must come from a file, else None."""
+        """Record the start of a load. Returns None, or the reason for `write` if the weights must come from a file."""
         if weights.shared is None:
             return None
         if self._is_under_way:
@@ -49,19 +49,19 @@ class WeightSource:
         return None
 
     def abandon(self) -> None:
-        """Note that the weights were refused because they do not fit: that is no death."""
+        """Record that the load ended with a refusal, so that it does not count as a death."""
         self._is_under_way = False
 
     def end(self, weights: PublishedWeights) -> None:
-        """Note that the weights were loaded, whatever their proof shows."""
+        """Record that the weights were loaded, whatever the result of their proof."""
         self._is_under_way = False
         self.how = weights.how()
         self._report(weights.fell_back)
 
     async def write(self, reason: str) -> PublishedWeights | None:
-        """Return the learner's present weights in a file; None if it has only the model's own.
+        """Return the learner's present weights in a file; None while it has the starting model.
 
-        With a `reason` all later versions come in files, too. Raises SharingError if there will be none.
+        With a `reason` all later versions go through files, too. Raises SharingError if none will be written.
         """
         self._is_under_way = False
         self._report(reason)

@@ -1,8 +1,8 @@
 """The generation worker: `python -m ftis_node.generation.worker`, started by the client's supervisor.
 
-Holds one engine, and translates between messages and the engine's requests. Processes that the engine spawns end with
-this one, however it ends and however deep they are nested. `multiprocessing` imports the main module before anything
-else, and this file ties each process to its parent there.
+It holds one engine, and translates between messages and the engine's requests. Processes that the engine spawns end
+with this one, however it ends and however deep they are nested. `multiprocessing` imports the main module first in each
+of them, and this file then ties the process to its parent.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ REPORT_EVERY_S = 1.0
 
 
 class Service:
-    """The request handlers of the worker, served by one engine."""
+    """The request handlers of the worker, backed by one engine."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -63,8 +63,8 @@ class Service:
     async def load_weights(self, request: LoadWeights, emit: Emitter) -> WeightsLoaded:
         """Load new weights and return the version that the engine reports.
 
-        The engine is awake then, also on ModelError, unless it has discarded the old weights. On SharingError it is
-        unchanged.
+        The engine is awake afterwards, also on ModelError, unless it has discarded the old weights. On SharingError it
+        is unchanged.
         """
         began_s, path = time.monotonic(), Path(request.path)
         try:
@@ -114,7 +114,7 @@ class Service:
 async def report_tokens(engine: Engine, emit: Emitter, *, every_s: float = REPORT_EVERY_S) -> None:
     """Send the number of sampled tokens to the daemon whenever it has grown, until canceled.
 
-    An engine that sleeps samples none, and the requests that wait for it must not look like a hang.
+    A sleeping engine samples none, and its waiting requests must not count as a hang.
     """
     num_reported = 0
     while True:

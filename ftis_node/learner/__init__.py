@@ -5,13 +5,13 @@ The package has these files and folders:
     messages.py     requests and replies between daemon and worker; no torch
     client.py       the daemon's side; no torch
     senders.py      statistics of each sender's completions in a step; no torch
-    report.py       the figures of a step
-    core.py         `Learner.train(groups, step)` joins the folders below
+    train_report.py the report of a step
+    core.py         `Learner.train(groups, step)`, which uses the folders below
     worker.py       the process that holds a `Learner`
 
     data/           groups -> arrays -> packed micro-batches under a token budget
     model/          the policy (full or LoRA), attention, log-probs of the completion tokens
     step/           rewards -> advantages -> loss -> exact gradients -> optimizer step
     distributed/    ranks on several GPUs, and sharded tensors
-    checkpoint/     durable state, export in the hub's format, weights for the generator
+    checkpoint/     durable state, export in Hugging Face format, weights for the generator
 """

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 OnPublished: TypeAlias = "Callable[[PublishedWeights | WeightProof], None]"
 
 MODULE = "ftis_node.learner.worker"
-# torch's allocator on a GPU beside a generator: segments that grow leave fewer holes than blocks of fixed sizes.
+# torch's allocator on a GPU shared with a generator: expandable segments fragment less than blocks of fixed sizes.
 ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 GROWING_SEGMENTS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
@@ -66,7 +66,7 @@ KEEPS_FREED_BLOCKS = {
 
 
 class LearnerClient(WorkerClient):
-    """The client of one learner's worker, which it keeps alive. All methods belong to one event loop."""
+    """The client of one learner's worker, which it keeps alive. Call all methods in one event loop."""
 
     def __init__(
         self,
@@ -98,15 +98,15 @@ class LearnerClient(WorkerClient):
             )
         )
         self._state: LearnerState | None = None
-        self._known_restarts = 0  # when the caller last asked for the learner's state
+        self._known_restarts = 0  # when the caller last requested the learner's state
 
     @property
     def state(self) -> LearnerState | None:
-        """The learner's state at the start of its present process; None before the first."""
+        """Return the learner's state at the start of its present process; None before the first."""
         return self._state
 
     async def start(self) -> LearnerState:
-        """Return the learner's state when it takes requests, at the first start or after a restart.
+        """Return the learner's state as soon as it takes requests, at the first start or after a restart.
 
         Raises the error of the worker's `build` (ModelError, ConfigError, MachineError, NetworkError), and
         WorkerDiedError if it died too often.
@@ -119,9 +119,9 @@ class LearnerClient(WorkerClient):
     async def train(
         self, groups: Sequence[TrainGroup], *, step: int, on_published: OnPublished | None = None
     ) -> TrainReply:
-        """Do step `step`, one more than the last. If it is the last one, the worker returns the stored report.
+        """Do step `step`, one more than the last. For the last step done, the worker returns the stored report.
 
-        `on_published` is given the new weights and then their proof before the reply, while the checkpoint is written.
+        `on_published` receives the new weights and then their proof before the reply, while the checkpoint is written.
         Raises WorkerDiedError if the worker died meanwhile, MachineError if memory or disk do not suffice.
         """
         request = TrainRequest(step=step, groups=tuple(groups))
@@ -134,37 +134,37 @@ class LearnerClient(WorkerClient):
         return reply
 
     async def check(self, group: TrainGroup) -> None:
-        """Have the mismatch with the engine measured on an own group; returns when it was measured or dropped.
+        """Measure the mismatch with the engine on an own group; return when it was measured or dropped.
 
-        The report of the next step has the figures, if the group came before the weights moved on from its version.
+        The report of the next step has the mismatch, if the group arrived before the weights changed from its version.
         Raises WorkerDiedError if the worker died meanwhile.
         """
         await self._supervisor.call(CheckRequest(group=group), CheckReply)
 
     async def audit(self, group: TrainGroup) -> AuditReply:
-        """Compare a peer's log-probs with the learner's own, if its weights are those that `group` claims.
+        """Compare a peer's log-probs with the learner's own, if the learner has the weights that `group` claims.
 
-        Raises WorkerDiedError if the worker died meanwhile, WorkerTaskError if it could not.
+        Raises WorkerDiedError if the worker died meanwhile, and WorkerTaskError if the comparison failed.
         """
         return await self._supervisor.call(AuditRequest(group=group), AuditReply)
 
     async def give_memory_back(self) -> None:
-        """Return when no step is in progress and the memory that the learner kept for later is free.
+        """Return when no step is in progress and the learner's cached memory is free.
 
-        Raises WorkerDiedError if the worker died meanwhile: then all of its memory is.
+        Raises WorkerDiedError if the worker died meanwhile; all of its memory is then free.
         """
         await self._supervisor.call(GiveMemoryBack(), MemoryGivenBack)
 
     async def write_weights(self, refused: str = "") -> PublishedWeights | None:
-        """Have the present weights written to a file; None for the model as it came. Waits for a step in progress.
+        """Write the present weights to a file; return None for the starting model. Waits for a step in progress.
 
-        A non-empty `refused` says why no engine can map shared weights: all later versions go through files, too.
+        A non-empty `refused` is the reason why no engine can map shared weights: all later versions go through files.
         Raises MachineError if the disk refuses, WorkerDiedError if the worker died meanwhile.
         """
         return (await self._supervisor.call(WriteWeights(refused=refused), WeightsWritten)).weights
 
     async def save(self) -> int:
-        """Have the newest step written to the disk, however long that takes; returns its number.
+        """Write the newest step to the disk, without a time limit, and return its number.
 
         Raises MachineError if the disk refuses, WorkerDiedError if the worker died meanwhile.
         """
@@ -179,19 +179,18 @@ class LearnerClient(WorkerClient):
 
 
 def worker_environment(boot: LearnerBoot) -> dict[str, str]:
-    """Return variables that must be set before the worker starts, because torch and glibc read them when they are
-    loaded.
+    """Return environment variables for the worker's start, because torch and glibc read them when they are loaded.
 
-    A step frees and takes the same large blocks again and again. On a CPU glibc is set to keep them; else the kernel
-    clears their pages each time. It uses one arena, since a thread's separate arena cannot hold a block above 64 MiB.
-    With a GPU the large blocks are in torch's allocator, and freed host memory goes back to the system. If the learner
-    has a share of a GPU, its segments grow, unless the user set torch's allocator. If an engine maps its weights, they
-    grow only once these are allocated (`workers/weights/cuda_ipc.py`).
+    Each step frees and allocates the same large blocks. On a CPU glibc keeps them; otherwise the kernel would clear
+    their pages each time. It uses one arena, since a thread's separate arena cannot hold a block above 64 MiB. On a GPU
+    torch's allocator holds the large blocks, and glibc returns freed host memory to the system. If the learner has a
+    share of a GPU, the allocator uses expandable segments, unless the user configured it. If an engine maps the
+    weights, segments expand only after the weights are allocated (`workers/weights/cuda_ipc.py`).
     """
     is_set = any(name in os.environ for name in ALLOCATOR_SETTINGS)
     segments = {} if boot.memory_share is None or is_set or boot.hand_over == "ipc" else GROWING_SEGMENTS
     threads = {} if boot.num_threads is None else {"OMP_NUM_THREADS": str(boot.num_threads)}
     blocks = KEEPS_FREED_BLOCKS if boot.device == "cpu" else {}
-    # Else as many processes as there are cores, up to 32, each with torch in it, for a layer's few kernels.
+    # Otherwise it starts a process for each core, up to 32, each with torch in it, for a layer's few kernels.
     compiler = {} if boot.settings.kernels == "plain" or COMPILE_THREADS in os.environ else {COMPILE_THREADS: "1"}
     return compiler | threads | blocks | segments | (COMMUNICATION if boot.settings.num_processes > 1 else {})

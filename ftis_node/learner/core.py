@@ -1,16 +1,16 @@
-"""The learner: a policy, its optimizer and its home on disk, advanced one step at a time.
+"""The learner: a policy, its optimizer and its checkpoints, advanced one step at a time.
 
     groups -> batch -> micro-batches -> step          -> published weights -> checkpoint
               batch.py  packing.py      train_step.py  publication.py       checkpoint_manager.py
 
-If several processes hold the model together, each has a Learner. The daemon talks to that of rank 0, and the others do
-their part of each command (`take_part`, `ranks.py`).
+If several processes hold the model together, each has a Learner. The daemon talks to rank 0, and the other ranks
+execute their part of each command (`take_part`, `ranks.py`).
 
 Steps are numbered and each is done once: a repeated request for the newest one returns the stored report. Weights are
 published before the checkpoint is written, so that the generator loads them during the write. Not every step has a
 checkpoint (`saving.py`). A crash returns step and version to the newest checkpoint. The next process repeats the later
-steps from the same groups and publishes their versions; the generator returns to them. Groups that a lost version
-sampled carry their own log-probs and stay valid. A step that left the weights unchanged needs no checkpoint: after a
+steps from the same groups and publishes their versions again, and the generator loads those. Groups that a lost version
+sampled contain their log-probs and stay valid. A step that left the weights unchanged needs no checkpoint: after a
 crash it is repeated.
 """
 
@@ -110,11 +110,11 @@ class Learner:
         self._checkpoints.resume(on_skipped)
         self._progress = self._checkpoints.progress
         self._publication = WeightPublication(boot, self.policy, ranks)
-        if ranks.rank == 0:  # the others follow its orders from here on
+        if ranks.rank == 0:  # the other ranks now wait for its commands
             self._publication.begin(self._progress.policy_version)
 
     def take_part(self, command: RankCommand) -> None:
-        """Do this rank's part of what rank 0 has all ranks do."""
+        """Execute this rank's part of a command of rank 0."""
         match command:
             case TrainRequest(step=step, groups=groups):
                 self._take_step(make_batch(groups), step, between=lambda: None)
@@ -134,7 +134,7 @@ class Learner:
                 adapter_state(self.policy)
 
     def close(self) -> None:
-        """End the other ranks, and the thread that writes checkpoints."""
+        """Stop the other ranks and the thread that writes checkpoints."""
         self._checkpoints.close()
         self._publication.close()
         with self._ranks.lead(EndCommand()):
@@ -165,10 +165,10 @@ class Learner:
     ) -> TrainReply:
         """Do step `step`, or return its report if it is the newest one done.
 
-        `between` is called between micro-batches; if it raises, the step was not done. `on_published` is given new
-        weights as soon as a generator can take them, and then their proof, before the checkpoint is written. Raises
-        FtisError for any other step number. Raises MachineError if memory or disk do not suffice; the same step may
-        then be requested again.
+        `between` is called between micro-batches; if it raises, the step is not done. `on_published` receives new
+        weights as soon as a generator can load them, and then their proof, before the checkpoint is written. Raises
+        FtisError for any other step number. Raises MachineError if memory or disk do not suffice; the caller may then
+        request the same step again.
         """
         progress = self._progress
         if step == progress.step and progress.last_report is not None:
@@ -195,7 +195,7 @@ class Learner:
         )
 
     def give_memory_back(self, *, asked: bool = False) -> None:
-        """Free blocks that torch keeps, if a generator needs them between steps or has `asked` for them."""
+        """Release torch's cached blocks if a generator needs them between steps, or if `asked`."""
         if asked or self._boot.takes_turns:
             torch.cuda.empty_cache()
 
@@ -204,16 +204,16 @@ class Learner:
         return self._publication.write(self._progress.policy_version, refused=refused)
 
     def offer_check(self, group: TrainGroup) -> None:
-        """Have the mismatch measured on `group` by the next `check`, or by the step in progress. From any thread."""
+        """Queue `group` for the mismatch measurement by the next `check` or the step in progress. Thread-safe."""
         self._check_group.offer(group)
 
     def check(self, *, between: StepCallback = lambda: None) -> None:
-        """Measure the group on offer under the present weights, for the next report; drop it where it is of others."""
+        """Measure the queued group under the present weights, for the next report, unless other weights sampled it."""
         with self._ranks.lead(CheckCommand()):
             self._check(self._ranks.between(between))
 
     def audit(self, group: TrainGroup, *, version: int, between: StepCallback = lambda: None) -> Mismatch | None:
-        """Return how far a peer's log-probs are from the learner's; None if its weights are not `version`."""
+        """Return the mismatch between a peer's log-probs and the learner's; None if the weights are not `version`."""
         if version != self._progress.policy_version:
             return None
         with self._ranks.lead(AuditRequest(group=group)):
@@ -268,7 +268,7 @@ class Learner:
         )
 
     def _understated(self, outcome: StepOutcome, batch: TrainBatch, groups: Sequence[TrainGroup]) -> tuple[str, ...]:
-        """Return groups with completions whose log-probs cannot be honest; none if the first pass was not finished."""
+        """Return groups with completions whose log-probs cannot be honest; none if the first pass was refused."""
         if outcome.first.refused is not None:
             return ()
         rows = self._objective.understated(outcome.first.learner_logprobs, batch)
@@ -298,7 +298,7 @@ class Learner:
         return outcome
 
     def _before_update(self, between: StepCallback) -> None:
-        self.saver.pause(between)  # it writes from the tensors that the update changes
+        self.saver.pause(between)  # it reads the tensors that the update changes
         self._check(between)
 
     def _check(self, between: StepCallback) -> None:
@@ -322,25 +322,25 @@ class Learner:
     def _reference_logprobs(
         self, batch: TrainBatch, micro_batches: Sequence[MicroBatch], between: StepCallback
     ) -> Tensor | None:
-        """The starting model's `[N, T]`, once for all updates of a step; None in a run without that KL."""
+        """Return the starting model's log-probs `[N, T]` for all updates of a step; None in a run without that KL."""
         if self._reference is None:
             return None
         return compute_logprobs(self._reference, batch, micro_batches, between=between, ranks=self._ranks)
 
     def _micro_batches(self, batch: TrainBatch) -> list[MicroBatch]:
-        """Return micro-batches in packed rows if the model computes those, else a row per completion."""
+        """Return micro-batches in packed rows if the model supports them, else one row per completion."""
         make = make_packed_micro_batches if self.policy.packs else make_micro_batches
         max_tokens, size = self._oom_retry.max_tokens, self._ranks.size
         return cut_evenly(lambda budget: make(batch, max_tokens=budget), max_tokens=max_tokens, size=size)
 
     def _settle(self, on_published: Callable[[PublishedWeights | WeightProof], None]) -> None:
-        """Publish the present policy and, if due, write its checkpoint. Does only what is not done yet."""
+        """Publish the present policy and, if due, write its checkpoint. Skips the parts that are already done."""
         publication, version = self._publication, self._progress.policy_version
         if publication.proof.version != version:
             step_done_at_s = time.monotonic()
             with publication.disk_errors(version):
                 publication.publish(version)
-            self.give_memory_back()  # the generator may wake when it gets the message
+            self.give_memory_back()  # the message may wake the generator, which needs this memory
             assert publication.weights is not None
             on_published(msgspec.structs.replace(publication.weights, step_done_at_s=step_done_at_s))
             publication.prove(version)

@@ -2,11 +2,11 @@
 
     daemon                          worker
       LearnerBoot ------------------>  load the model, resume from the newest checkpoint
-      <---------- CheckpointSkipped    an event for each checkpoint that could not be read
+      <---------- CheckpointSkipped    an event for each unreadable checkpoint
       StateRequest ----------------->
-      <--------------- LearnerState    where it stands
-      TrainRequest(step=n) --------->  exactly one step n, however often it is asked
-      <----------------- TrainReply    the figures, and the new weights if there are any
+      <--------------- LearnerState    step, policy version, weights
+      TrainRequest(step=n) --------->  idempotent: step n is done once
+      <----------------- TrainReply    the report, and new weights if there are any
       CheckRequest ----------------->  a group of the present version, to be measured before the next update
       <----------------- CheckReply
       AuditRequest ----------------->  a peer's group that claims the present version: measured at once
@@ -15,7 +15,7 @@
       <---------------- ExportReply
       GiveMemoryBack --------------->  answered after the step in progress
       <---------- MemoryGivenBack
-      WriteWeights ----------------->  to a file, where they are shared otherwise; answered after the step in progress
+      WriteWeights ----------------->  write shared weights to a file; answered after the step in progress
       <------------- WeightsWritten
 
 Token ids are little-endian int32 and log-probs little-endian float32, as on the wire.
@@ -51,25 +51,27 @@ class LoraSettings(msgspec.Struct, frozen=True):
 class LearnerBoot(Message, frozen=True):
     """The configuration of a learner.
 
-    `model` is a folder or hub id, `model_name` its public name. `run_id` names the run whose checkpoints these are.
-    `method` and `method_params` go to `algorithms.policy_loss`; `advantage_scale` None means the method's own.
+    `model` is a folder or hub id, `model_name` its public name. `run_id` names the run that owns the checkpoints.
+    `method` and `method_params` are arguments of `algorithms.policy_loss`; `advantage_scale` None means the method's
+    own.
 
     `temperature` is the run's sampling temperature. `optimizer` is a section of the manifest, `settings` one of
-    `node.toml`. If a field of the boot has the name of a setting, the node derived it, and the setting is not used. The
-    summed log-probs of a peer's completion may be `max_logprob_gap_nats` below the learner's.
+    `node.toml`. If a field of the boot has the name of a setting, the node derived it, and the setting is ignored.
+    `max_logprob_gap_nats`: the summed log-probs of a peer's completion may be this far below the learner's.
 
     `dtype` is the model's type in memory and computation; trained weights have float32 masters if it is bfloat16.
-    `micro_batch_tokens` bounds the padded prompt and
-    completion tokens in memory, until memory runs out. `publish_as` is what the generator gets: the whole model with an
-    adapter merged into it, or the adapter alone.
+    `micro_batch_tokens` bounds the padded prompt and completion tokens of a forward pass; the learner lowers it after
+    it ran out of memory. `publish_as` is the form that the generator loads: the whole model with an adapter merged into
+    it, or the adapter alone.
 
     `takes_turns`: a generator on the same GPU sleeps during a step, and only then. So memory must be free again before
-    the reply, and no work between steps may need much. `hand_over` is how published weights reach it, if possible
-    (`publish.py`). `memory_share` is the part of the GPU for the learner's tensors beside a generator; None: all.
+    the reply, and work between steps must need little. `hand_over` is the planned transport of published weights
+    (`publish_weights.py`). `memory_share` is the share of the GPU for the learner's tensors beside a generator; None:
+    all.
 
-    Each process has a GPU or `num_threads` of the CPU. `recompute_activations` keeps
-    only each layer's input; `may_recompute`: a lack of memory switches it on. `head_chunk_tokens` go through the output
-    head at once.
+    Each process has a GPU or `num_threads` of the CPU. `recompute_activations` keeps only each layer's input;
+    `may_recompute`: a lack of memory enables it. `head_chunk_tokens` is the number of tokens in one pass through the
+    output head.
     """
 
     model: str
@@ -101,11 +103,11 @@ class LearnerBoot(Message, frozen=True):
 
     @property
     def peak_learning_rate(self) -> float:
-        """Return the highest rate of what is trained, an adapter or the whole model."""
+        """Return the peak rate of the trained tensors, an adapter's or the whole model's."""
         return self.optimizer.learning_rate if self.lora is None else self.optimizer.lora_learning_rate
 
     def learning_rate_at(self, step: int) -> float:
-        """Return the rate of step `step` by the schedule."""
+        """Return the scheduled rate of step `step`."""
         return learning_rate(self.optimizer, step, peak=self.peak_learning_rate)
 
 
@@ -116,13 +118,13 @@ class TrainGroup(msgspec.Struct, frozen=True):
     learner's tokens, one tuple per completion. `prompt_ids` are little-endian int32. `rewards` are this node's, one per
     completion.
 
-    Groups of one `advantage_key` share their mean and deviation. In the vertical mode each group has its own key
+    Groups with the same `advantage_key` share their mean and deviation. In the vertical mode each group has its own key
     (prompt and sender), in the horizontal mode the prompt's.
 
-    `own`: this node signed the group. `of_own_weights`: another node signed it, the operator trusts that node, and it
-    sampled with this node's weights. The learner then measures it as an own group, and judges it as a peer's. `sender`
-    is the peer id of the signer, a label only; a peer's group without one is its own sender. Advantages are multiplied
-    by `weight`.
+    `own`: this node signed the group. `of_own_weights`: a trusted node signed it and sampled with this node's weights.
+    The learner then measures the mismatch on it as on an own group, and checks its log-probs as a peer's. `sender` is
+    the signer's peer id, used as a label only; a peer's group without one counts as a separate sender. Advantages are
+    multiplied by `weight`.
     """
 
     group_id: str
@@ -138,25 +140,25 @@ class TrainGroup(msgspec.Struct, frozen=True):
 
 
 class StepReport(msgspec.Struct, frozen=True):
-    """The figures of one step. Fractions and means are of the step's first pass over the batch.
+    """The report of one step. Fractions and means are of the step's first pass over the batch.
 
-    `policy_version` is the newest step that changed the weights. `learning_rate` is the step's by the schedule. `loss`
-    includes the weighted `kl_to_start`, if the run has one; `kl_to_start` is the mean KL itself, in nats a token.
-    `skipped` (nothing to learn) and `refused` (a value was not finite) say why this step changed no weights. Then
-    `num_updates` and `grad_norm` are 0.
+    `policy_version` is the newest step that changed the weights. `learning_rate` is the scheduled rate. `loss` includes
+    the weighted `kl_to_start`, if the run has one; `kl_to_start` is the mean KL itself, in nats a token. `skipped` (no
+    signal) and `refused` (a value was not finite) give the reason why this step changed no weights. Then `num_updates`
+    and `grad_norm` are 0.
 
-    The `mismatch_` figures (see `mismatch.py`) are the difference between engine and learner. They cover
-    `mismatch_tokens` own tokens that `mismatch_version` sampled, the version that the step started from. They are None
-    without such tokens. `entropy` is the policy's own, in nats a token, over the tokens that went through a pass with a
-    gradient. It is None unless the run measures it.
+    The `mismatch_` fields (see `mismatch.py`) compare the engine with the learner. They cover `mismatch_tokens` own
+    tokens that `mismatch_version` sampled, the version from which the step started. They are None without such tokens.
+    `entropy` is the policy's own, in nats a token, over the tokens that had a pass with a gradient. It is None unless
+    the run measures it.
 
-    `micro_batch_tokens` is the budget that the step was done with, after it ran out of memory `out_of_memory` times.
-    `understated` are the ids of groups that were left out because no honest sampling can cause the log-probs of some
-    completions. `unreadable` are the ids of groups whose body could not be unpacked.
+    `micro_batch_tokens` is the budget of the step's passes, after it ran out of memory `out_of_memory` times.
+    `understated` holds the ids of excluded groups: no honest sampling produces the log-probs of some of their
+    completions. `unreadable` holds the ids of groups whose body could not be unpacked.
 
     `by_sender` has one entry for each sender of the step's groups, including this node; none if the first pass was
     refused. `agreement` by sender and `own_agreement` are cosines of gradients (`agreement.py`), if the run measures
-    them and there are some. `repeated`: the step had been done before and was not done again.
+    them and they exist. `repeated`: the step was already done, and this is its stored report.
     """
 
     step: int
@@ -201,9 +203,9 @@ class StateRequest(Message, frozen=True):
 class LearnerState(Message, frozen=True):
     """The learner's state: `step` is the last one done, `policy_version` the last one that changed the weights.
 
-    `weights` is None while the policy is the model as it came (version 0): the generator then serves its own copy.
-    `last_report` is None before the first step of this home. `last_groups` are the ids of the groups that `step` took.
-    `layout` is `Policy.layout`, `kernels` what computes its layers; None if there is no learner.
+    `weights` is None while the policy is the starting model (version 0): the generator then serves its own copy.
+    `last_report` is None before the first step of this home. `last_groups` are the ids of the groups that `step` used.
+    `layout` is `Policy.layout`, `kernels` the implementation of its layers; None if there is no learner.
     """
 
     step: int
@@ -226,10 +228,9 @@ class TrainRequest(Message, frozen=True):
 
 
 class TrainReply(Message, frozen=True):
-    """What the step did. `weights` and `proof` are None if it left the weights as they were.
+    """The result of a step. `weights` and `proof` are None if it left the weights unchanged.
 
-    `saved_step` is that of the newest checkpoint: should the learner die, the groups of all later steps are needed
-    again.
+    `saved_step` is the step of the newest checkpoint: after a crash the groups of all later steps are needed again.
     """
 
     report: StepReport
@@ -239,23 +240,23 @@ class TrainReply(Message, frozen=True):
 
 
 class CheckRequest(Message, frozen=True):
-    """Measure the mismatch on this group while the weights are still those that sampled it; later, drop it."""
+    """Measure the mismatch on this group if the present weights sampled it; otherwise drop it."""
 
     group: TrainGroup
 
 
 class CheckReply(Message, frozen=True):
-    """The group was measured or dropped: the report of the next step says which."""
+    """The group was measured or dropped: the report of the next step has the result."""
 
 
 class AuditRequest(Message, frozen=True):
-    """Compare a peer's log-probs with those of the present weights, which it claims to have sampled with."""
+    """Compare a peer's log-probs with those of the present weights, which the peer claims to have used."""
 
     group: TrainGroup
 
 
 class AuditReply(Message, frozen=True):
-    """KL(peer, learner) in nats a token over `num_tokens`; `kl` None: other weights by now, or it is not finite."""
+    """KL(peer, learner) in nats a token over `num_tokens`; `kl` None: the weights have changed, or it is not finite."""
 
     kl: float | None = None
     num_tokens: int = 0
@@ -269,14 +270,14 @@ class ExportRequest(Message, frozen=True):
 
 
 class ExportReply(Message, frozen=True):
-    """The export is in the folder `out`, trained for `step` steps."""
+    """The export is complete in the folder `out`, trained for `step` steps."""
 
     out: str
     step: int
 
 
 class GiveMemoryBack(Message, frozen=True):
-    """A generator on the same device lacks memory: free what is kept for later, as soon as no step is in progress."""
+    """A generator on the same device lacks memory: release cached blocks as soon as no step is in progress."""
 
 
 class MemoryGivenBack(Message, frozen=True):
@@ -284,9 +285,9 @@ class MemoryGivenBack(Message, frozen=True):
 
 
 class WriteWeights(Message, frozen=True):
-    """Write the present weights to a file, which an engine needs that cannot read them where they are.
+    """Write the present weights to a file, because an engine cannot map them.
 
-    `refused` is why no engine here can: then all later versions go through files. Empty: this one alone.
+    `refused` is the reason why no engine here can: all later versions then go through files. Empty: only this version.
     """
 
     refused: str = ""
@@ -303,13 +304,13 @@ class SaveRequest(Message, frozen=True):
 
 
 class Saved(Message, frozen=True):
-    """The newest checkpoint on disk is of `step`."""
+    """The newest checkpoint on disk is that of `step`."""
 
     step: int
 
 
 class CheckpointSkipped(Message, frozen=True):
-    """A checkpoint could not be read and was set aside; an older one is used."""
+    """A checkpoint could not be read and was renamed; an older one is used."""
 
     name: str
     reason: str

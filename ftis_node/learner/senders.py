@@ -1,4 +1,4 @@
-"""What one sender's completions were worth in a step, or in several: sums, and the shares that follow from them."""
+"""Training statistics of one sender's completions, in one step or several: sums, and the ratios derived from them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-MAX_SENDERS = 256  # entries of a step: the rest are added up in one without a name, so that a report has a bounded size
+MAX_SENDERS = 256  # entries of a step; one without a name sums the rest, to bound the size of a report
 OTHERS = ""
 ABSOLUTE = frozenset({"weight_sum", "weight_square_sum", "log_ratio_sum", "kl_sum"})  # sums of floats, not counts
 
 
 class SenderStats(msgspec.Struct, frozen=True):
-    """Sums over one sender's completions; `algorithms/diagnostics.py` says of what. They may be added up.
+    """Sums over one sender's completions, defined in `algorithms/diagnostics.py`. Callers may add them.
 
-    `sender` is a peer id, `own`: it is this node. `positive_log_ratios` and `negative_log_ratios` count tokens by log
-    rho (learner less generator) in 11 bins, for completions with A > 0 and A < 0; empty if they were not kept.
+    `sender` is a peer id; `own` marks this node. `positive_log_ratios` and `negative_log_ratios` count tokens by log
+    rho (learner minus generator) in 11 bins, for completions with A > 0 and A < 0; empty if they were not recorded.
     """
 
     sender: str
@@ -45,9 +45,10 @@ class SenderStats(msgspec.Struct, frozen=True):
 
     @property
     def ess(self) -> float | None:
-        """Effective sample size of the completions that taught, as a share of their number: 1 where weights are equal.
+        """Return the effective sample size of the completions that taught, as a share of their number; equal weights
+        give 1.
 
-        0 if all weights are 0, None if none taught.
+        It is 0 if all weights are 0, and None if no completion taught.
         """
         if not self.taught:
             return None
@@ -56,7 +57,7 @@ class SenderStats(msgspec.Struct, frozen=True):
 
     @property
     def teaches(self) -> float | None:
-        """The effective share of the sender's completions that taught: share that taught x ESS."""
+        """Return the effective share of the sender's completions that taught: share that taught x ESS."""
         return self.taught * (self.ess or 0.0) / self.completions if self.completions else None
 
     @property
@@ -67,7 +68,7 @@ class SenderStats(msgspec.Struct, frozen=True):
         return max(0.0, self.weight_square_sum / self.taught - (self.weight_sum / self.taught) ** 2)
 
     def shares(self) -> dict[str, float | None]:
-        """Return all shares and means by name; None if there are no values for one."""
+        """Return all shares and means by name, each None without values."""
         return {
             "kept": _share(self.kept, self.completions),
             "kept_negatives": _share(self.kept_negatives, self.negatives),
@@ -88,12 +89,12 @@ SUMS = tuple(name for name in SenderStats.__struct_fields__ if name not in ("sen
 
 
 def sender_stats(sender: str, own: bool, sums: Mapping[str, float | Sequence[float]]) -> SenderStats:
-    """Return the statistics from sums in tensors; counts become integers."""
+    """Return the statistics from float sums; counts become integers."""
     return SenderStats(sender, own, **{name: _as_kept(name, value) for name, value in sums.items()})
 
 
 def add_up(figures: Iterable[SenderStats], *, sender: str = OTHERS, own: bool = False) -> SenderStats:
-    """Return the sum of several entries, under this name."""
+    """Return the sum of several entries under the given name."""
     total = SenderStats(sender, own)
     for each in figures:
         total = SenderStats(sender, own, **{name: _add(getattr(total, name), getattr(each, name)) for name in SUMS})
@@ -101,7 +102,7 @@ def add_up(figures: Iterable[SenderStats], *, sender: str = OTHERS, own: bool = 
 
 
 def largest_senders(figures: Sequence[SenderStats]) -> tuple[SenderStats, ...]:
-    """Return this node and the peers with most groups, at most MAX_SENDERS entries; a nameless one sums the rest."""
+    """Return this node and the peers with most groups, at most MAX_SENDERS. One entry without a name sums the rest."""
     if len(figures) <= MAX_SENDERS:
         return tuple(figures)
     ordered = sorted(figures, key=lambda each: (not each.own, -each.groups))

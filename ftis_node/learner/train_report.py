@@ -1,4 +1,4 @@
-"""A step's figures, from its outcome and its batch."""
+"""Construction of a step's report from its outcome and its batch."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def report_of(
 ) -> StepReport:
     """Return the report of step `step`; `version_before` is the policy version that the step started from.
 
-    The mismatch is that of the batch's own tokens of this version. If it has none, the check group's (`checked`) is
-    used.
+    The mismatch is that of the batch's own tokens of this version. Without such tokens it is the check group's
+    (`checked`).
     """
     first = outcome.first
     tokens = batch.sampled_by(version_before)
     mismatch = checked
-    if first.refused is None:  # else the matrix is not full
+    if first.refused is None:  # otherwise the matrix is incomplete
         mismatch = measure_mismatch(first.learner_logprobs[tokens], batch.behaviour_logprobs[tokens]) or checked
     return StepReport(
         step=step,
@@ -80,7 +80,7 @@ def report_of(
 
 
 def _by_sender(first: Gradients, batch: TrainBatch, objective: Objective) -> tuple[SenderStats, ...]:
-    """Return the senders' figures; none if the first pass was refused, because its log-probs are incomplete."""
+    """Return the senders' statistics; none if the first pass was refused, because its log-probs are incomplete."""
     if first.refused is not None:
         return ()
     columns = {name: sums.tolist() for name, sums in objective.sender_sums(first.learner_logprobs, batch).items()}
@@ -91,5 +91,5 @@ def _by_sender(first: Gradients, batch: TrainBatch, objective: Objective) -> tup
 
 
 def _mean(values: Tensor) -> float | None:
-    """Return the mean; None for no values, and if it is not finite, because a report is also written as JSON."""
+    """Return the mean. None without values, or if it is not finite, because JSON has no such numbers."""
     return float(values.mean()) if values.numel() and bool(values.isfinite().all()) else None

@@ -1,8 +1,8 @@
 """The learner's process: `python -m ftis_node.learner.worker`, started by `client.LearnerClient`.
 
-All work on the model runs in one thread beside the event loop, so messages are read and heartbeats sent during a long
-step. A canceled request ends between two micro-batches, and a stop of the worker cancels all. The step is then not
-done, nothing of it is kept, and the newest state is saved before the process ends.
+All work on the model runs in one thread beside the event loop, so messages and heartbeats continue during a long step.
+A canceled request ends between two micro-batches, and a stop of the worker cancels all. The step is then not done and
+leaves no trace. The worker saves the newest state before the process ends.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ RETRY_S = 60.0  # after a disk refused a checkpoint
 
 
 class ModelThread:
-    """The thread in which the learner works, one piece after the other."""
+    """The thread in which the learner works, one task at a time."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner")
 
     async def work(self, piece: Callable[[StepCallback], Result], emit: Emitter) -> Result:
-        """Run `piece(between)` in the thread. Canceled, it makes `between` raise, and waits for the piece's end."""
+        """Run `piece(between)` in the thread. If canceled, make `between` raise, and wait until `piece` ends."""
         stop = threading.Event()
 
         def between() -> None:
@@ -81,13 +81,13 @@ class ModelThread:
             raise
 
     def close(self) -> None:
-        """End the thread when what runs in it has ended."""
+        """End the thread after its current task."""
         self._thread.shutdown()
 
 
 @asynccontextmanager
 async def build(boot: LearnerBoot, emit: Emitter) -> AsyncIterator[Handlers]:
-    """Build a learner from `boot`, with its handlers; at the end save its newest step if it is not on disk."""
+    """Build a learner from `boot`, with its handlers. On exit, save its newest step if it is not on disk."""
     with start_ranks(boot.settings.num_processes) as address, closing(ModelThread()) as thread:
         learner = await thread.work(lambda between: _open(boot, address, emit), emit)
         saving = asyncio.create_task(_save_while_idle(boot, thread, learner, emit))
@@ -113,12 +113,12 @@ async def build(boot: LearnerBoot, emit: Emitter) -> AsyncIterator[Handlers]:
 
 
 async def _save_while_idle(boot: LearnerBoot, thread: ModelThread, learner: Learner, emit: Emitter) -> None:
-    """Begin the checkpoint of the newest step when it is due, even if no next step comes."""
+    """Begin the checkpoint of the newest step when it is due, even without a next step."""
     while boot.settings.checkpoint_every_steps is None:
         await asyncio.sleep(IDLE_POLL_INTERVAL_S)
         try:
             await thread.work(lambda between: learner.save_if_due(), emit)
-        except MachineError as error:  # the next step says so to the daemon, if it is still so
+        except MachineError as error:  # the next step reports it to the daemon if it still fails
             logger.error("%s", error)
             await asyncio.sleep(RETRY_S)
 
@@ -154,9 +154,9 @@ async def _train(thread: ModelThread, learner: Learner, request: TrainRequest, e
 async def _check(
     boot: LearnerBoot, thread: ModelThread, learner: Learner, request: CheckRequest, emit: Emitter
 ) -> CheckReply:
-    # On offer first: a step that is in progress measures it before its update, and nothing is left for the thread.
+    # Offer first: a step in progress then measures it before its update, and the thread has nothing to do.
     learner.offer_check(request.group)
-    if not boot.takes_turns:  # else the next step measures it: between steps the generator has the memory
+    if not boot.takes_turns:  # otherwise the next step measures it: between steps the generator has the memory
         await thread.work(lambda between: learner.check(between=between), emit)
     return CheckReply()
 
@@ -184,7 +184,7 @@ async def _save(thread: ModelThread, learner: Learner, _: SaveRequest, emit: Emi
 
 
 async def _give_memory_back(thread: ModelThread, learner: Learner, _: GiveMemoryBack, emit: Emitter) -> MemoryGivenBack:
-    await thread.work(lambda between: learner.give_memory_back(asked=True), emit)  # behind a step in progress
+    await thread.work(lambda between: learner.give_memory_back(asked=True), emit)  # after a step in progress
     return MemoryGivenBack()
 
 

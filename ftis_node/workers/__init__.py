@@ -1,5 +1,5 @@
 """Spawn and supervise worker processes, talk to them, and pass weights between them (`weights/`).
 
-The worker's side is `worker.run_worker`; the daemon's side is `supervisor.Supervisor`. The package knows no worker:
-higher packages bring their own messages. It imports no torch at import time.
+The worker's side is `worker.run_worker`; the daemon's side is `supervisor.Supervisor`. The package knows no particular
+worker: higher packages define their own messages. Importing it does not import torch.
 """

@@ -1,4 +1,4 @@
-"""The base of the daemon's clients of its workers."""
+"""The base class of the daemon's worker clients."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ class WorkerClient:
 
     @property
     def worker_state(self) -> WorkerState:
-        """The worker's state."""
+        """Return the worker's state."""
         return self._supervisor.state
 
     @property
     def restarts(self) -> int:
-        """The number of restarts after a death."""
+        """Return the number of restarts after a death."""
         return self._supervisor.restarts
 
     @property
     def pid(self) -> int | None:
-        """The worker's process id."""
+        """Return the worker's process id."""
         return self._supervisor.pid
 
     @property
     def last_error(self) -> FtisError | None:
-        """Why the last worker process ended."""
+        """Return the cause of the last process's end; None before any."""
         return self._supervisor.last_error
 
     async def run(self) -> None:
-        """Keep the worker alive until canceled, then stop it; raises when it is given up."""
+        """Keep the worker alive until canceled, then stop it. Raises after the last failed restart."""
         await self._supervisor.run()
 
     async def wait_ready(self) -> None:
-        """Return when the worker serves, also after a death. Raises when it was given up."""
+        """Return when the worker takes calls, also after a death. Raises if no restart follows."""
         await self._supervisor.wait_ready()
 
     async def stop(self) -> None:
-        """End the worker, which saves what it must; calls in flight raise WorkerDiedError."""
+        """Stop the worker, which first saves its state. Calls in flight raise WorkerDiedError."""
         await self._supervisor.stop()
 
     def restart(self, how: str) -> None:
-        """Kill the worker, which starts again; `how` ends the sentence "the worker ..."."""
+        """Kill the worker; the supervisor starts the next one. `how` completes the sentence "the worker ..."."""
         self._supervisor.restart(how)

@@ -1,8 +1,8 @@
-"""Folders that are complete or absent: checkpoints and published weights.
+"""Folders that are written atomically: checkpoints and published weights.
 
 The files go to a folder under a temporary name and are synced. The folder is renamed, and the marker file `COMPLETE` is
-written last. A reader takes only marked folders, so a crash or a full disk at any point leaves the previous one as the
-newest. Folders of a kind are named by a prefix and a running number: `step-00000120`.
+written last. Readers use only marked folders, so after a crash or a full disk the previous folder stays the newest.
+Folders of a kind are named by a prefix and a running number: `step-00000120`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def complete_folder(target: Path, *, sync: bool = True) -> Iterator[Path]:
 
 
 def is_complete(path: Path) -> bool:
-    """Return whether `path` is a folder that was written completely."""
+    """Return whether `path` is a completely written folder."""
     return (path / MARKER).is_file()
 
 
@@ -56,7 +56,7 @@ def newest_complete(parent: Path, prefix: str) -> Path | None:
 
 
 def keep_newest(parent: Path, prefix: str, keep: int) -> list[Path]:
-    """Remove all but the `keep` newest complete folders. Returns what was removed. Raises ValueError for keep < 1."""
+    """Remove all but the `keep` newest complete folders. Returns the removed ones. Raises ValueError for keep < 1."""
     if keep < 1:
         raise ValueError("the newest complete folder is never removed: keep must be at least 1")
     outdated = _complete_by_number(parent, prefix)[:-keep]
@@ -66,8 +66,8 @@ def keep_newest(parent: Path, prefix: str, keep: int) -> list[Path]:
 
 
 def take_oldest(parent: Path, prefix: str, *, beyond: int) -> Path | None:
-    """Return the oldest complete folder if there are more than `beyond`. Its marker is removed: the caller may take it
-    apart.
+    """Return the oldest complete folder if there are more than `beyond`. Removes its marker, so that the caller may
+    reuse its files.
     """
     numbered = _complete_by_number(parent, prefix)
     if len(numbered) <= beyond:
@@ -77,10 +77,10 @@ def take_oldest(parent: Path, prefix: str, *, beyond: int) -> Path | None:
 
 
 def remove_leftovers(parent: Path, prefix: str) -> list[Path]:
-    """Remove what crashes left behind in `parent`: temporary folders, and `<prefix>...` folders without a marker.
+    """Remove the remains of crashes in `parent`: temporary folders, and `<prefix>...` folders without a marker.
 
-    Only the folder's one writer may call it, at its start: it also removes what another process is just writing.
-    Returns what was removed.
+    Only the folder's single writer may call it, at its start: it also removes folders that another process is writing.
+    Returns the removed ones.
     """
     if not parent.is_dir():
         return []
@@ -103,9 +103,7 @@ def _temporary_sibling(target: Path) -> Path:
 
 
 def _move_into_place(temporary: Path, target: Path, *, sync: bool) -> None:
-    """Rename the folder. An existing target is moved aside first, because a rename cannot replace a folder with files
-    in it.
-    """
+    """Rename the folder. An existing target is renamed first, because a rename cannot replace a non-empty folder."""
     if target.exists():
         aside = _temporary_sibling(target)
         target.rename(aside)
@@ -128,7 +126,7 @@ def _write_marker(target: Path, *, sync: bool) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a folder, the marker first, so that a half-removed folder does not count as complete.
+    """Remove a folder, the marker first, so that a partly removed folder does not count as complete.
 
     The process that removes the marker removes the folder: daemon and learner may both try.
     """

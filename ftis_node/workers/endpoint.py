@@ -1,7 +1,7 @@
 """The path of a worker's socket: a file in a folder that the caller gives.
 
-The kernel limits the path of a unix socket to 107 bytes. For a longer one zmq reports an error that does not mention
-the folder, so it is refused here.
+The kernel limits the path of a unix socket to 107 bytes. For a longer one zmq's error does not name the folder, so this
+module checks the length.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from pathlib import Path
 from ftis_node.errors import ConfigError
 
 SCHEME = "ipc://"
-MAX_SOCKET_PATH_BYTES = 107  # sun_path is 108 bytes, one of them the closing zero
+MAX_SOCKET_PATH_BYTES = 107  # sun_path is 108 bytes, including the terminating zero
 
 
 def endpoint_in(sockets_dir: Path, *, name: str) -> str:
-    """Return a zmq endpoint in `sockets_dir`, and create that folder if missing. Raises ConfigError for a path over the
-    limit.
+    """Return a zmq endpoint in `sockets_dir`, and create that folder if missing. Raises ConfigError for a path that is
+    too long.
     """
     path = Path(sockets_dir).absolute() / f"{name}.sock"
     num_bytes = len(os.fsencode(path))
@@ -31,5 +31,5 @@ def endpoint_in(sockets_dir: Path, *, name: str) -> str:
 
 
 def remove_socket(endpoint: str) -> None:
-    """Remove an endpoint's file, which zmq leaves behind."""
+    """Remove an endpoint's socket file, which zmq does not remove."""
     Path(endpoint.removeprefix(SCHEME)).unlink(missing_ok=True)

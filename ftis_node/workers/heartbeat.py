@@ -1,9 +1,8 @@
-"""The heartbeat of a worker, sent by a separate thread, so that a long tensor operation in the loop's thread does not
-stop it.
+"""The heartbeat of a worker, sent by a separate thread, which a long tensor operation in the event loop does not block.
 
-A heartbeat alone shows that the process lives, not that it works. So each one carries two facts: how many requests are
-in flight, and a counter that handlers raise as they make progress. Requests in flight without progress for too long are
-a hang, which `liveness.py` detects on the daemon's side.
+A heartbeat alone proves that the process lives, not that it makes progress. So each one has two counters: requests in
+flight, and progress that handlers report. Requests in flight without progress for too long count as a hang, which
+`liveness.py` detects in the daemon.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ActivityCounter:
-    """Thread-safe counters of requests in flight and of progress. Progress never falls."""
+    """Thread-safe counters of requests in flight and of progress. Progress never decreases."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -28,13 +27,13 @@ class ActivityCounter:
         self._progress = 0
 
     def begin(self) -> None:
-        """Count a request that begins."""
+        """Count the start of a request."""
         with self._lock:
             self._num_in_flight += 1
             self._progress += 1
 
     def end(self) -> None:
-        """Count a request that ended, with a reply or an error."""
+        """Count the end of a request, with a reply or an error."""
         with self._lock:
             self._num_in_flight -= 1
             self._progress += 1
@@ -78,6 +77,6 @@ class HeartbeatThread:
             while not self._stopped.is_set():
                 try:
                     socket.send_multipart(pack(self._activity.read()), flags=zmq.NOBLOCK)
-                except zmq.Again:  # the daemon does not read: its queue is full, so drop this heartbeat
+                except zmq.Again:  # the daemon reads nothing and its queue is full: drop this heartbeat
                     self._stopped.wait(self._every_s)
                 self._stopped.wait(self._every_s)

@@ -1,7 +1,7 @@
-"""The failure detector of a worker, a pure state machine: heartbeats and ticks in, a verdict out, without clock or
-socket.
+"""The failure detector of a worker, a pure state machine without clock or socket: heartbeats and ticks in, a verdict
+out.
 
-Silence is counted in ticks of the daemon's loop, not by a clock. When the daemon itself was stopped for a minute (a
+Silence is counted in ticks of the daemon's event loop, not by a clock. If the daemon itself was paused for a minute (a
 suspended laptop, a debugger), it counts one tick without a heartbeat, not a dead worker.
 """
 
@@ -35,10 +35,10 @@ class Liveness:
     is_busy: bool = False
 
     def beat(self, heartbeat: Heartbeat) -> None:
-        """Take a heartbeat."""
+        """Record a heartbeat."""
         self.num_silent_ticks = 0
         self.is_busy = heartbeat.num_in_flight > 0
-        if heartbeat.progress > self.last_progress:  # a request that begins is progress, too
+        if heartbeat.progress > self.last_progress:  # the start of a request is progress, too
             self.num_stalled_ticks = 0
         self.last_progress = heartbeat.progress
 

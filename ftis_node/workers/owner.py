@@ -1,8 +1,8 @@
-"""A worker ends when its owner does, even if the owner is killed.
+"""Parent-death handling: a worker ends when its owner does, even if the owner is killed.
 
-Two mechanisms run at once. The kernel's parent-death signal (Linux) is instant, but bound to the direct parent. A
-thread that watches the owner itself also works if a launcher such as torchrun is between the two. The thread ends the
-process without clean-up: a worker writes its files with `durable.py`, which a kill cannot leave half done.
+Two mechanisms run at once. The kernel's parent-death signal (Linux) is instant, but applies only to the direct parent.
+A thread that watches the owner also works if a launcher such as torchrun is between the two. The thread ends the
+process without clean-up: a worker writes its files atomically (`durable.py`), so a kill cannot corrupt them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _watch(owner_pid: int, poll_every_s: float) -> None:
 
 
 def _wait_for_exit(owner_pid: int) -> None:
-    """Block until the owner has ended. A pidfd becomes readable at the exit, before anyone has reaped it."""
+    """Block until the owner has ended. A pidfd becomes readable at the exit, before the process is reaped."""
     try:
         owner = os.pidfd_open(owner_pid)
     except ProcessLookupError:
@@ -51,6 +51,6 @@ def _wait_for_exit(owner_pid: int) -> None:
 
 
 def _poll_parent(parent_pid: int, poll_every_s: float) -> None:
-    """Block until this process has another parent: for systems without pidfds."""
+    """Block until the parent of this process changes, on systems without pidfds."""
     while os.getppid() == parent_pid:
         time.sleep(poll_every_s)

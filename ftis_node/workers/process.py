@@ -1,8 +1,8 @@
-"""One worker process, as the daemon sees it: spawn, boot, calls, death.
+"""One worker process from the daemon's side: spawn, build, calls, death.
 
-Each process has a separate socket, so a message of an earlier process is never taken for one of this process. Every
-call ends exactly once: with its reply, with its failure, with the death of the worker, or because its caller was
-canceled. All calls report the first cause of death that is noticed (exit, silence, stall, stop).
+Each process has a separate socket, so messages of an earlier process cannot reach a later one. Every call ends exactly
+once: with its reply, its failure, the worker's death, or the cancellation of its caller. All calls report the first
+detected cause of death (exit, silence, stall, stop).
 """
 
 from __future__ import annotations
@@ -92,12 +92,12 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """The worker's process id."""
+        """Return the worker's process id."""
         return self._process.pid
 
     @property
     def is_alive(self) -> bool:
-        """Return whether the worker has not ended yet."""
+        """Return whether no cause of death is known yet."""
         return not self._death.done()
 
     async def __aenter__(self) -> WorkerProcess:
@@ -138,13 +138,11 @@ class WorkerProcess:
             raise self._die(self._died(f"was not ready within {self._timing.start_grace_s:.0f} s"))
 
     async def until_death(self) -> FtisError:
-        """Wait until the worker died and return the cause."""
+        """Wait until the worker has died and return the cause."""
         return await asyncio.shield(self._death)
 
     async def call(self, request: Message, reply_type: type[Body], *, on_event: OnEvent | None = None) -> Body:
-        """Return the worker's reply to one request. Raises WorkerDiedError, or what the handler raised
-        (`wire.error_of`).
-        """
+        """Return the worker's reply to one request. Raises WorkerDiedError or the handler's error (`wire.error_of`)."""
         if self._death.done():
             raise copy.copy(self._death.result())
         call_id = next(self._call_ids)
@@ -154,13 +152,13 @@ class WorkerProcess:
             await self._send(Call(call_id=call_id), request)
             outcome = await pending.outcome
         except asyncio.CancelledError:
-            with suppress(WorkerDiedError):  # then there is nothing left to cancel
+            with suppress(WorkerDiedError):  # a dead worker has no call to cancel
                 await self._send(Cancel(call_id=call_id))
             raise
         finally:
             del self._calls[call_id]
         if isinstance(outcome, FtisError):
-            raise copy.copy(outcome)  # one death ends many calls, and each raise writes its traceback into the object
+            raise copy.copy(outcome)  # one death ends many calls, and each raise adds its traceback to the object
         return unpack_body(outcome, reply_type)
 
     def kill(self, how: str) -> None:
@@ -184,7 +182,7 @@ class WorkerProcess:
             )
 
     async def _guard(self, watch: Callable[[], Awaitable[None]]) -> None:
-        """Run a watch. If it fails (bytes that are no message, a callback that raises), log that and end the worker."""
+        """Run a watch. On failure (invalid message, failed callback), log the error and end the worker."""
         try:
             await watch()
         except Exception as error:
@@ -215,7 +213,7 @@ class WorkerProcess:
                 self._take_event(call_id, body)
 
     def _take_event(self, call_id: int, body: bytes) -> None:
-        """Pass an event to the call's callback, or else the worker's. Drop events of a call that was given up."""
+        """Pass an event to the call's callback, or else the worker's. Drop events of calls that have ended."""
         pending = self._calls.get(call_id)
         if pending is None and call_id != 0:  # 0: an event of the worker itself, of no call
             return
@@ -248,7 +246,7 @@ class WorkerProcess:
         return WorkerDiedError(f"the {self._spec.name} worker {how}; its log is {self._spec.log_path}")
 
     def _die(self, cause: FtisError) -> FtisError:
-        """End every call in flight with the first cause; later causes change nothing. Returns the cause that counts."""
+        """End every call in flight with the first cause; later causes change nothing. Returns the first cause."""
         if not self._death.done():
             self._death.set_result(cause)
             for pending in self._calls.values():
@@ -264,7 +262,7 @@ class WorkerProcess:
         """Wait for the exit after `Stop`, then terminate, then kill, even if the caller is canceled meanwhile."""
         try:
             if not self._ready.done():
-                self._signal(signal.SIGTERM)  # it is still being built, reads no messages and has nothing to save
+                self._signal(signal.SIGTERM)  # during its build it reads no messages and has nothing to save
             if await self._exits_within(self._timing.stop_grace_s):
                 return
             logger.warning("%s does not stop; terminating pid %d", self._spec.name, self.pid)
@@ -288,19 +286,19 @@ class WorkerProcess:
             self._process.send_signal(number)
 
     def _kill(self) -> None:
-        """Kill the worker's session: itself and whatever it started, by its process group."""
+        """Kill the worker's process group: itself and its children."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:
-    """End a task and wait until it has ended."""
+    """Cancel a task and wait until it has ended."""
     task.cancel()
     await asyncio.wait({task})
 
 
 def _describe_exit(return_code: int) -> str:
-    """Return how a process ended, as words that follow its name."""
+    """Return how a process ended, as words that follow the worker's name."""
     if return_code == -signal.SIGKILL:
         return "was killed (SIGKILL: by hand, or by the system for want of memory)"
     if return_code < 0:

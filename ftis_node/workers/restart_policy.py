@@ -1,9 +1,8 @@
-"""The restart policy of a worker: exponential back-off, as a pure function from its time of service to a decision.
+"""The restart policy of a worker: exponential back-off, as a pure function of its time in service.
 
-A worker that served for a while and then died is started again almost at once. One that keeps dying soon after its
-start waits twice as long each time. After a few such deaths in a row it is given up: another start does not fix the
-fault, and its log shows the cause. A worker that lacks memory also waits, and is given up later, because another
-process may free memory.
+A worker that served for a while and then died is restarted almost at once. After each death soon after its start the
+delay doubles. After a few such deaths in a row no restart follows: another start does not fix the fault, and the
+worker's log shows the cause. A worker that lacks memory has more attempts, because another process may free memory.
 """
 
 from __future__ import annotations
@@ -15,7 +14,9 @@ from ftis_node.backoff import ExponentialBackoff
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """A decision: start again after `delay_s`. `num_quick_deaths` (or shortages) is the count for the next decision."""
+    """A decision: restart after `delay_s`. `num_quick_deaths` is the count of quick deaths (or shortages) for the next
+    decision.
+    """
 
     delay_s: float
     num_quick_deaths: int
@@ -23,14 +24,14 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """A decision: do not start again."""
+    """A decision: do not restart."""
 
     num_quick_deaths: int
 
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """The back-off between restarts, and the number of quick deaths or memory shortages in a row that ends them."""
+    """The back-off between restarts, and the limits of quick deaths and of memory shortages in a row."""
 
     backoff: ExponentialBackoff = ExponentialBackoff(first_s=0.5, ceiling_s=60.0)
     quick_death_s: float = 30.0
@@ -38,7 +39,7 @@ class RestartPolicy:
     max_shortages: int = 20
 
     def after_death(self, *, served_s: float, num_quick_deaths: int) -> Restart | GiveUp:
-        """Decide after a death.
+        """Return the decision after a death.
 
         `served_s` is the time from readiness to death, 0 if the worker never was ready. `num_quick_deaths` counts the
         quick deaths in a row before this one.
@@ -48,7 +49,7 @@ class RestartPolicy:
         return self._after(num_quick_deaths + 1, at_most=self.max_quick_deaths)
 
     def after_shortage(self, *, num_shortages: int) -> Restart | GiveUp:
-        """Decide after a death for lack of memory; `num_shortages` counts those in a row before this one."""
+        """Return the decision after a lack of memory; `num_shortages` counts those in a row before this one."""
         return self._after(num_shortages + 1, at_most=self.max_shortages)
 
     def _after(self, number: int, *, at_most: int) -> Restart | GiveUp:

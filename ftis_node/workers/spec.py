@@ -1,4 +1,4 @@
-"""Two records that a worker's owner fills in: what the worker is, and its time limits."""
+"""Two records from a worker's owner: the process to spawn, and its time limits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """What to spawn. `module` is run as `python -m module`; `boot` is the first message that it receives.
+    """The process to spawn: `python -m module`. `boot` is the first message that it receives.
 
     `environment` is added to the daemon's environment. `launcher` precedes the module's name on the command line
     (torchrun, for example).

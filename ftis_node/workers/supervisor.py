@@ -1,4 +1,5 @@
-"""The supervisor of one worker: it runs the worker's processes in sequence, and passes calls to the present one.
+"""The supervisor of one worker: it runs the worker's processes one after the other, and routes calls to the present
+one.
 
       STOPPED --start()--> STARTING --ready, on_started--> READY
                               ^                              | death
@@ -6,14 +7,14 @@
                               +------ after a delay ---- BACKING_OFF --too many quick deaths--> FAILED
                                                         (a fault that a restart cannot mend --> FAILED)
 
-A fault of the user, the machine or the engine at the first start is final. A worker that has served before may lack
+An error of the user, the machine or the engine at the first start is final. A worker that has served before may lack
 memory for a while, because other processes use it. It then waits longer each time, `make_room` is awaited, and it
 starts again. An engine that cannot be loaded again is restarted as after any quick death.
 
-A call waits at the gate while the worker starts, then goes to the process that is READY, and never moves to another. A
-call that a death interrupts raises WorkerDiedError, and the caller decides whether to repeat it. `on_started` runs for
-each process before the gate opens, and calls the new process directly, for example to load the newest weights.
-`until_wanted` is awaited before each restart: a worker whose memory another process uses now need not start yet.
+A call waits while the worker starts, then goes to the process that is READY, and never moves to another. A call that a
+death interrupts raises WorkerDiedError, and the caller decides whether to repeat it. Before any call reaches a new
+process, `on_started` calls it directly, for example to load the newest weights. `until_wanted` is awaited before each
+restart: a worker whose memory another process uses now need not start yet.
 """
 
 from __future__ import annotations
@@ -82,8 +83,8 @@ class Supervisor:
         until_wanted: UntilWanted | None = None,
         make_room: MakeRoom | None = None,
     ) -> None:
-        """Take the worker's specification. `make_room` is awaited before a restart after a lack of memory; it may raise
-        FtisError.
+        """Store the worker's specification. `make_room` is awaited before a restart after a lack of memory; it may
+        raise FtisError.
         """
         self._spec = spec
         self._timing = timing or Timing()
@@ -102,27 +103,27 @@ class Supervisor:
 
     @property
     def name(self) -> str:
-        """The worker's name."""
+        """Return the worker's name."""
         return self._spec.name
 
     @property
     def state(self) -> WorkerState:
-        """The worker's state."""
+        """Return the worker's state."""
         return self._state
 
     @property
     def restarts(self) -> int:
-        """The number of restarts after a death, since `start`."""
+        """Return the number of restarts after a death, since `start`."""
         return max(0, self._num_lives - 1)
 
     @property
     def pid(self) -> int | None:
-        """The process id of the present process."""
+        """Return the process id of the present process."""
         return None if self._life is None else self._life.pid
 
     @property
     def last_error(self) -> FtisError | None:
-        """Why the last process ended; None before any death."""
+        """Return the cause of the last process's end; None before any death."""
         return self._last_error
 
     async def start(self) -> None:
@@ -140,11 +141,11 @@ class Supervisor:
         await self._pass_gate()
 
     async def wait_ready(self) -> None:
-        """Return when the worker takes calls, also after a death. Raises if it was given up or does not run."""
+        """Return when the worker takes calls, also after a death. Raises if it has failed for good or does not run."""
         await self._pass_gate()
 
     async def run(self) -> None:
-        """Keep the worker alive until canceled or stopped. Raises as `start` does when it is given up."""
+        """Keep the worker alive until canceled or stopped. Raises as `start` does when the worker fails for good."""
         try:
             await self.start()
             if self._keeper is not None:
@@ -181,8 +182,7 @@ class Supervisor:
         timeout_s: float | None = None,
         on_event: OnEvent | None = None,
     ) -> Body:
-        """Return the worker's reply to one request. The wait for a worker that starts counts toward the same time
-        limit.
+        """Return the worker's reply to one request. `timeout_s` includes the wait for a worker that starts.
 
         Raises WorkerDiedError if the worker died meanwhile or does not run. Raises the handler's error if it is an
         FtisError, and WorkerTaskError for any other error and for the time limit. Events of this call go to `on_event`.
@@ -196,7 +196,7 @@ class Supervisor:
             raise WorkerTaskError(message) from None
 
     async def _pass_gate(self) -> WorkerProcess:
-        """Wait for a process that takes calls, and return it. Raises if none will come."""
+        """Wait for a process that takes calls, and return it. Raises if none will start."""
         while self._gate is not None:
             passed = await asyncio.shield(self._gate)
             if isinstance(passed, FtisError):
@@ -215,7 +215,9 @@ class Supervisor:
             self._gate.set_result(passage)
 
     async def _keep(self) -> None:
-        """Start the worker, wait for its death, wait, and start it again, until it is given up."""
+        """Start the worker, wait for its death, wait for the back-off, and restart it, until the policy ends the
+        restarts.
+        """
         policy = self._restart_policy
         num_quick_deaths = num_shortages = 0
         while True:
@@ -245,14 +247,14 @@ class Supervisor:
                 await self._ask_for_memory(self._free_memory)
 
     async def _ask_for_memory(self, make_room: MakeRoom) -> None:
-        """Ask other processes to free memory. If none can, the worker starts all the same."""
+        """Request memory from other processes. If none can free any, the worker starts all the same."""
         try:
             await make_room()
         except FtisError as error:
             logger.warning("no memory is given back for the %s worker: %s", self.name, error)
 
     async def _live_once(self) -> float:
-        """Run one process until it ends. Sets `last_error` to the cause and returns for how many seconds it served."""
+        """Run one process until it ends. Sets `last_error` to the cause and returns its time in service, in seconds."""
         self._state = WorkerState.STARTING
         self._close_gate()
         ready_at = None
@@ -294,5 +296,5 @@ class Supervisor:
 
 
 def _is_shortage(error: FtisError) -> bool:
-    """Return whether memory was short. In `_bring_up` the worker's own exception arrives as text."""
+    """Return whether memory was short. An error of the worker during `_bring_up` arrives as text."""
     return isinstance(error, OutOfMemoryError) or (isinstance(error, WorkerError) and says_out_of_memory(str(error)))

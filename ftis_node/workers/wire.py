@@ -1,4 +1,4 @@
-"""The messages between daemon and worker, and their form of one or two frames.
+"""The messages between daemon and worker, encoded as one or two frames.
 
 A message has one or two frames. The first is a *control* message of this file. If the control needs one, the *body*
 follows: a `Message` type of the worker (a boot, a request, a reply, an event). Control messages are the same for every
@@ -40,7 +40,7 @@ class Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class Hello(Message, frozen=True):
-    """The worker is connected and waits for its boot."""
+    """The worker is connected and waits for its boot message."""
 
     pid: int
 
@@ -76,7 +76,7 @@ class Reply(Message, frozen=True):
 
 
 class Event(Message, frozen=True):
-    """Something that happened during a call is in the body; with `call_id` 0 it happened in the worker itself."""
+    """The body is an event of a call in progress; with `call_id` 0 it is an event of the worker itself."""
 
     call_id: int
 
@@ -90,7 +90,7 @@ class Failure(Message, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """The worker is alive. `progress` only grows; requests in flight without progress mean a hang."""
+    """The worker is alive. `progress` never decreases; requests in flight without progress mean a hang."""
 
     num_in_flight: int
     progress: int
@@ -105,14 +105,14 @@ HEARTBEAT_IDENTITY = b"heartbeat"
 
 
 def enc_hook(value: Any) -> Any:
-    """Return the fields of a configuration section, which crosses the border between processes as a map."""
+    """Return the fields of a configuration section, which messages contain as a map."""
     if isinstance(value, Section):
         return value.model_dump()
     raise NotImplementedError(f"a {type(value).__name__} has no form on the wire")
 
 
 def dec_hook(wanted: type[Any], value: Any) -> Any:
-    """Return the configuration section of these fields. Raises ValueError if they are not its fields."""
+    """Return the configuration section with these fields. Raises ValueError if they are not its fields."""
     if issubclass(wanted, Section):
         return wanted.model_validate(value)
     raise NotImplementedError(f"a {wanted.__name__} has no form on the wire")
@@ -142,7 +142,7 @@ def _decoder_of(types: Any) -> msgspec.msgpack.Decoder[Any]:
 
 
 def unpack_body(body: bytes, body_type: type[Body]) -> Body:
-    """Return the body as a `body_type`. Raises msgspec.DecodeError if the bytes are anything else."""
+    """Return the body as a `body_type`. Raises msgspec.DecodeError for other bytes."""
     decoded: Body = _decoder_of(body_type).decode(body)
     return decoded
 
@@ -158,15 +158,15 @@ def union_of(types: Sequence[type[msgspec.Struct]]) -> Any:
 
 
 def failure_of(error: BaseException, *, call_id: int) -> Failure:
-    """Return the message that carries an exception."""
+    """Return the message for an exception."""
     return Failure(call_id=call_id, kind=type(error).__name__, message=str(error))
 
 
 def error_of(failure: Failure, *, worker: str) -> FtisError:
-    """Return the exception that the caller sees.
+    """Return the exception that the caller receives.
 
-    An `FtisError` keeps its class and message, so that its exit code survives the way between processes. Any other
-    exception becomes a `WorkerTaskError` that names the worker and the class.
+    An `FtisError` keeps its class and message, and so its exit code. Any other exception becomes a `WorkerTaskError`
+    that names the worker and the class.
     """
     kind = getattr(errors, failure.kind, None)
     if isinstance(kind, type) and issubclass(kind, FtisError) and not issubclass(kind, errors.RecordError):

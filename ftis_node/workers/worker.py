@@ -1,4 +1,4 @@
-"""The worker's side of the channel: `run_worker(build, boot_type=...)` is all that a worker's `__main__` calls.
+"""The worker's side of the channel: a worker's `__main__` only calls `run_worker(build, boot_type=...)`.
 
     @asynccontextmanager
     async def build(boot: EchoBoot, emit: Emitter) -> AsyncIterator[Handlers]:
@@ -11,10 +11,11 @@
     if __name__ == "__main__":
         run_worker(build, boot_type=EchoBoot)
 
-Requests are served concurrently, each as a task. What a handler raises is sent to its caller, and the worker goes on.
-The worker ends on `Stop`, on SIGTERM, and with its owner (`owner.py`). It ignores SIGINT: ctrl-C reaches every process
-of the terminal, and the daemon decides when its workers stop. An error in a background task (`telemetry/faults.py`)
-ends it at once with exit code 1. Its owner starts another, and the disk is as after any other death.
+Requests are served concurrently, each as a task. An exception of a handler is sent to its caller, and the worker
+continues. The worker ends on `Stop`, on SIGTERM, and with its owner (`owner.py`). It ignores SIGINT: ctrl-C reaches
+every process of the terminal, and the daemon decides when its workers stop. An error in a background task
+(`telemetry/faults.py`) ends it at once with exit code 1. Its owner restarts it, and the disk is as after any other
+death.
 """
 
 from __future__ import annotations
@@ -66,12 +67,12 @@ Build: TypeAlias = Callable[[Boot, "Emitter"], AbstractAsyncContextManager[Handl
 
 BUILD_FAILED_EXIT_CODE = 1
 FAULT_EXIT_CODE = 1
-OUTBOX_CAPACITY = 4096  # messages; a daemon that reads none of so many has stopped or lost the connection
+OUTBOX_CAPACITY = 4096  # messages; if so many are unread, the daemon has stopped or lost the connection
 STOP_AFTER_FAILURE_S = 10.0
 
 
 class Emitter:
-    """The worker's event sender, usable from any thread: `emit(event)` sends a typed event, `emit.progress()` reports
+    """The worker's event sender, usable from any thread: `emit(event)` sends a typed event, `emit.progress()` counts
     progress.
     """
 
@@ -85,14 +86,14 @@ class Emitter:
         self._channel.post(Event(call_id=self._call_id), event)
 
     def progress(self) -> None:
-        """Raise the counter that distinguishes a long computation from a hang."""
+        """Increase the progress counter, which distinguishes a long computation from a hang."""
         self._activity.progress()
 
 
 class Channel:
-    """The worker's connection: messages leave in the order in which they were posted.
+    """The worker's connection, which sends messages in the order in which they were posted.
 
-    Events need no answer. The newest is dropped while half of the outbox is full, because a stopped daemon reads none.
+    Events have no reply. While half of the outbox is full, new events are dropped, because a stopped daemon reads none.
     There are at most as many replies as calls.
     """
 
@@ -120,13 +121,13 @@ class Channel:
 
     async def flush(self) -> None:
         """Pass all queued messages to the socket."""
-        await asyncio.sleep(0)  # lets posts of this very step reach the outbox
+        await asyncio.sleep(0)  # so that messages posted in this loop iteration reach the outbox
         while not self._outbox.empty():
             await self._socket.send_multipart(self._outbox.get_nowait())
 
 
 class Server:
-    """The request loop: it answers calls concurrently until `Stop`."""
+    """The request loop: it serves calls concurrently until `Stop`."""
 
     def __init__(self, channel: Channel, activity: ActivityCounter, handlers: Handlers) -> None:
         self._channel = channel
@@ -183,7 +184,7 @@ class Server:
 async def serve(
     build: Build[Boot], *, boot_type: type[Boot], socket: zmq.asyncio.Socket, activity: ActivityCounter
 ) -> int:
-    """Take the boot, build, answer calls. Returns the process's exit code."""
+    """Receive the boot message, build the worker, serve calls. Returns the process's exit code."""
     channel = Channel(socket)
     channel.post(Hello(pid=os.getpid()))
     await channel.flush()
@@ -204,7 +205,7 @@ async def serve(
 
 
 async def _wait_for_stop(channel: Channel) -> None:
-    """Wait until the daemon has read the failure, so that it learns the reason before it sees the exit."""
+    """Wait until the daemon has read the failure, so that it gets the cause before it detects the exit."""
     try:
         async with asyncio.timeout(STOP_AFTER_FAILURE_S):
             while not isinstance((await channel.receive())[0], Stop):
@@ -214,7 +215,7 @@ async def _wait_for_stop(channel: Channel) -> None:
 
 
 def run_worker(build: Build[Boot], *, boot_type: type[Boot]) -> None:
-    """Run a worker until stopped. It reads its endpoint and owner from the command line and exits the process."""
+    """Run a worker until stopped. Reads its endpoint and owner from the command line and exits the process."""
     arguments = _parse_arguments()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_owner(arguments.owner_pid)
@@ -224,7 +225,7 @@ def run_worker(build: Build[Boot], *, boot_type: type[Boot]) -> None:
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # all that is ours was closed by `build`; the interpreter's own clean-up takes seconds with torch
+    os._exit(code)  # `build` has closed all resources; the interpreter's own clean-up takes seconds with torch
 
 
 async def _connect_and_serve(build: Build[Boot], boot_type: type[Boot], endpoint: str, heartbeat_every_s: float) -> int:

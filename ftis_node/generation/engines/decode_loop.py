@@ -1,11 +1,11 @@
-"""The decode loop: a batch of rows, one token each a step, rows joining and leaving between steps.
+"""The decode loop: a batch of rows, one token per row and step; rows join and leave between steps.
 
 A request's prompt is computed once and its cache repeated for its completions. A row leaves as soon as it has ended.
-All of this runs in the engine's forward thread; nothing here knows of asyncio.
+All of this runs in the engine's forward thread; this module does not use asyncio.
 
 An id at or above the tokenizer's length (a padded row of the embedding) is no token. Its probability stays in the
-softmax, as it does in every learner's, and a completion that draws one is cut there and marked as aborted. Only the
-first token is drawn among real ids alone, because a completion has at least one.
+softmax, as it does in every learner's. A completion that samples one ends before it and is marked as aborted. Only the
+first token is sampled among real ids alone, because a completion has at least one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class PartialCompletion:
-    """A completion that is being generated."""
+    """A completion in progress."""
 
     owner: ActiveRequest
     index: int
@@ -52,7 +52,7 @@ class PartialCompletion:
             self.finish_reason = FinishReason.LENGTH
 
     def completion(self) -> Completion:
-        """Return the completion as a record; one that has not ended counts as aborted."""
+        """Return the completion as a record; one in progress counts as aborted."""
         return Completion(
             token_ids=np.array(self.token_ids, dtype=np.int32),
             logprobs=np.array(self.logprobs, dtype=np.float32),
@@ -83,7 +83,7 @@ class ActiveRequest:
         return all(partial.token_ids for partial in self.completions)
 
     def uniforms(self) -> Tensor:
-        """Return one number in [0, 1) for each completion, float64. The sequence does not depend on ended ones.
+        """Return one number in [0, 1) for each completion, float64. Ended completions do not affect the sequence.
 
         Greedy requests need none and get zeros.
         """
@@ -92,7 +92,7 @@ class ActiveRequest:
         return torch.rand(len(self.completions), generator=self._random, dtype=torch.float64)
 
     def result(self) -> GenerationResult:
-        """Return the completions made so far."""
+        """Return the completions sampled so far."""
         return GenerationResult.from_completions(tuple(partial.completion() for partial in self.completions))
 
 
@@ -138,14 +138,14 @@ class BatchDecoder:
 
     @property
     def num_rows(self) -> int:
-        """The number of completions being decoded."""
+        """Return the number of completions in the batch."""
         return 0 if self._batch is None else len(self._batch.completions)
 
     def advance(self, newcomers: Sequence[ActiveRequest], *, num_steps: int) -> None:
         """Prefill `newcomers` and sample up to `num_steps` tokens for every row.
 
-        It returns early when a row has ended. If `stop` was called, it returns after the forward pass in progress.
-        Raises NonFiniteError if the model's logits are not finite.
+        Returns early when a row has ended. If `stop` was called, it returns after the forward pass in progress. Raises
+        NonFiniteError if the model's logits are not finite.
         """
         with torch.inference_mode():
             if newcomers:
@@ -159,11 +159,11 @@ class BatchDecoder:
                     return
 
     def stop(self) -> None:
-        """Have `advance` return as soon as it can, now and from now on. Safe from any thread."""
+        """Make this and all later `advance` calls return as soon as possible. Safe from any thread."""
         self._is_stopped = True
 
     def drop(self, requests: Sequence[ActiveRequest]) -> None:
-        """Forget the rows of these requests."""
+        """Remove the rows of these requests."""
         if self._batch is not None:
             with torch.inference_mode():
                 self._keep(
@@ -171,7 +171,7 @@ class BatchDecoder:
                 )
 
     def clear(self) -> None:
-        """Forget all rows."""
+        """Remove all rows."""
         self._batch = None
 
     def _prefill(self, newcomers: Sequence[ActiveRequest]) -> None:
@@ -188,7 +188,7 @@ class BatchDecoder:
             cache=cache,
             mask=select_rows(cache, mask, rows),
             next_positions=positions[rows, -1] + 1,
-            last_ids=rows,  # counts as one step: the first tokens are chosen below
+            last_ids=rows,  # counts as one step: the first tokens are sampled below
             settings=row_settings(completions, self._device),
         )
         fresh.last_ids = self._choose(logits[rows], fresh, num_ids=self._vocab_size)
@@ -226,7 +226,7 @@ class BatchDecoder:
         return logits
 
     def _choose(self, logits: Tensor, batch: DecodeBatch, *, num_ids: int) -> Tensor:
-        """Choose and record one token for every row. Returns the ids `[R]`."""
+        """Sample and record one token for every row. Returns the ids `[R]`."""
         ids, logprobs = choose_tokens(logits, batch.settings, self._uniforms(batch.completions), num_ids=num_ids)
         if not bool(torch.isfinite(logprobs).all()):
             raise NonFiniteError("the model's logits are not finite: its weights are damaged or have diverged")

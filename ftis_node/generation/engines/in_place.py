@@ -1,6 +1,6 @@
-"""In-place update of a served model: the file is checked first, then copied into the same memory.
+"""In-place update of a served model: the file is validated first, then copied into the same memory.
 
-So a file that is damaged, incomplete or of another model changes nothing. Weights that the learner shares are checked
+So a file that is damaged, incomplete or of another model changes nothing. Shared weights of the learner are validated
 and copied in the same way.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def load_in_place(model: Any, path: Path, *, locked: LockedFiles | None = None) -> dict[str, int]:
     """Copy the published weights in `path` into `model`. Raises ModelError as `check_published` does.
 
-    Returns the checksums of what `model` holds then, except tensors that were converted.
+    Returns the checksums of the tensors of `model` afterwards, except converted ones.
     """
     own, tied = _own(model)
     check_published(path, _shapes(own), optional=tied)
@@ -36,9 +36,7 @@ def load_in_place(model: Any, path: Path, *, locked: LockedFiles | None = None) 
 
 
 def load_shared_in_place(model: Any, shared: SharedWeights, opened: OpenedWeights) -> dict[str, int]:
-    """Copy weights of another process's memory, mapped meanwhile, as `load_in_place` does. Raises SharingError,
-    ModelError.
-    """
+    """Copy mapped weights of another process, as `load_in_place` does. Raises SharingError and ModelError."""
     own, tied = _own(model)
     opened.open(shared)
     try:
@@ -49,7 +47,7 @@ def load_shared_in_place(model: Any, shared: SharedWeights, opened: OpenedWeight
 
 
 def _own(model: Any) -> tuple[dict[str, Tensor], set[str]]:
-    """Return the model's tensors by name, and the names that are left out because they are tied to others."""
+    """Return the model's tensors by name, and the omitted names of tied ones."""
     tied = set(tied_names(model))
     return {name: tensor for name, tensor in model.state_dict().items() if name not in tied}, tied
 

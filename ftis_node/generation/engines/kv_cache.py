@@ -4,7 +4,8 @@ A cache holds keys and values `[R, heads, S, D]` a layer. All rows end at the sa
 the left, and a mask `[R, S]` marks the real columns. New rows join a running batch by padding the shorter side. When
 the longest row leaves, the columns that only it used are cut off.
 
-The layer of transformers copies everything to append one column. Here a layer keeps spare columns and writes into them.
+The cache layer of transformers copies all columns to append one. The layer here keeps spare columns and writes into
+them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ SPARE_COLUMNS = 64
 
 
 class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
-    """A layer whose `keys` and `values` are the used part of larger buffers."""
+    """A cache layer whose `keys` and `values` are the used part of larger buffers."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -48,7 +49,7 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not t
 
 
 def empty_cache() -> Any:
-    """Return a cache without rows, all of whose layers keep all columns, also those of sliding-window attention."""
+    """Return a cache without rows, whose layers keep all columns, including those of sliding-window attention."""
     return Cache(layer_class_to_replicate=GrowingLayer)
 
 

@@ -1,16 +1,16 @@
 """The decode loop of several models at once: every token is drawn from the mixture of their probabilities.
 
-Each expert has a separate cache over the same rows and columns. A further layer holds the evidence: what the experts
-computed for a row's text so far. It has a "head" for each expert and one number a column: the log-prob of the token
+Each expert has a separate cache over the same rows and columns. An additional layer holds the evidence: each expert's
+likelihood of a row's text so far. It has a "head" for each expert and one number a column: the log-prob of the token
 that *follows* the column. So it is repeated, trimmed and joined with the rows, and its sum over the columns is log
 p_j(text so far).
 
     forward of all experts -> logits [R, J, V] --(posterior from the sums)--> mixture [R, V] -> one token a row
                                    `---- log-prob of that token, by each expert -> the layer's last column
 
-The posterior is taken at temperature 1, then the mixture is sampled at the row's temperature: the mixture is the model.
-A single expert is decoded exactly as `decoder.BatchDecoder` does it. If the experts' embeddings are padded to different
-widths, ids at or above the tokenizer's length are cut from all. If they are equally wide, those ids stay.
+The posterior is computed at temperature 1, then the mixture is sampled at the row's temperature: the mixture is the
+model. A single expert is decoded exactly as by `decode_loop.BatchDecoder`. If the experts' embeddings are padded to
+different widths, ids at or above the tokenizer's length are removed from all. If they are equally wide, those ids stay.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MixtureWeights:
-    """The weights of experts: `log_prior` of each in nats, and whether the text so far changes them.
+    """The weights of experts: the `log_prior` of each in nats, and whether the text so far changes them.
 
-    Without `reads_prompt` that text begins with the completion, so the likelihood of the prompt changes nothing. A text
-    that is only read (`--text`) has no prompt.
+    Without `reads_prompt` that text begins with the completion, so the likelihood of the prompt has no effect. A text
+    that is only evaluated (`--text`) has no prompt.
     """
 
     log_prior: tuple[float, ...]
@@ -44,7 +44,7 @@ class MixtureWeights:
 
 
 class MixtureCache:
-    """The composite of the experts' caches and their evidence; `kv_cache` sees one cache with many layers."""
+    """The composite of the experts' caches and their evidence. For `kv_cache` it is one cache with many layers."""
 
     def __init__(self, num_experts: int) -> None:
         self.experts = [empty_cache() for _ in range(num_experts)]
@@ -101,7 +101,7 @@ class MixtureDecoder(BatchDecoder):
         return torch.stack(logits, dim=1)
 
     def _choose(self, logits: Tensor, batch: DecodeBatch, *, num_ids: int) -> Tensor:
-        """Choose and record one token for every row, from `[R, J, V]`, and each expert's log-prob of it."""
+        """Sample and record one token for every row, from `[R, J, V]`, and each expert's log-prob of it."""
         if len(self._models) == 1:
             return super()._choose(logits[:, 0], batch, num_ids=num_ids)
         expert_logprobs = torch.log_softmax(logits.float(), dim=-1).transpose(0, 1)

@@ -1,7 +1,7 @@
-"""The engine of an ensemble: the torch engine over several models that answer as one, token by token.
+"""The engine of an ensemble: the torch engine over several models that sample each token from their mixture.
 
-It has the same interface as the other engines, so the same evaluation works for an ensemble. It serves the models that
-it was opened with and takes no new weights. All models and their caches are in memory at once.
+It has the same interface as the other engines, so the same evaluation works for an ensemble. It serves the models with
+which it was opened and takes no new weights. All models and their caches are in memory at once.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class MixtureEngine(TorchEngine):
         self._decoder = self._mixture
 
     def weigh(self, weighing: MixtureWeights) -> None:
-        """Use these weights from now on, and restart from the seed; nothing may be in flight."""
+        """Use these weights from now on, and restart from the seed. No request may be in flight."""
         assert not self._decoding and not self._waiting
         self._mixture.weighing = weighing
         self._seeds = random.Random(self._settings.seed)
@@ -62,7 +62,7 @@ class MixtureEngine(TorchEngine):
         return list(await self._compute(lambda: self._text_logprobs(token_ids)))
 
     async def load_weights(self, path: Path, version: int, *, is_locked: bool = False) -> dict[str, int]:
-        """Raise EngineError: an ensemble keeps the models that it was opened with."""
+        """Raise EngineError: an ensemble keeps its models."""
         raise EngineError("an ensemble serves the models that it was opened with: it takes no new weights")
 
     def _text_logprobs(self, token_ids: Sequence[int]) -> list[float]:
@@ -80,7 +80,7 @@ def open_mixture(
     *,
     on_progress: OnProgress = unwatched,
 ) -> MixtureEngine:
-    """Load all models, which takes a while and blocks. Raises ModelError, MachineError and EngineError."""
+    """Load all models, which blocks for a while. Raises ModelError, MachineError and EngineError."""
     device = pick_device(settings.device)
     dtype = settings.dtype
     if dtype == "auto":

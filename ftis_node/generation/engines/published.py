@@ -1,11 +1,11 @@
-"""Checks of a published file, from its header: is it complete, and is it for this model?
+"""Checks of a published file by its header: that it is complete and belongs to this model.
 
-An engine copies tensors one by one into what it serves and cannot undo that. So a file that is cut short, has another
+An engine copies tensors one by one into the served model and cannot undo that. So a file that is truncated, has another
 shape or lacks a tensor is refused before the first one is read. A tied output head is the embedding itself: a file may
-name it once more or leave it out.
+contain it or omit it.
 
-An adapter is a folder in peft's format. It must change all the layers that it names, each by two matrices that fit. Any
-setting that needs more than those two (DoRA, biases, ranks that differ) is refused.
+An adapter is a folder in peft's format. It must change all the layers that it names, each by two matrices of the right
+shapes. Any setting that needs more than those two (DoRA, biases, ranks that differ) is refused.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ Shapes: TypeAlias = "Mapping[str, tuple[int, ...]]"
 
 HEAD = "lm_head.weight"
 PEFT_PREFIX = "base_model.model."  # peft wraps a model twice
-# Settings of peft's that make an adapter more than two matrices a layer. All are off by default.
+# peft settings with which an adapter is more than two matrices a layer. All are off by default.
 PEFT_EXTRAS = ("use_dora", "use_rslora", "lora_bias", "rank_pattern", "alpha_pattern", "modules_to_save", "use_qalora")
 FLOATS = ("F64", "F32", "F16", "BF16", "F8_E5M2", "F8_E4M3")  # safetensors' names
 
 
 def shapes_in(source: ModelSource) -> tuple[dict[str, tuple[int, ...]], set[str]]:
-    """Return the shapes in a model's own files, by name, and the names that may be left out."""
+    """Return the shapes in a model's own files, by name, and the names that a file may omit."""
     shapes = {
         name: tuple(entry["shape"])
         for path in source.weights_files
@@ -54,7 +54,7 @@ def check_published(path: Path, own: Shapes, *, optional: Iterable[str]) -> None
 
 
 def check_shared(shared: SharedWeights, own: Shapes, *, optional: Iterable[str]) -> None:
-    """Raise ModelError if the learner shares other tensors than those of `own`."""
+    """Raise ModelError if the learner does not share exactly the tensors of `own`."""
     _compare("the weights that the learner shares", shared.entries(), own, optional=optional)
 
 

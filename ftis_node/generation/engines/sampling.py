@@ -1,8 +1,8 @@
-"""The choice of the next token of every row: pure functions on logits.
+"""The sampling of the next token of every row: pure functions on logits.
 
-A row draws by inverse transform from one uniform number that belongs to it alone. So a request's tokens do not depend
-on how many other rows are in the batch. The running sum is in float64: over a vocabulary of 150,000 the rounding of
-float32 is as large as the probability of most tokens.
+Each row draws by inverse transform from its own uniform number. So a request's tokens do not depend on how many other
+rows are in the batch. The running sum is in float64: over a vocabulary of 150,000 the rounding of float32 is as large
+as the probability of most tokens.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class RowSettings:
 
 
 def choose_tokens(logits: Tensor, settings: RowSettings, uniforms: Tensor, *, num_ids: int) -> tuple[Tensor, Tensor]:
-    """Choose one token for each row.
+    """Sample one token for each row.
 
-    `logits` `[R, V]`, `uniforms` `[R]` float64 in [0, 1); only ids below `num_ids` are chosen. Returns ids `[R]` int64
-    and their log-probs `[R]` float32 under the full softmax over all V at the row's temperature (1 where it is 0).
+    `logits` `[R, V]`, `uniforms` `[R]` float64 in [0, 1); only ids below `num_ids` are sampled. Returns ids `[R]` int64
+    and their log-probs `[R]` float32 under the full softmax over all V at the row's temperature (1 if it is 0).
     """
     is_greedy = settings.temperature <= 0
     scale = torch.where(is_greedy, 1.0, settings.temperature)

@@ -1,13 +1,13 @@
 """The engine for every machine: transformers' own forward pass, batched, in a separate thread.
 
-    generate() --> waiting --(room in the batch)--> decoding --> result
+    generate() --> waiting --(space in the batch)--> decoding --> result
                       ^                                |
                       |   held back while new weights wait for the batch to empty
 
-One thread computes everything, a few tokens at a time. Between two such runs the driver, a task of the worker's loop,
-admits waiting requests, drops canceled ones and returns finished ones. So no lock is needed: the thread and the driver
-never work at the same time. New weights wait until the batch is empty, and nothing is admitted meanwhile. So every
-group is sampled by one version, and the wait is no longer than the longest completion in flight.
+One thread computes everything, a few tokens at a time. Between two such runs the driver, a task of the worker's event
+loop, admits waiting requests, drops canceled ones and returns finished ones. So no lock is needed: the thread and the
+driver never run at the same time. New weights wait until the batch is empty, and nothing is admitted meanwhile. So
+every group is sampled by one version, and the wait is no longer than the longest completion in flight.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ftis_node.workers.weights.shared_weights import SharedWeights
 
 DEFAULT_MAX_BATCH = 128
-TOKENS_PER_HOP = 8  # more: less overhead; fewer: new requests and cancellations are seen sooner
+TOKENS_PER_HOP = 8  # more: less overhead; fewer: lower latency of new requests and cancellations
 SEED_BITS = 63
 
 Answer = TypeVar("Answer")
@@ -58,7 +58,7 @@ class _Awaited(Generic[Answer]):
 
     def fail(self, error: Exception) -> None:
         if not self.answer.done():
-            self.answer.set_exception(copy.copy(error))  # one fault may end many, and each raise writes into the object
+            self.answer.set_exception(copy.copy(error))  # one error may end many requests, and a raise modifies it
 
 
 class _Job(_Awaited[GenerationResult]):
@@ -80,7 +80,7 @@ class _Load(_Awaited[dict[str, int]]):
 
 
 class TorchEngine:
-    """The engine of a transformers model. `on_progress` is called after every few tokens, in the loop."""
+    """The engine of a transformers model. `on_progress` is called after every few tokens, in the event loop."""
 
     name = "torch"
 
@@ -106,12 +106,12 @@ class TorchEngine:
 
     @property
     def policy_version(self) -> int:
-        """The version being served."""
+        """Return the served version."""
         return self._policy_version
 
     @property
     def tokens_made(self) -> int:
-        """Completion tokens sampled so far."""
+        """Return the number of completion tokens sampled so far."""
         return self._decoder.tokens_made
 
     @property
@@ -144,13 +144,13 @@ class TorchEngine:
         return await load.answer
 
     async def probe(self, token_ids: Sequence[int]) -> list[float]:
-        """Return log-probs of fixed tokens under the weights served, between two runs; see `base.Engine`."""
+        """Return log-probs of fixed tokens under the served weights, computed between two runs; see `base.Engine`."""
         if self._is_asleep:
             raise WorkerTaskError("the engine is asleep: it computes nothing until it is woken")
         return list(await self._compute(lambda: probe_logprobs(self._model, token_ids)))
 
     async def sleep(self, *, discard: bool = False) -> None:
-        """Sleep; see `base.Engine`. The weights stay in memory: only what torch's allocator keeps is freed."""
+        """Sleep; see `base.Engine`. The weights stay in memory: only torch's cached blocks are freed."""
         sleeper = _Awaited[None]()
         self._sleepers.append(sleeper)
         self._wake_driver()
@@ -162,7 +162,7 @@ class TorchEngine:
         self._wake_driver()
 
     async def wait_broken(self) -> str:
-        """Return when the model ran out of memory: what it had allocated by then is lost to the next try as well."""
+        """Return when the model ran out of memory: the failed allocations are not freed, so a retry would fail too."""
         return await self._broken
 
     def cancel(self, request_ids: Iterable[str]) -> None:
@@ -175,7 +175,7 @@ class TorchEngine:
         if self._driver is not None:
             self._driver.cancel()
             await asyncio.wait({self._driver})
-        self._decoder.stop()  # eight tokens of a large model on a CPU take longer than a stop may
+        self._decoder.stop()  # eight tokens of a large model on a CPU exceed the time limit of a stop
         await asyncio.to_thread(self._thread.shutdown, wait=True)
         self._opened.close()
         self._locked.close()
@@ -192,7 +192,7 @@ class TorchEngine:
             self._driver = watched_task(self._drive(), name="decode")
 
     async def _drive(self) -> None:
-        """Run until nothing is left to do. A fault of the model ends the requests being decoded, not the engine."""
+        """Run until no work is left. An error of the model ends the requests in the batch, not the engine."""
         while self._has_work():
             try:
                 await self._clear_away()
@@ -218,7 +218,7 @@ class TorchEngine:
 
     async def _fall_asleep(self) -> None:
         try:
-            await self._compute(torch.cuda.empty_cache)  # without a GPU it does nothing
+            await self._compute(torch.cuda.empty_cache)  # no-op without a GPU
         except Exception as error:
             for sleeper in self._sleepers:
                 sleeper.fail(error)
@@ -273,7 +273,7 @@ class TorchEngine:
                 job.end(job.active.result())
 
     async def _clear_away(self) -> None:
-        """Return to canceled requests what they have, and remove those that ended or that no caller waits for."""
+        """Return their tokens to canceled requests. Remove requests that have ended or have no caller."""
         for job in (*self._waiting, *self._decoding):
             if job.request.request_id not in self._cancelled:
                 continue
@@ -290,7 +290,7 @@ class TorchEngine:
 
 
 async def open_engine(source: ModelSource, settings: EngineSettings, on_progress: Callable[[], None]) -> TorchEngine:
-    """Load the model, which takes a while and blocks. Raises ModelError, MachineError and EngineError."""
+    """Load the model, which blocks for a while. Raises ModelError, MachineError and EngineError."""
     device = pick_device(settings.device)
     dtype = settings.dtype
     if dtype == "auto":

@@ -1,8 +1,8 @@
 """The LoRA adapters in vLLM's core, one for each version that is served or still has completions in flight.
 
-Each load gets a new number, because vLLM reuses an adapter whose number it knows. A version can come twice, since the
-learner makes it again after a crash. The core must not get more adapters than it has slots for. It would drop one that
-is in use, and look for its file again, which may be gone by then. So a slot is freed first.
+Each load gets a new number, because vLLM reuses an adapter with a known number. A version can be loaded twice, because
+the learner repeats it after a crash. The core must not get more adapters than it has slots. It would evict one that is
+in use and later reload it from a file that may no longer exist. So a slot is freed first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class LoraAdapters:
-    """The adapters of one core; `current` is the number of the one that is served, None for none.
+    """The adapters of one core; `current` is the number of the served one, None for none.
 
     `make_request` is vLLM's `LoRARequest`, `num_places` the number of adapters that the core can hold.
     """
@@ -29,7 +29,7 @@ class LoraAdapters:
         self.current: int | None = None
 
     def request(self, number: int | None) -> Any:
-        """Return the `LoRARequest` of every request that uses the adapter; None for None."""
+        """Return the `LoRARequest` shared by all requests with that adapter; None for None."""
         return None if number is None else self._held[number]
 
     def oldest_in_the_way(self) -> int | None:
@@ -39,7 +39,7 @@ class LoraAdapters:
         return min(number for number in self._held if number != self.current)
 
     def load(self, core: Any, folder: Path, version: int) -> None:
-        """Serve the adapter in `folder`. If vLLM refuses it, this raises, and nothing has changed."""
+        """Serve the adapter in `folder`. If vLLM refuses it, the call raises and changes nothing."""
         number = next(self._numbers)
         adapter = self._make_request(lora_name=f"{number}-version-{version}", lora_int_id=number, lora_path=str(folder))
         core.add_lora(adapter)
@@ -47,7 +47,7 @@ class LoraAdapters:
         self.current = number
 
     def drop_unused(self, core: Any, in_use: Set[int | None]) -> None:
-        """Have the core forget all but the current one and those `in_use`."""
+        """Remove all adapters from the core except the current one and those `in_use`."""
         for number in self._held.keys() - in_use - {self.current}:
             core.remove_lora(number)
             del self._held[number]

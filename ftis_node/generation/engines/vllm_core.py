@@ -1,13 +1,13 @@
-"""Sleep, wake and new weights of a vLLM engine core, in the order that the core needs. Imports nothing of vLLM.
+"""Sleep, wake and weight updates of a vLLM engine core, in the order that the core requires. Imports nothing of vLLM.
 
     awake    --sleep(1)--> asleep, weights in host memory --wake-----------------------> awake
              --sleep(2)--> asleep, weights discarded      --new weights, nothing else--> awake
 
-Level 2 saves the copy of all weights to the host and back. vLLM keeps a model's buffers itself. When it wakes it
-allocates the parameters again, without values: nothing may be computed before they are loaded.
+Level 2 avoids copying all weights to the host and back. vLLM keeps a model's buffers itself. At the wake-up it
+allocates the parameters again, uninitialized: nothing may be computed before new weights are loaded.
 
-Weights change only while generation is paused. The core stamps the version on a step's tokens when they come out, not
-when they were computed. A step in progress would get the version of weights that it did not use.
+Weights change only while generation is paused. The core stamps the version on a step's tokens at their output, not at
+their computation. So a step in progress would be stamped with a version that it did not use.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ DISCARDED = "the engine has discarded its weights: it serves nothing before it i
 
 
 class VllmCore:
-    """An adapter of vLLM's `EngineCoreClient`, for one thread only. `can_sleep`: whether it frees memory.
+    """An adapter of vLLM's `EngineCoreClient`, for use in one thread. `can_sleep`: it frees memory during sleep.
 
-    `is_asleep`: whether it computes nothing; `has_weights`: whether it holds any.
+    `is_asleep`: it computes nothing; `has_weights`: it holds weights.
     """
 
     def __init__(self, client: Any, *, can_sleep: bool) -> None:
@@ -39,7 +39,7 @@ class VllmCore:
         self._unmapped: tuple[str, ...] = ()  # the core refuses the whole call if one of the named parts is awake
 
     def sleep(self, *, discard: bool) -> None:
-        """Free memory if it can; with `discard` the weights go, too. Nothing may be in flight."""
+        """Free memory if supported; with `discard` also the weights. No request may be in flight."""
         if self._can_sleep and not self.is_asleep:
             self.has_weights = not discard
             self._client.sleep(DISCARD_LEVEL if discard else KEEP_LEVEL)
@@ -47,20 +47,21 @@ class VllmCore:
         self.is_asleep = True
 
     def wake(self) -> None:
-        """Continue with the weights that it has. Raises WorkerTaskError if it has none: it stays asleep."""
+        """Continue with the loaded weights. Raises WorkerTaskError if they were discarded: it stays asleep."""
         if not self.has_weights:
             raise WorkerTaskError(DISCARDED)
         self._wake_memory(*WAKE_ORDER)
         self.is_asleep = False
 
     def load(self, path: str, version: int, *, is_locked: bool = False) -> dict[str, int]:
-        """Serve the file at `path` from the next step on; it is awake then. Returns its checksums as the first worker
-        has them: of several, each has those of the tensors that it has whole."""
+        """Serve the file at `path` from the next step on, and wake up. Returns the checksums of the first worker, which
+        has those of its unsharded tensors.
+        """
         return self._load("ftis_load", (path, is_locked), version)
 
     def load_shared(self, shared: bytes, version: int) -> dict[str, int]:
-        """Serve the learner's own tensors, as `load` does. Raises SharingError if a worker cannot map them; nothing
-        changed then.
+        """Serve the learner's own tensors, as `load` does. Raises SharingError, without a change, if a worker cannot
+        map them.
         """
         for refused in self._client.collective_rpc("ftis_open", args=(shared,)):
             if refused:

@@ -1,13 +1,12 @@
-"""New weights for a vLLM model on a CPU, read once from the file to where they are packed.
+"""A fast weight loader for vLLM models on a CPU: it reads the file once, directly to the packed layers.
 
 On a CPU vLLM keeps linear layers only in a form packed for oneDNN. Its own reload allocates every layer, fills it from
 a mapped file and packs it, in fresh memory each time. Here the file's bytes go straight into one scratch buffer, and
-are packed from there. The buffer has the size of the largest layer, and its pages are warm after the first version. The
-parts of a fused layer (`qkv_proj`, `gate_up_proj`) are one below the other, so reading them in order is enough to fuse
-them.
+are packed from there. The buffer has the size of the largest layer, and its pages are resident after the first version.
+The parts of a fused layer (`qkv_proj`, `gate_up_proj`) are stored one below the other, so sequential reads fuse them.
 
-`plan` returns None for a model or file of another kind (sharded, quantized, adapters, names that do not match). Then
-vLLM reloads the file itself. In both cases the weights are proved afterwards.
+`plan` returns None for other models and files (sharded, quantized, adapters, names that do not match). Then vLLM
+reloads the file itself. In both cases a proof of the weights follows.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class TensorTarget:
 
 
 class DirectLoader:
-    """The loader of files of one model, one after the other."""
+    """The loader of one model's files."""
 
     def __init__(self, targets: Sequence[TensorTarget], dtype: torch.dtype) -> None:
         self._targets = targets
@@ -50,9 +49,9 @@ class DirectLoader:
         self._scratch = torch.empty(max(prod(target.shape) for target in targets), dtype=dtype)
 
     def load(self, path: Path) -> dict[str, int]:
-        """Read the file at `path`, which was checked before. Raises ModelError, OSError, EOFError.
+        """Read the validated file at `path`. Raises ModelError, OSError, EOFError.
 
-        Returns the checksums of what was read.
+        Returns the checksums of the bytes that it read.
         """
         header = read_header(path)
         checksums = {}
@@ -71,7 +70,7 @@ class DirectLoader:
 
 
 def plan(model: Any, path: Path) -> DirectLoader | None:
-    """Return a loader for files such as `path` into `model`; None if vLLM must load them itself."""
+    """Return a loader for files such as `path` into `model`; None if only vLLM itself can load them."""
     entries = read_header(path).tensors
     dtypes = {DTYPES.get(entry["dtype"]) for entry in entries.values()}
     if len(dtypes) != 1 or (dtype := dtypes.pop()) is None:
@@ -84,10 +83,11 @@ def plan(model: Any, path: Path) -> DirectLoader | None:
 
 
 def held_checksums(model: Any, entries: Mapping[str, Any]) -> dict[str, int]:
-    """Return checksums of a header's tensors that `model` holds as they were published, from the model's own memory.
+    """Return checksums of the header's tensors that `model` holds in published form, computed from the model's own
+    memory.
 
-    Packed, converted, sharded and quantized layers are left out. So are models without `packed_modules_mapping`,
-    because their linear layers may be the transposes of the file's (GPT-2).
+    Packed, converted, sharded and quantized layers are omitted. So are models without `packed_modules_mapping`, because
+    their linear layers may be the transposes of the file's (GPT-2).
     """
     checksums = {}
     for target in _targets(model, entries) if getattr(model, "packed_modules_mapping", None) else ():
@@ -102,7 +102,7 @@ def held_checksums(model: Any, entries: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _targets(model: Any, entries: Mapping[str, Any]) -> Iterator[TensorTarget]:
-    """Return every parameter that the file has tensors for. A tied head, which is the embedding, comes only once."""
+    """Yield every parameter for which the file has tensors. A tied head, which is the embedding, appears only once."""
     fused: Mapping[str, Sequence[str]] = getattr(model, "packed_modules_mapping", {})
     for path, module in model.named_modules():
         parent, _, leaf = path.rpartition(".")
@@ -135,7 +135,7 @@ def _is_plain(target: TensorTarget) -> bool:
 
 
 def _is_whole(value: torch.Tensor, target: TensorTarget) -> bool:
-    """Return whether a parameter can hold all that the file has; a vocabulary may be padded to more rows."""
+    """Return whether a parameter can hold the full tensor of the file; a vocabulary may be padded to more rows."""
     return tuple(value.shape[1:]) == target.shape[1:] and value.shape[0] >= target.shape[0]
 
 
@@ -150,12 +150,12 @@ def _read_into(file: FileIO, target: torch.Tensor) -> int:
 
 
 def _place(target: TensorTarget, values: torch.Tensor) -> None:
-    """Pack `values`, which are overwritten afterwards, or copy them to where the model reads them."""
+    """Pack `values` or copy them into the model's own tensor. `values` are overwritten afterwards."""
     module = target.module
     if not target.is_packed:
         getattr(module, target.parameter).data[: target.shape[0]].copy_(values)
         return
     module.weight = torch.nn.Parameter(values, requires_grad=False)
     module.quant_method.process_weights_after_loading(module)
-    if module.weight.numel():  # it was not packed, but is read as it is
+    if module.weight.numel():  # it is not packed: the model reads it in this form
         module.weight = torch.nn.Parameter(values.clone(), requires_grad=False)

@@ -1,13 +1,13 @@
-"""The thread that drives vLLM's engine core: requests in, a step, tokens out, again and again.
+"""The thread that drives vLLM's engine core: it submits requests, runs steps and collects tokens in a loop.
 
     other threads --commands.post()--> [commands] --between two steps--> admit -> step -> take -> admit ...
 
 The driver uses the core directly (`EngineCoreClient`, the base of vLLM's own `LLM` and `AsyncLLM`). Ids and log-probs
-come as arrays, step by step, so a group can be ended with the tokens that it has. None of vLLM's text handling runs.
+arrive as arrays, step by step, so a group can end early with its present tokens. None of vLLM's detokenization runs.
 
 Groups wait here, not in the core, until the batch has space. The completions of a group share their prompt's cache,
-under a salt that no other group has. So a prompt computed by old weights never answers for new ones, and no cache is
-thrown away when weights change. After any fault of the core the driver ends, and every waiting caller gets an error.
+under a salt that no other group has. So a prompt computed by old weights never serves new ones, and a weight update
+discards no cache. After any error of the core the driver ends, and every waiting caller gets an error.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ MAX_DRAWS = 100  # of a first token; a correct model hardly ever needs a second
 
 
 class VllmDriver:
-    """The driver of one engine core. `commands` is safe from any thread; call the rest in the driver's thread only."""
+    """The driver of one engine core. `commands` is thread-safe; call all other methods in the driver's thread only."""
 
     def __init__(
         self, open_core: Callable[[], tuple[Any, int]], settings: EngineSettings, on_progress: Callable[[], None]
@@ -77,12 +77,12 @@ class VllmDriver:
         self.broken: Future[str] = Future()
         self.policy_version = 0
         self.tokens_made = 0
-        self.prompt_tokens_cached = 0  # that were not computed again, because another of the group had done so
+        self.prompt_tokens_cached = 0  # reused from another completion of the group
         self.max_model_len = 0
 
     @property
     def core_is_dead(self) -> bool:
-        """Return whether the core's own process has ended without a request. A core inside this process never has."""
+        """Return whether the core's own process ended unexpectedly. A core inside this process never does."""
         resources = getattr(self._core, "resources", None)
         return not self.commands.is_closed and resources is not None and bool(resources.engine_dead)
 
@@ -92,7 +92,7 @@ class VllmDriver:
 
     @property
     def is_asleep(self) -> bool:
-        """Return whether nothing runs and nothing is admitted."""
+        """Return whether the core sleeps and admits nothing."""
         return self._state.is_asleep
 
     # The commands.
@@ -102,13 +102,13 @@ class VllmDriver:
         self._waiting.append(job)
 
     def drop(self, job: VllmJob) -> None:
-        """Drop a group that no caller waits for any more."""
+        """Drop a group whose caller no longer waits."""
         if job in self._waiting:
             self._waiting.remove(job)
         self._abort([partial for partial in job.partials if partial.finish_reason is None])
 
     def cut(self, request_ids: frozenset[str]) -> None:
-        """End these groups with the tokens that they have."""
+        """End these groups with their present tokens."""
         for job in {partial.job for partial in self._running.values()} | set(self._waiting):
             if job.request.request_id not in request_ids:
                 continue
@@ -119,16 +119,16 @@ class VllmDriver:
                 job.fail(WorkerTaskError("the request was cancelled before its first token"))
 
     def load(self, path: Path, version: int, *, is_locked: bool = False) -> dict[str, int]:
-        """Serve other full weights from the next step on. End completions that are too old, or that used an adapter.
+        """Serve other full weights from the next step on. End completions that are too old, or that use an adapter.
 
-        Returns their checksums, as `Core.load` does.
+        Returns their checksums, as `VllmCore.load` does.
         """
         checksums = self._state.load(str(path), version, is_locked=is_locked)
         self._take_up(version)
         return checksums
 
     def load_shared(self, shared: bytes, version: int) -> dict[str, int]:
-        """Serve the learner's own tensors, as `load` does. Raises SharingError as `Core.load_shared` does."""
+        """Serve the learner's own tensors, as `load` does. Raises SharingError as `VllmCore.load_shared` does."""
         checksums = self._state.load_shared(shared, version)
         self._take_up(version)
         return checksums
@@ -157,10 +157,10 @@ class VllmDriver:
             self._serve(version)
         finally:
             self._begin_again(unbegun)
-            self._on_progress()  # the first one takes seconds, in which no step is made
+            self._on_progress()  # the first adapter takes seconds without a step
 
     def probe(self, token_ids: Sequence[int], answer: Future[list[float]]) -> None:
-        """Have the log-probs of `token_ids[1:]` computed beside the next step; refused while asleep."""
+        """Compute the log-probs of `token_ids[1:]` in the next step. `answer` fails while the engine sleeps."""
         if self.is_asleep:
             fail(answer, WorkerTaskError("the engine is asleep: it computes nothing until it is woken"))
             return
@@ -169,12 +169,12 @@ class VllmDriver:
         self._send(request_id, token_ids, probe_params(), salt=request_id, adapter=adapter)
 
     def sleep(self, asleep: Future[None], *, discard: bool = False) -> None:
-        """Admit nothing more; `asleep` ends when all that runs has ended and the memory is given back."""
+        """Stop admission. `asleep` completes when all requests have ended and the memory is free."""
         self._may_discard = discard and (self._may_discard or not self._sleepers)
         self._sleepers.append(asleep)
 
     def wake(self) -> None:
-        """Serve the previous weights again; no-op if awake. Raises WorkerTaskError as `Core.wake` does."""
+        """Serve the previous weights again; no-op if awake. Raises WorkerTaskError as `VllmCore.wake` does."""
         self._state.wake()
         self._end_sleepers()
 
@@ -221,7 +221,7 @@ class VllmDriver:
                     self._start(partial)
 
     def _work(self) -> None:
-        """Run one step, or fall asleep if a caller asked for it and nothing runs."""
+        """Run one step. Without requests, put the core to sleep if a caller requested it."""
         if self._running or self._probes:
             self._take(self._core.get_output())
             self._on_progress()
@@ -253,7 +253,7 @@ class VllmDriver:
         return str(next(self._request_numbers))
 
     def _take(self, outputs: EngineCoreOutputs) -> None:
-        """Take the tokens of one step."""
+        """Process the output of one step."""
         version = int(outputs.weight_version or 0)
         for output in outputs.outputs:
             if (partial := self._running.get(output.request_id)) is not None:
@@ -281,7 +281,7 @@ class VllmDriver:
 
     def _end(self, partial: VllmCompletion) -> None:
         del self._running[partial.request_id]
-        if not partial.token_ids:  # an id that is no token came first: draw again
+        if not partial.token_ids:  # the first id is no token: sample again
             self._draw_again(partial)
         elif partial.job.has_ended:
             partial.job.finish()
@@ -304,7 +304,7 @@ class VllmDriver:
         self._begin_again(self._cut_off(lambda partial: partial.version < oldest))
 
     def _cut_off(self, is_meant: Callable[[VllmCompletion], bool]) -> list[VllmCompletion]:
-        """End the partials that are meant with what they have; those that have nothing come back, to begin again."""
+        """End the matching partials with their present tokens. Returns those without a token, which must restart."""
         ended = [partial for partial in self._running.values() if is_meant(partial)]
         self._abort(ended)
         unbegun = [partial for partial in ended if not partial.token_ids]
@@ -316,7 +316,7 @@ class VllmDriver:
         return unbegun
 
     def _begin_again(self, partials: Iterable[VllmCompletion]) -> None:
-        """Start partials that have no token again, with a new cache salt."""
+        """Restart partials without a token, with a new cache salt."""
         for partial in partials:
             partial.salt, partial.adapter = self._next_id(), self._adapters.current
             partial.version = partial.newest = self.policy_version

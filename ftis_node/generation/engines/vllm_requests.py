@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def core_request(
     request_id: str, prompt_ids: Sequence[int], params: SamplingParams, *, adapter: LoRARequest | None, salt: str
 ) -> EngineCoreRequest:
-    """Return the request of one sequence. Only requests of equal `salt` share prompts."""
+    """Return the core's request for one sequence. Only requests with equal `salt` share prompts."""
     return EngineCoreRequest(
         request_id=request_id,
         prompt_token_ids=list(prompt_ids),
@@ -34,7 +34,7 @@ def core_request(
 
 
 def probe_params() -> SamplingParams:
-    """Return the settings for log-probs of the prompt itself; the one token that vLLM samples as well is ignored."""
+    """Return the settings for log-probs of the prompt itself. vLLM also samples one token, which is ignored."""
     return SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
 
 

@@ -1,12 +1,11 @@
-"""The extension of vLLM's own worker, beside the model: it loads new weights.
+"""The extension of vLLM's own worker that loads new weights in the process of the model.
 
 vLLM mixes this class into its worker by name (`worker_extension_cls`). So it works the same with the engine core in
 this process or in others, on one GPU or on many.
 
 New weights go through vLLM's own in-place reload, which also supports sharding, fused layers and quantization. On a CPU
-there is a faster way for plain models (`vllm_cpu_weights`). On a CPU the reload of vLLM leaves one thing out: the
-packed copy of an output head that is tied to the embedding. It is not made again, so the old head stays in use (seen in
-vLLM 0.32). It is packed again here.
+plain models have a faster loader (`vllm_cpu_weights`). On a CPU vLLM's reload does not repack an output head that is
+tied to the embedding. The old head then stays in use (seen in vLLM 0.32). This module repacks it.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class WorkerExtension:
     ftis_locked: LockedFiles | None = None
 
     def ftis_load(self, path: str, is_locked: bool = False) -> dict[str, int]:
-        """Serve the tensors of a checked safetensors file. Returns the same as `Engine.load_weights`."""
+        """Serve the tensors of a validated safetensors file. Returns the same as `Engine.load_weights`."""
         file, model = Path(path), self.model_runner.get_model()
         if self.model_runner.device.type == "cpu" and self.ftis_direct is None:
             self.ftis_direct = plan(model, file)
@@ -55,7 +54,7 @@ class WorkerExtension:
         return _reload(self, iter(tensors.items()), read_header(file).tensors)
 
     def ftis_open(self, shared: bytes) -> str:
-        """Map the learner's tensors (`shared_weights.encode`). Returns why that failed, "" if it succeeded."""
+        """Map the learner's tensors (`shared_weights.encode`). Returns the reason of a failure, "" after success."""
         if self.ftis_opened is None:
             self.ftis_opened = OpenedWeights(self.model_runner.device)
         try:
@@ -65,7 +64,7 @@ class WorkerExtension:
         return ""
 
     def ftis_load_shared(self) -> dict[str, int]:
-        """Serve what was mapped last, and unmap it: mapped memory would outlive a learner that dies.
+        """Serve the mapped tensors, and unmap them: mapped memory would stay allocated after a learner's death.
 
         Returns the same as `Engine.load_weights`.
         """
@@ -79,19 +78,21 @@ class WorkerExtension:
 def _reload(
     worker: WorkerExtension, tensors: Iterator[tuple[str, torch.Tensor]], entries: Mapping[str, Any]
 ) -> dict[str, int]:
-    """Have vLLM replace its tensors by `tensors`. Returns the checksums of what it holds then."""
+    """Replace vLLM's tensors by `tensors`, with its own reload. Returns the checksums of the tensors that it then
+    holds.
+    """
     model = worker.model_runner.get_model()
     logging.getLogger(RELOAD_LOGGER).setLevel(logging.ERROR)  # it warns of each tied or rotary layer at every load
     worker.reload_weights(weights_iterator=tensors)
     _pack_tied_head(model)
     if worker.model_runner.device.type != "cpu":
-        torch.accelerator.synchronize()  # from here on the learner may change what was read
+        torch.accelerator.synchronize()  # after this the learner may change the shared tensors
         torch.accelerator.empty_cache()  # free the copy of the largest layer, which the memory plan does not include
     return held_checksums(model, entries)
 
 
 def _pack_tied_head(model: Any) -> None:
-    """Pack the output head again if it is tied to the embedding and has a packed copy, which exists only on CPUs."""
+    """Repack the output head if it is tied to the embedding and has a packed copy, which exists only on CPUs."""
     head = getattr(model, "lm_head", None)
     if head is not None and getattr(head, "cpu_linear", None) is not None:
         head.quant_method.process_weights_after_loading(head)

@@ -1,14 +1,14 @@
-"""Checkpoints of the learner: complete or absent on disk, and readable without running code.
+"""Checkpoints of the learner: written atomically, and readable without executing code.
 
     checkpoints/step-00000012/
-        weights.safetensors     what is trained: the whole model in float32, or the adapter alone
+        weights.safetensors     the trained tensors: the whole model in float32, or the adapter alone
         optimizer.safetensors   Adam's moments by parameter name, and torch's random states
-        state.json              the rest: where it stands, in the buffer too, and whose it is
-        checksums.json          of each of these
+        state.json              the rest: the step, the position in the buffer, and the owner
+        checksums.json          checksums of each of these
 
-`durable` makes the folder appear at once. A complete folder may still be damaged, by a disk error or a file removed by
-hand. It is renamed to `damaged-step-...`, and the next older one is used. If none can be read, the learner refuses to
-start rather than begin again at the starting model.
+`durable` makes the folder appear atomically. A disk error, or a removed file, can still damage a complete folder. The
+learner renames it to `damaged-step-...` and uses the next older one. If none can be read, it refuses to start rather
+than begin again at the starting model.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ FORMAT = 2
 
 
 class CheckpointOwner(msgspec.Struct, frozen=True):
-    """The owner of a checkpoint. One of another owner is refused, never resumed. `model` is only a name for people.
+    """The owner of a checkpoint. A learner refuses a checkpoint of another owner. `model` is a name for display only.
 
-    `trains` says what its tensors are: "full", or the adapter's shape.
+    `trains` is the kind of its tensors: "full", or the adapter's shape.
     """
 
     run_id: str
@@ -89,7 +89,7 @@ class TrainingProgress:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint that was read: the state, and tensors by parameter name (`moments` as `<name>.<moment>`)."""
+    """A loaded checkpoint: the state, and tensors by parameter name (`moments` as `<name>.<moment>`)."""
 
     state: CheckpointState
     weights: dict[str, Tensor]
@@ -99,7 +99,7 @@ class Checkpoint:
 
 
 def owner_of(policy: Policy, boot: LearnerBoot) -> CheckpointOwner:
-    """Return what a checkpoint must have in common with this learner to be resumed."""
+    """Return the owner that a checkpoint must have for this learner to resume from it."""
     lora = boot.lora
     return CheckpointOwner(
         run_id=boot.run_id,
@@ -126,7 +126,7 @@ def state_of(owner: CheckpointOwner, progress: TrainingProgress) -> CheckpointSt
 def write_checkpoint(
     folder: Path, state: CheckpointState, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor], *, keep: int
 ) -> Path:
-    """Write what was gathered, tensor by tensor, from where it is. Raises OSError if the disk refuses."""
+    """Write the gathered tensors one by one, without a copy in memory. Raises OSError if the disk refuses."""
     target = folder / name_of(state.step)
     with complete_folder(target) as temporary:
         write_tensors(temporary / WEIGHTS_FILE, weights)
@@ -138,7 +138,7 @@ def write_checkpoint(
 
 
 def name_of(step: int) -> str:
-    """Return the folder's name."""
+    """Return the name of the folder."""
     return f"{PREFIX}{step:08d}"
 
 
@@ -148,8 +148,8 @@ def gather(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return full weights and the optimizer's moments with torch's random states, by the names of the files.
 
-    What is not spread over ranks is not copied: it holds until the next update. All ranks take part; those that do not
-    write need not `keep` them.
+    Tensors that are not sharded over ranks are not copied: they are valid until the next update. All ranks take part; a
+    rank that does not write need not `keep` them.
     """
     weights: dict[str, Tensor] = {}
     moments: dict[str, Tensor] = {}
@@ -188,9 +188,9 @@ def read_checkpoint(path: Path, *, owner: CheckpointOwner, shapes: Mapping[str, 
 def newest_usable(
     folder: Path, *, owner: CheckpointOwner, shapes: Mapping[str, torch.Size]
 ) -> tuple[Checkpoint | None, list[CheckpointSkipped]]:
-    """Return the newest checkpoint that can be read (None in a home without any), and the newer ones that cannot.
+    """Return the newest readable checkpoint (None in a home without any), and the newer ones that cannot be read.
 
-    Changes nothing on disk. Raises ModelError if there are some and none can be read, and ConfigError if they have
+    Changes nothing on disk. Raises ModelError if none of the existing ones can be read, and ConfigError if they have
     another owner.
     """
     complete = [path for path in folder.glob(f"{PREFIX}*") if is_complete(path)]
@@ -210,7 +210,7 @@ def newest_usable(
 
 
 def tidy(folder: Path, damaged: Sequence[CheckpointSkipped]) -> None:
-    """Set `damaged` ones aside and remove what a crash left half written. For the home's only writer, at its start."""
+    """Rename `damaged` ones and remove partial writes of a crash. Only the home's one writer calls it, at its start."""
     remove_leftovers(folder, PREFIX)
     for skipped in damaged:
         aside = folder / f"{DAMAGED_PREFIX}{skipped.name}"
@@ -228,9 +228,9 @@ def restore_weights(checkpoint: Checkpoint, trainable: Mapping[str, Parameter]) 
 def restore_optimizer(
     checkpoint: Checkpoint, trainable: Mapping[str, Parameter], optimizer: torch.optim.Optimizer
 ) -> None:
-    """Put the moments back where they were, and torch's random states. Raises ConfigError for another form of them."""
+    """Restore the moments and torch's random states. Raises ConfigError for moments of another form."""
     restore_moments(optimizer, trainable, checkpoint.moments)
-    torch.set_rng_state(checkpoint.random_state.clone())  # of a view it reads the whole's first bytes (torch 2.13)
+    torch.set_rng_state(checkpoint.random_state.clone())  # a view would read the base's bytes (torch 2.13)
     if checkpoint.cuda_random_state is not None and _uses_gpu():
         torch.cuda.set_rng_state(checkpoint.cuda_random_state.clone())
 
@@ -250,7 +250,7 @@ def _uses_gpu() -> bool:
 def _check_owner(path: Path, theirs: CheckpointOwner, ours: CheckpointOwner) -> None:
     if theirs.run_id != ours.run_id:
         raise ConfigError(f"this home belongs to run {theirs.run_id}, not {ours.run_id}: choose another --home")
-    if theirs.model_fingerprint != ours.model_fingerprint:  # a name says nothing: folders are renamed and copied
+    if theirs.model_fingerprint != ours.model_fingerprint:  # the name proves nothing: users rename and copy folders
         raise ConfigError(other_model("this home", theirs.model, ours.model))
     if theirs.trains != ours.trains:
         raise ConfigError(f"{path} was trained as {theirs.trains}, not {ours.trains}: choose another --home")

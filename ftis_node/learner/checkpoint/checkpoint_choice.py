@@ -1,4 +1,4 @@
-"""The choice of the checkpoint that a learner begins with, on one rank or several."""
+"""Selection of the checkpoint from which a learner resumes, on one rank or several."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def find_checkpoint(
     ranks: Ranks,
     on_skipped: Callable[[CheckpointSkipped], None],
 ) -> Checkpoint | None:
-    """Return the newest that can be read, None in a home without any. Rank 0 chooses and tidies up; each rank reads.
+    """Return the newest readable checkpoint, None in a home without any. Rank 0 chooses and cleans up; each rank reads.
 
     Raises as `newest_usable` does.
     """

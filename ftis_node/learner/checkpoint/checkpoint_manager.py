@@ -1,4 +1,4 @@
-"""The checkpoints of one learner: which one it resumes from, and when the next is written."""
+"""The checkpoint manager of one learner: it resumes from the newest checkpoint and schedules the next one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FREE_SPACE: Final = "free disk space there and start again; the node resumes at 
 
 
 class CheckpointManager:
-    """The manager of one home's checkpoints. `progress` is the learner's, `saver` the thread that writes."""
+    """The manager of one home's checkpoints. `progress` is the learner's; `saver` is the thread that writes."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class CheckpointManager:
         self.saver.goes_on_at(state.step)
 
     def save_if_behind(self) -> None:
-        """Write a checkpoint unless the newest one is of this very step. Raises MachineError if the disk refuses."""
+        """Write a checkpoint unless the newest one is already of this step. Raises MachineError if the disk refuses."""
         with self._disk_errors():
             self.saver.wait()
             if self.saver.saved_step != self.progress.step:
@@ -79,9 +79,9 @@ class CheckpointManager:
                 self.saver.wait()
 
     def save_if_due(self) -> None:
-        """Begin a checkpoint if one is due, and finish it unless steps go on meanwhile.
+        """Begin a checkpoint if one is due. Wait for its end unless checkpoints are written in the background.
 
-        Raises MachineError if the disk refuses this one, or refused the one before.
+        Raises MachineError if the disk refuses this one, or refused the previous one.
         """
         with self._disk_errors():
             self.saver.raise_failure()
@@ -91,11 +91,11 @@ class CheckpointManager:
                     self.saver.wait()
 
     def take_part(self) -> None:
-        """Do the part of a rank above 0 when rank 0 begins a checkpoint."""
+        """Contribute the shards of a rank above 0 when rank 0 begins a checkpoint."""
         gather(self._masters.tensors, self._optimizer, keep=False)
 
     def close(self) -> None:
-        """Finish the present write and end the thread."""
+        """Finish the current write and end the thread."""
         self.saver.close()
 
     def _begin(self) -> None:

@@ -1,11 +1,11 @@
 """Checksums of a checkpoint's files, which detect disk errors.
 
-safetensors checks only its header and its length: a flipped bit in the numbers would load silently and be trained on.
-So `checksums.json` beside the files has a sum for each: BLAKE2b over the CRC-32 of each piece of 16 MiB.
+safetensors validates only its header and its length. A flipped bit in a tensor would load without an error. So
+`checksums.json` beside the files has a checksum for each: BLAKE2b over the CRC-32 of each chunk of 16 MiB.
 
-The sums guard against disk errors, not forgers, who could write the sums as well. A damaged piece passes one time in
-four billion. The sum must be cheap: a model of 3B parameters has 36 GB of weights and moments. CRC-32 takes 0.6 s of a
-core for a gigabyte, BLAKE2b 2 s. Several threads share the pieces, so the sum overlaps with the reading.
+The checksums detect disk errors, not forgery: a forger could write them as well. A damaged chunk passes one time in
+four billion. The checksum must be cheap: a model of 3B parameters has 36 GB of weights and moments. CRC-32 takes 0.6 s
+of a core for a gigabyte, BLAKE2b 2 s. Several threads process the chunks, so hashing overlaps with reading.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_THREADS = 8
 
 
 def checksum_of(path: Path) -> str:
-    """Return the file's sum in hex. Raises OSError."""
+    """Return the file's checksum in hex. Raises OSError."""
     size = path.stat().st_size
     threads = min(MAX_THREADS, os.cpu_count() or 1)
     with path.open("rb") as file, ThreadPoolExecutor(threads) as pool:
@@ -41,13 +41,13 @@ def checksum_of(path: Path) -> str:
 
 
 def write_checksums(folder: Path, names: Iterable[str]) -> None:
-    """Write the sums of these files of `folder` beside them. Raises OSError."""
+    """Write the checksums of these files of `folder` beside them. Raises OSError."""
     sums = {name: checksum_of(folder / name) for name in names}
     (folder / CHECKSUMS_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(sums)))
 
 
 def read_checksums(folder: Path) -> dict[str, str]:
-    """Return the sums by file name. Raises ModelError if they cannot be read."""
+    """Return the checksums by file name. Raises ModelError if they cannot be read."""
     try:
         return msgspec.json.decode(read_file(folder / CHECKSUMS_FILE), type=dict[str, str])
     except (OSError, FileError, msgspec.MsgspecError, RecursionError) as error:
@@ -55,7 +55,7 @@ def read_checksums(folder: Path) -> dict[str, str]:
 
 
 def check_file(folder: Path, name: str, sums: Mapping[str, str]) -> None:
-    """Raise ModelError if the file is missing or differs from what was written."""
+    """Raise ModelError if the file is missing or its checksum differs."""
     try:
         found = checksum_of(folder / name)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Export of the trained model in the hub's format, by the running learner or from its home."""
+"""Export of the trained model in Hugging Face format, from the running learner or from its home."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def export_policy(policy: Policy, out: Path, *, merge: bool) -> None:
             write = partial(write_weights, gathering, dtype=policy.compute_dtype)
             export_model(policy.causal_lm, policy.tokenizer, out, dtype=policy.compute_dtype, write=write)
     else:
-        # What others can find the model by: its id on the hub, or else the folder here.
+        # The model's public name: its id on the hub, else its local folder.
         is_on_hub = "/" in policy.source.name
         base = policy.source.name if is_on_hub else str(policy.source.folder)
         policy.adapted.peft_config[ADAPTER].base_model_name_or_path = base
@@ -50,10 +50,11 @@ def export_policy(policy: Policy, out: Path, *, merge: bool) -> None:
 def write_weights(
     gathering: TensorGatherer, folder: Path, *, dtype: torch.dtype, max_file_bytes: int = MAX_FILE_BYTES
 ) -> None:
-    """Write a model's tensors into `folder` under the hub's names: one safetensors file, or several and their index.
+    """Write a model's tensors into `folder` under the names of its published files: one safetensors file, or shards
+    with an index.
 
-    A tensor is merged, converted and written before the next one is touched, so that memory holds no second model.
-    Raises OSError if the disk refuses.
+    Each tensor is merged, converted and written before the next one, so memory never holds a second model. Raises
+    OSError if the disk refuses.
     """
     files: list[dict[str, Tensor]] = [{}]
     in_file = total_bytes = 0
@@ -84,7 +85,7 @@ def adapter_state(policy: Policy) -> dict[str, Tensor]:
 
 
 def export_newest(boot: LearnerBoot, out: Path, *, merge: bool, on_progress: OnProgress = unwatched) -> int:
-    """Export from the newest checkpoint that can be read; returns the step it is of. Only reads the learner's home.
+    """Export from the newest readable checkpoint and return its step. Does not write to the learner's home.
 
     Raises ConfigError if nothing was trained there yet, and as `export_policy` and `newest_usable` do.
     """

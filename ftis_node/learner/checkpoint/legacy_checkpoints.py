@@ -3,10 +3,10 @@
     format 1    no `last_groups` in state.json, no checksums.json
     format 2    both
 
-Their owner is named by the run's id, a hash of the manifest with every default written. So a manifest that was made
-before a setting existed now has another id. A home belongs to one run, so its checkpoints get the id that its manifest
-has now. The tensors are not touched. `state.json` is replaced last and in one step. Until then the checkpoint keeps its
-old format, and an interrupted migration is repeated the next time.
+A checkpoint names its owner by the run's id, a hash of the manifest with every default written. So a new setting
+changes the id of an older manifest. A home belongs to one run, so migration writes the manifest's present id into its
+checkpoints. The tensors are not touched. `state.json` is replaced last and atomically. Until then the checkpoint keeps
+its old format, and the next start repeats an interrupted migration.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FORMAT = 2
 
 
 def older_checkpoints(folder: Path, *, run_id: str | None) -> list[Path]:
-    """Return those in `folder` that `renew` would change. `run_id` None: the id that they name is right."""
+    """Return the checkpoints in `folder` that `renew` would change. `run_id` None: their stored id is correct."""
     complete = [path for path in sorted(folder.glob(f"{PREFIX}*")) if is_complete(path)]
     return [path for path in complete if _is_older(path, run_id)]
 
@@ -65,7 +65,7 @@ def _is_older(path: Path, run_id: str | None) -> bool:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """Return `state.json`; None if it is invalid: the learner sets the checkpoint aside at its start."""
+    """Return `state.json`, or None if it is invalid: the learner renames such a checkpoint at its start."""
     try:
         state = read_object(path / STATE_FILE)
         known = isinstance(state["format"], int) and isinstance(state["step"], int) and "run_id" in state["owner"]

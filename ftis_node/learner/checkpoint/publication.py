@@ -1,4 +1,4 @@
-"""The newest weights of one learner as its generator takes them, and their proof."""
+"""The newest published weights of one learner, and their proof."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 class WeightPublication:
-    """The publication of one policy's versions. All ranks take part; rank 0 has `weights` and `proof`.
+    """The publisher of one policy's versions. All ranks take part; rank 0 has `weights` and `proof`.
 
-    `weights` is None for the model as it came.
+    `weights` is None while the policy is the starting model.
     """
 
     def __init__(self, boot: LearnerBoot, policy: Policy, ranks: Ranks) -> None:
@@ -37,7 +37,7 @@ class WeightPublication:
         self.proof: WeightProof
 
     def begin(self, version: int) -> None:
-        """Publish the version that a learner starts with, in place of all that a former process published."""
+        """Publish the version from which the learner resumes, and remove all versions of a former process."""
         discard_published(self._folder)
         if version:  # the generator has the starting model
             self.publish(version)
@@ -54,8 +54,8 @@ class WeightPublication:
             self.proof = proof_of(self._policy, version=version)
 
     def write(self, version: int, *, refused: str = "") -> PublishedWeights | None:
-        """Write the present weights to a file; None for the model as it came. With `refused`, the reason why no engine
-        can map them, all later versions are written, too. Raises MachineError if the disk refuses.
+        """Write the present weights to a file; return None for the starting model. If `refused` gives a reason why no
+        engine can map shared weights, all later versions go through files too. Raises MachineError if the disk refuses.
         """
         if refused:
             self._publisher.give_up_sharing(refused)
@@ -68,11 +68,11 @@ class WeightPublication:
         return written
 
     def take_part(self) -> None:
-        """Do the part of a rank above 0 when rank 0 publishes."""
+        """Contribute the shards of a rank above 0 when rank 0 publishes."""
         gathering_of(self._policy, form=self._form).rest()
 
     def take_part_in_proof(self, version: int) -> None:
-        """Do the part of a rank above 0 when rank 0 computes a proof."""
+        """Run the passes of a rank above 0 when rank 0 computes a proof."""
         proof_of(self._policy, version=version)
 
     def close(self) -> None:
@@ -81,7 +81,7 @@ class WeightPublication:
 
     @contextmanager
     def disk_errors(self, version: int) -> Iterator[None]:
-        """Raise a MachineError in place of an OSError."""
+        """Convert an OSError inside to a MachineError."""
         try:
             yield
         except OSError as error:

@@ -1,6 +1,6 @@
 """Publication of new weights for the generator, in the compute dtype, with their proof.
 
-They are the whole model (with an adapter merged into it), or the adapter alone if the engine serves adapters.
+A version is the whole model (with an adapter merged into it), or the adapter alone if the engine serves adapters.
 
 Version n is the policy after step n. Version 0 is the starting model and is not written: the generator has it.
 """
@@ -36,10 +36,11 @@ Form = Literal["model", "adapter"]
 
 
 class Publisher:
-    """Publishes one learner's versions, in the way that was planned for as long as it works; `way` is the present one.
+    """The publisher of one learner's versions. It uses the planned transport until that fails; `way` is the current
+    one.
 
-    With "ipc" the engine reads the policy's own tensors: nothing is copied, and no update may come before the hand-over
-    is over. After anything that cannot be shared the rest of this life's versions go through files.
+    With "ipc" the engine reads the policy's own tensors without a copy, so no update may run before the engine is done.
+    If a version cannot be shared, all later versions of this process go through files.
     """
 
     def __init__(self, store: WeightStore, *, way: Way = "file", form: Form = "model") -> None:
@@ -60,13 +61,13 @@ class Publisher:
         return self.write(policy, version=version)
 
     def give_up_sharing(self, reason: str) -> None:
-        """Publish files from now on; `reason` says why."""
+        """Switch to files for all later versions; `reason` is the cause."""
         if self.way == "ipc":
             log.warning("weights cross in files from now on: %s", reason)
             self.way, self.fell_back = "pinned", reason
 
     def write(self, policy: Policy, *, version: int) -> PublishedWeights:
-        """Write the weights of `version` to a file, whatever the way is. Raises OSError if the disk refuses."""
+        """Write the weights of `version` to a file, even if `way` is "ipc". Raises OSError if the disk refuses."""
         with gathering_of(policy, form=self._form) as gathering:
             dtype = policy.compute_dtype
             if self._form == "adapter":
@@ -101,7 +102,7 @@ class Publisher:
 
 
 def gathering_of(policy: Policy, *, form: Form = "model") -> TensorGatherer:
-    """The tensors of a publication, in the compute dtype; whole only as they are taken."""
+    """Return the gatherer of a publication's tensors, in the compute dtype; each is gathered only when it is taken."""
     if form == "adapter":
         tensors, _ = adapter_alone(policy)
         return TensorGatherer(tensors, dtype=policy.compute_dtype)
@@ -109,15 +110,15 @@ def gathering_of(policy: Policy, *, form: Form = "model") -> TensorGatherer:
 
 
 def proof_of(policy: Policy, *, version: int) -> WeightProof:
-    """Return log-probs of fixed tokens by the learner's own forward pass, the adapter unmerged."""
+    """Return the proof of `version`, computed by the learner's own forward pass with the adapter unmerged."""
     return policy.compute(lambda model: prove(model, version=version, vocab_size=policy.tokenizer.vocab_size))
 
 
 def discard_published(folder: Path) -> None:
-    """Remove all that a former process published; called at a learner's start.
+    """Remove all versions that a former process published. The learner calls it at its start.
 
-    Its last file may not have reached the disk. Versions above the checkpoint's were published before their
-    checkpoints, so from here on those numbers mean other weights.
+    The newest file may not have reached the disk. Versions above the checkpoint's were published before their
+    checkpoints, so a repeated step publishes other weights under the same number.
     """
     remove_leftovers(folder, PREFIX)
     for path in folder.glob(f"{PREFIX}*"):

@@ -1,11 +1,12 @@
 """The schedule of checkpoints, and a thread that writes them in the background (write-behind).
 
 Between two updates a checkpoint's content does not change. Weights, moments and random states stay those of the last
-step while the next one computes gradients. So a thread writes them in place, without a copy, and the next update waits
-for it. A learner of several processes gathers its parts first, which is a copy.
+step while the next one computes gradients. So a thread writes them without a copy, and the next update waits for it. A
+learner of several processes gathers its shards first, which makes a copy.
 
-Unless the operator sets an interval, writing takes at most `SHARE` of the time. After w seconds of writing come 19 w
-seconds without. A model of 3B parameters whose 37 GB take 40 s is saved every 13 minutes, a tiny one after each step.
+Unless the operator sets an interval, writing takes at most `SHARE` of the time. After w seconds of writing, no write
+begins for 19 w seconds. A model of 3B parameters whose 37 GB take 40 s is saved every 13 minutes, a tiny one after each
+step.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 SHARE: Final = 0.05  # of the time
-MAX_UNSAVED_STEPS: Final = 100  # however long writing takes: their groups are kept
+MAX_UNSAVED_STEPS: Final = 100  # the limit for slow writes: groups are kept since the last checkpoint
 POLL_INTERVAL_S: Final = 0.5
 
 
 class CheckpointSaver:
     """A write-behind saver that writes one checkpoint at a time. Not thread-safe.
 
-    `saved_step` is the step of the newest checkpoint on disk, and `begun_step` of the one begun last. `failed_step` is
-    that of the last one that could not be written. `waited_s` is how long steps have waited in all, `write_s` how long
-    the newest one took.
+    `saved_step` is the step of the newest checkpoint on disk, `begun_step` that of the newest begun one. `failed_step`
+    is the step of the last failed write. `waited_s` is the total time that steps have waited, `write_s` the duration of
+    the newest write, both in seconds.
     """
 
     def __init__(self, *, every_steps: int | None, clock: Callable[[], float] = time.monotonic) -> None:
-        """`every_steps` None: as often as `SHARE` allows. `clock`: seconds, never backwards."""
+        """Start the schedule. `every_steps` None: as often as `SHARE` allows. `clock` returns monotonic seconds."""
         self.saved_step = self.begun_step = self.failed_step = 0
         self.waited_s = self.write_s = 0.0
         self._every_steps = every_steps
@@ -42,12 +43,12 @@ class CheckpointSaver:
         self._not_before = clock()
 
     def goes_on_at(self, step: int) -> None:
-        """Note that the newest checkpoint on disk is of `step`."""
+        """Record that the newest checkpoint on disk is of `step`."""
         self.saved_step = self.begun_step = step
 
     @property
     def in_background(self) -> bool:
-        """Return whether steps go on while a checkpoint is written."""
+        """Return whether steps continue while a checkpoint is written."""
         return self._every_steps is None
 
     def is_due(self, step: int) -> bool:
@@ -62,13 +63,13 @@ class CheckpointSaver:
         self._not_before = self._clock()
 
     def begin(self, step: int, write: Callable[[], object]) -> None:
-        """Have the thread call `write()`, after the checkpoint before. Raises what that one raised."""
+        """Have the thread call `write()` after the previous checkpoint. Raises the error of that one."""
         self.wait()
         self.begun_step = step
         self._writing = self._thread.submit(self._write, step, write)
 
     def wait(self) -> None:
-        """Wait until nothing is written any more. Raises what writing raised, once; that step is then due again."""
+        """Wait until no write is in progress. Raises the error of a failed write once; its step is then due again."""
         if self._writing is None:
             return
         writing, self._writing = self._writing, None
@@ -82,19 +83,19 @@ class CheckpointSaver:
             self.waited_s += self._clock() - began_at
 
     def raise_failure(self) -> None:
-        """Raise as `wait` does, if writing has ended already; else do nothing."""
+        """Raise as `wait` does if the write has already ended; else return at once."""
         if self._writing is not None and self._writing.done():
             self.wait()
 
     def pause(self, between: Callable[[], object]) -> None:
-        """Wait until nothing is written any more, calling `between()` meanwhile; a failure is kept for `wait`."""
+        """Wait until no write is in progress, calling `between()` meanwhile. `wait` raises a failure later."""
         began_at = self._clock()
         while self._writing is not None and wait([self._writing], timeout=POLL_INTERVAL_S).not_done:
             between()
         self.waited_s += self._clock() - began_at
 
     def close(self) -> None:
-        """Finish the present write and end the thread."""
+        """Finish the current write and end the thread."""
         self._thread.shutdown()
 
     def _write(self, step: int, write: Callable[[], object]) -> None:

@@ -1,11 +1,11 @@
-"""From groups to arrays: one batch per step, cut into micro-batches under a token budget.
+"""Conversion of groups to arrays: one batch per step, divided into micro-batches under a token budget.
 
-A batch is a matrix of completion tokens, `[N, T]`, on which losses are computed. A micro-batch is what goes through the
-model at once; its index says which of its positions predict which cells of the matrix. Only two files know how the
-tokens of a micro-batch are laid out. This one lays out one completion a row, padded on the right, for models that
-accept nothing else. `packing.py` puts all of them into one row without padding.
+A batch is a matrix of completion tokens, `[N, T]`, on which losses are computed. A micro-batch is the input of one
+forward pass. Its index maps the positions that predict completion tokens to cells of the matrix. Only two files know
+the token layout of a micro-batch. This one writes one completion a row, padded on the right, for models that accept
+nothing else. `packing.py` writes all of them into one row without padding.
 
-Padding on the right needs no attention mask: a causal model never looks ahead, so no real token sees it.
+Padding on the right needs no attention mask: a causal model never attends to later tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ftis_node.learner.data.groups import UnpackedGroup
     from ftis_node.learner.messages import TrainGroup
 
-PADDING_ID = 0  # any id will do: its outputs are never read
+PADDING_ID = 0  # any id works: its outputs are never read
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class TrainBatch:
         return [len(prompt) + len(ids) for prompt, ids in zip(self.prompts, self.completions, strict=True)]
 
     def sampled_by(self, version: int) -> Tensor:
-        """`[N, T]` bool: the tokens that `version` of this node's weights sampled, by who can be believed in that."""
+        """Return `[N, T]` bool: tokens that `version` of this node's weights sampled, here or on a trusted peer."""
         by_version = (self.policy_versions == version) & (self.policy_versions_newest == version)
         return (self.of_own_weights & by_version)[:, None] & self.mask
 
@@ -100,12 +100,12 @@ class SequenceSpan:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Tokens that go through the model at once, and where M completion tokens are found in it.
+    """The tokens of one forward pass, and the positions of M completion tokens in it.
 
     token_ids        [R, C] int64
-    predictor_index  [M] int64, positions in the flattened `token_ids`: the output there predicts ...
-    target_ids       [M] int64, ... this token, ...
-    cell_index       [M] int64, ... which is this cell of the batch's flattened [N, T]
+    predictor_index  [M] int64, positions in the flattened `token_ids` whose output predicts a completion token
+    target_ids       [M] int64, that token
+    cell_index       [M] int64, that token's cell in the batch's flattened [N, T]
     positions        [R, C] int64, each token's position in its own text; None: its column
     texts            the texts of a packed row (R is 1), each as its spans in order: a prompt may be part of several;
                      empty if each row is one text
@@ -161,10 +161,10 @@ def _sender(group: UnpackedGroup) -> str:
 
 
 def make_micro_batches(batch: TrainBatch, *, max_tokens: int) -> list[MicroBatch]:
-    """Cut a batch so that rows times longest row, in tokens, stays within `max_tokens`.
+    """Divide a batch so that rows times longest row, in tokens, stays within `max_tokens`.
 
-    Rows are sorted by length, so that little is padded. The longest come first, so that a lack of memory shows at once.
-    A completion that is longer than the budget gets a separate micro-batch.
+    Rows are sorted by length to reduce padding. The longest come first, so that a lack of memory occurs at once. A
+    completion that exceeds the budget gets a separate micro-batch.
     """
     lengths = batch.lengths
     by_length = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))

@@ -1,7 +1,7 @@
-"""From a group as the daemon sends it to its tokens: the learner parses the signed body itself.
+"""Unpacking of groups from the daemon: the learner parses the signed body itself.
 
-The daemon stores a body as bytes and never makes tokens of it again. The codec bounds each field. A body that cannot be
-unpacked concerns its sender alone, so the step goes on without it.
+The daemon keeps a body as bytes and never converts it back to tokens. The codec bounds each field. A body that cannot
+be unpacked affects only its sender: the step continues without it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class UnpackedGroup:
 def unpack_train_group(group: TrainGroup) -> UnpackedGroup:
     """Return the group with the tokens in its body.
 
-    Raises ValueError for a body that the codec refuses, and for parts that do not fit each other.
+    Raises ValueError for a body that the codec refuses, and for fields of inconsistent sizes.
     """
     try:
         record = unpack_any(group.body)
@@ -82,12 +82,12 @@ def unpack_train_group(group: TrainGroup) -> UnpackedGroup:
 
 
 def unpack_train_groups(groups: Iterable[TrainGroup]) -> tuple[list[TrainGroup], list[UnpackedGroup], tuple[str, ...]]:
-    """Return the groups that can be unpacked, the same unpacked, and the ids of the others."""
+    """Return the readable groups, their unpacked form, and the ids of the unreadable ones."""
     readable, unpacked, unreadable = [], [], []
     for group in groups:
         try:
             unpacked.append(unpack_train_group(group))
-        except Exception:  # whatever a peer's bytes raise, the step goes on without them, and the report names them
+        except Exception:  # a peer's bytes may raise anything: the step continues, and the report names them
             logger.exception("group %s cannot be unpacked: the step leaves it out", group.group_id[:12])
             unreadable.append(group.group_id)
         else:

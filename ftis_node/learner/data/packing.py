@@ -1,10 +1,10 @@
-"""Micro-batches without padding: sequences are end to end in one row, and a group's prompt occurs there once.
+"""Micro-batches without padding: one row holds several sequences end to end, and a group's prompt only once.
 
-    prompt p1 p2 p3 | a1 a2 | b1 | c1 c2 c3        a, b, c see the prompt and themselves, not each other
+    prompt p1 p2 p3 | a1 a2 | b1 | c1 c2 c3        a, b, c attend to the prompt and themselves, not each other
 
-With G completions the prompt goes through the model once and not G times. A completion's last token predicts nothing
-and is left out. Whole groups are packed, longest first, each into the first row with enough space. A group that is
-longer than a row's budget is cut between completions, and each part contains its prompt.
+With G completions the prompt runs through the model once instead of G times. A completion's last token predicts nothing
+and is omitted. Whole groups are packed, longest first, each into the first row with enough space. A group that exceeds
+a row's budget is divided between completions, and each part contains its prompt.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 def make_packed_micro_batches(batch: TrainBatch, *, max_tokens: int, shares_prompts: bool = True) -> list[MicroBatch]:
-    """Return rows of at most `max_tokens` positions. A completion that is longer with its prompt gets a separate row.
+    """Return rows of at most `max_tokens` positions. A longer completion with its prompt gets a separate row.
 
-    Without `shares_prompts` each completion has its prompt before it.
+    Without `shares_prompts` each completion follows its own copy of the prompt.
     """
     families = [part for rows in _groups(batch, shares_prompts) for part in _cut(batch, rows, max_tokens)]
     rows: list[list[list[int]]] = []
@@ -45,7 +45,7 @@ def make_packed_micro_batches(batch: TrainBatch, *, max_tokens: int, shares_prom
 
 
 def _groups(batch: TrainBatch, shares_prompts: bool) -> list[list[int]]:
-    """Return the rows of the batch by the prompt that they share, without rows that have no tokens."""
+    """Return the rows of the batch by their shared prompt, without rows that have no tokens."""
     numbers = batch.group_ids.tolist() if shares_prompts else range(len(batch.completions))
     groups: dict[int, list[int]] = {}
     for row, number in enumerate(numbers):
@@ -73,7 +73,7 @@ def _length(batch: TrainBatch, rows: Sequence[int]) -> int:
 
 
 class _Row:
-    """A row that is being filled."""
+    """A row under construction."""
 
     def __init__(self) -> None:
         self.length = 0
@@ -81,7 +81,7 @@ class _Row:
         self.positions: list[NDArray[np.int64]] = []
 
     def add(self, ids: NDArray[np.int32], *, position: int) -> SequenceSpan:
-        """Put `ids` at the end, the first one `position` tokens after its text's beginning."""
+        """Append `ids`, of which the first is at `position` in its text."""
         span = SequenceSpan(self.length, self.length + len(ids))
         self.ids.append(ids)
         self.positions.append(np.arange(position, position + len(ids)))
@@ -95,7 +95,7 @@ def _lay_out(batch: TrainBatch, families: Sequence[Sequence[int]]) -> MicroBatch
     predictors, targets, cells = [], [], []
     for family in families:
         first = batch.prompts[family[0]]
-        if len(family) == 1:  # one text: nothing to share
+        if len(family) == 1:  # one text: there is no prompt to share
             first = np.concatenate([first, batch.completions[family[0]][:-1]])
         prompt = row.add(first, position=0)
         last = prompt.start + len(batch.prompts[family[0]]) - 1

@@ -6,11 +6,12 @@
 
 Each rank reads its address as under torchrun: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT. A process that
 torchrun started keeps that address. Otherwise rank 0 starts the other ranks itself, for two reasons. torchrun puts each
-rank into its own session, which the daemon's kill of the worker's process group does not reach. Its rendezvous listens
-on every network interface. Here all ranks share one process group, and the port listens on the loopback interface only.
+rank into its own session, so the daemon's kill of the worker's process group would miss it. Its rendezvous listens on
+every network interface. With rank 0 as launcher all ranks share one process group, and the port listens on the loopback
+interface only.
 
 All ranks end together: the others end with rank 0 (`owner.py`), and rank 0 ends as soon as another rank does. The
-daemon then restarts the whole group, as any worker.
+daemon then restarts the whole group, like any worker.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ END_GRACE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class RankAddress:
-    """A rank and the address where all ranks meet. `listener` is rank 0's socket, which listens there already."""
+    """A rank and the rendezvous address of all ranks. `listener` is rank 0's socket, which already listens on that
+    address.
+    """
 
     rank: int
     size: int
@@ -79,7 +82,7 @@ class RankAddress:
 
 @contextmanager
 def start_ranks(num_processes: int) -> Iterator[RankAddress | None]:
-    """Start the other ranks and yield the address of rank 0; under torchrun yield its address; None for one process.
+    """Start the other ranks and yield rank 0's address. Under torchrun yield its address; for one process yield None.
 
     Call it in the main thread: on Linux a rank dies with the thread that started it. Send the other ranks `EndCommand`
     before the context ends. They get END_GRACE_S seconds to end, and none after an error.

@@ -12,7 +12,7 @@ from ftis_node.workers.wire import Message
 
 
 class CheckCommand(Message, frozen=True):
-    """Compute log-probs of the check group, if any. Rank 0 broadcasts the group."""
+    """Compute log-probs of the check group, if any. Rank 0 then broadcasts the group."""
 
 
 class ProveCommand(Message, frozen=True):

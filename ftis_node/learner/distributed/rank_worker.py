@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 def run_rank(address: RankAddress) -> None:
-    """Build a learner and execute commands until the last. Raises FtisError if it cannot be built."""
+    """Build a learner and execute commands until the last. Raises FtisError if the learner cannot be built."""
     from ftis_node.learner.core import Learner
     from ftis_node.learner.distributed.ranks import join
 
@@ -52,7 +52,7 @@ def run_commands(learner: Learner, ranks: RankGroup) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="A rank of ftis-node's learner; started by rank 0, not by hand.")
     parser.add_argument("--owner-pid", type=int, required=True)
-    for number in (signal.SIGINT, signal.SIGTERM):  # rank 0 decides; the kernel ends this process with it
+    for number in (signal.SIGINT, signal.SIGTERM):  # rank 0 handles it; the kernel ends this process with rank 0
         signal.signal(number, signal.SIG_IGN)
     die_with_owner(parser.parse_args().owner_pid)
     set_up_logging()
@@ -61,7 +61,7 @@ def main() -> None:
     try:
         run_rank(address)
     except FtisError as error:
-        # Rank 0 fails alike and must stay alive to report to the daemon. Then it ends this process.
+        # Rank 0 fails with the same error and must stay alive to report it to the daemon. Its end ends this process.
         log.error("rank %d cannot be built: %s", address.rank, error)
         while True:
             signal.pause()

@@ -1,16 +1,16 @@
 """The ranks that train one policy together, and their messages.
 
-Rank 0 receives the daemon's requests and broadcasts a command for each piece of work (`rank_worker.py`). All ranks do
-that work in step. They decide alike because they decide on the same numbers:
+Rank 0 receives the daemon's requests and broadcasts a command for each piece of work (`rank_worker.py`). All ranks
+execute it in lockstep. They take the same decisions because they use the same values:
 
     micro-batches  --deal-->  forward on each rank  --sum-->  log-probs [N, T] on every rank  -->  loss, its gradient
     gradients      <--sum--   backward on each rank  <--------------------------------------------------'
 
-A forward or backward pass gathers each layer's weights from all ranks, so all make equally many passes. A rank with
-less work runs an empty micro-batch. All ranks agree on whether to stop between two micro-batches.
+A forward or backward pass gathers each layer's weights from all ranks, so all ranks make the same number of passes. A
+rank with less work runs an empty micro-batch. All ranks agree on whether to stop between two micro-batches.
 
-An error on one rank (a lost connection, out of memory) leaves the others waiting in the middle of a pass. No message
-reaches them there. The rank therefore ends its process, all others end with it, and the group restarts at its
+After an error on one rank (a lost connection, out of memory) the others wait inside a collective operation. They
+receive no message there. So that rank ends its process, all others end with it, and the group restarts at its
 checkpoint. Messages are msgspec bytes, never pickles.
 """
 
@@ -54,13 +54,13 @@ BUDGET_STEPS = (1.0, 1.1, 1.25, 1.5, 2.0)
 
 
 class Ranks:
-    """The null object: this process trains alone, and every call does nothing."""
+    """The null object for a learner of one process: every call does nothing."""
 
     rank = 0
     size = 1
 
     def deal(self, micro_batches: Sequence[MicroBatch]) -> Sequence[MicroBatch]:
-        """Return the micro-batches of this rank, equally many on every rank, the largest first on all of them."""
+        """Return the micro-batches of this rank: the same number on every rank, the largest first."""
         return micro_batches
 
     def add_up(self, values: Tensor) -> None:
@@ -79,16 +79,16 @@ class Ranks:
 
     @contextmanager
     def agreed(self, kind: type[Exception] = FtisError) -> Iterator[None]:
-        """Raise an error of this kind on every rank if it occurs inside on any rank."""
+        """Raise an error of this kind on every rank if any rank raises it inside."""
         yield
 
     def between(self, own: StepCallback) -> StepCallback:
-        """Return `own`, changed so that it raises WorkerTaskError on every rank if it does on one."""
+        """Return `own`, wrapped so that it raises WorkerTaskError on every rank if it raises on one."""
         return own
 
     @contextmanager
     def lead(self, command: RankCommand) -> Iterator[None]:
-        """Broadcast `command`; the body is this rank's part of it."""
+        """Broadcast `command`, then run the block as this rank's part of it."""
         yield
 
     def close(self) -> None:
@@ -99,7 +99,7 @@ ALONE = Ranks()
 
 
 class RankGroup(Ranks):
-    """Several processes, connected by torch.distributed. `join` creates it."""
+    """Several processes connected by torch.distributed. Create it with `join`."""
 
     def __init__(self, address: RankAddress, store: Any, *, on_gpu: bool) -> None:
         """Wait until all ranks are connected."""
@@ -182,7 +182,7 @@ class RankGroup(Ranks):
 
     @contextmanager
     def in_step(self) -> Iterator[None]:
-        """End this process at an error inside, except errors that all ranks agreed on and rank 0's disk errors."""
+        """End this process after an error inside, unless all ranks agreed on the error or it is rank 0's disk error."""
         try:
             yield
         except (FtisError, OSError):
@@ -207,7 +207,7 @@ def join(address: RankAddress, boot: LearnerBoot | None = None) -> tuple[RankGro
 
 
 def empty_micro_batch() -> MicroBatch:
-    """Return one token that predicts nothing: its pass has no log-probs and a gradient of zero."""
+    """Return one token that predicts nothing: its pass has no log-probs and a zero gradient."""
     nothing = torch.empty(0, dtype=torch.int64)
     return MicroBatch(
         token_ids=torch.zeros((1, 1), dtype=torch.int64),
@@ -218,7 +218,7 @@ def empty_micro_batch() -> MicroBatch:
 
 
 def cut_evenly(cut: Callable[[int], list[MicroBatch]], *, max_tokens: int, size: int) -> list[MicroBatch]:
-    """Return `cut(budget)` for the smallest budget up to `max_tokens` that needs no more rounds of `size` ranks."""
+    """Return `cut(budget)` for the smallest budget up to `max_tokens` that needs no extra round of `size` ranks."""
     largest = cut(max_tokens)
     if size == 1:
         return largest

@@ -1,4 +1,4 @@
-"""Tensors that are sharded over ranks: parameters without memory, full tensors, local parts, gradients.
+"""Operations on tensors that are sharded over ranks: meta parameters, gathering, local shards, gradients.
 
 `learner/model/policy_loading.py` shards the model itself.
 """
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 def hollow(causal_lm: Any) -> None:
-    """Give the parameters that have no memory a form that an adapter can be put beside: zeros, one number each."""
+    """Replace meta parameters by expanded zeros of one element, so that peft can create an adapter beside them."""
     _replace_parameters(
         causal_lm, lambda value: torch.zeros((), dtype=value.dtype).expand(value.shape) if value.is_meta else value
     )
 
 
 def back_to_meta(causal_lm: Any) -> None:
-    """Undo `hollow`; what was put beside them stays as it is."""
+    """Undo `hollow`; the adapter's parameters stay as they are."""
     _replace_parameters(
         causal_lm,
         lambda value: (
@@ -60,12 +60,14 @@ def is_sharded(tensor: Tensor) -> bool:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return the full tensor of one that may be sharded: all ranks call it at once, and all get it."""
+    """Return the full tensor of a possibly sharded one. A collective call: all ranks make it and get the tensor."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def part_like(parameter: Tensor, value: Tensor) -> Tensor:
-    """Return this rank's part of `value`, which every rank has whole, sharded as a `parameter` of equal shape."""
+    """Return this rank's shard of `value`, which every rank holds in full, if `parameter` is sharded and of equal
+    shape.
+    """
     if not isinstance(parameter, DTensor) or value.shape != parameter.shape:
         return value
     on_device = value.to(parameter.device)
@@ -73,7 +75,7 @@ def part_like(parameter: Tensor, value: Tensor) -> Tensor:
 
 
 def gradient_of(output: Tensor, parameter: Tensor, trainable: Iterable[Tensor]) -> Tensor:
-    """d`output`/d`parameter`, added up over the ranks. `trainable` is all that gets a gradient here, and loses it."""
+    """Return d`output`/d`parameter`, summed over the ranks. Resets the gradients of `trainable`."""
     output.backward()  # type: ignore[no-untyped-call]
     assert parameter.grad is not None
     gradient = whole(parameter.grad)
@@ -83,10 +85,10 @@ def gradient_of(output: Tensor, parameter: Tensor, trainable: Iterable[Tensor]) 
 
 
 class TensorGatherer:
-    """Tensors made whole one by one, in the same order on every rank, each after `change(name, tensor)` in `dtype`.
+    """Gathers full tensors one by one, in the same order on every rank, each after `change(name, tensor)` in `dtype`.
 
-    Rank 0 takes them with `take` inside of the context, the others with `rest`. If rank 0 stops halfway (its disk is
-    full, say) the context's end takes the rest, so that no rank waits for another.
+    Inside the context rank 0 calls `take`, the others `rest`. If rank 0 stops early, for example at a full disk, the
+    exit gathers the rest, so that no rank waits for another.
     """
 
     def __init__(
@@ -102,13 +104,13 @@ class TensorGatherer:
         self._left: Iterator[tuple[str, Tensor]] = iter(tensors.items())
 
     def take(self, name: str, tensor: Tensor) -> Tensor:
-        """Return the next tensor, which must be this one."""
+        """Return the next tensor in full. The caller names it, to verify the order."""
         expected, _ = next(self._left)
         assert name == expected, f"{name} was asked for when {expected} was next"
         return whole(self._change(name, tensor).detach().to(self._dtype))
 
     def rest(self) -> None:
-        """Take the remaining tensors, so that the other ranks do not wait."""
+        """Gather the remaining tensors, so that the other ranks do not wait."""
         while (entry := next(self._left, None)) is not None:
             whole(self._change(*entry).detach().to(self._dtype))
 

@@ -1,13 +1,13 @@
-"""Attention over texts that lie packed in one row, where several completions share a prompt.
+"""Attention over texts packed into one row, in which several completions share a prompt.
 
     prompt p1 p2 p3 | a1 a2 | b1 | c1 c2 c3        texts: p a, p b, p c
 
 Each text is gathered from the row with its prompt. Texts of similar length form a bucket: right-padded, causal, one
-call of `F.scaled_dot_product_attention`. A causal mask hides the padding, so no mask is ever built. The outputs go
-back to the row; those of a shared prompt are equal in all its texts, and the first text provides them.
+call of `F.scaled_dot_product_attention`. A causal mask hides the padding, so no mask is ever built. The outputs return
+to the row. Outputs of a shared prompt are equal in all its texts, and the first text provides them.
 
-transformers calls `attend` under the name `ATTENTION` and passes `plan` through the model's forward arguments.
-Without a plan, rows are plain texts and transformers' own SDPA attention computes them.
+transformers calls `attend` under the name `ATTENTION` and passes `plan` through the model's forward arguments. Without
+a plan, rows are plain texts and transformers' own SDPA attention computes them.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from ftis_node.learner.data.batch import SequenceSpan
 
 ATTENTION = "ftis_packed"
-UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "position_bias")  # what other models add to attention
+UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "position_bias")  # terms that other models add to attention
 MIN_LENGTH = 16  # tokens: all shorter texts share one bucket
 
 
 @dataclass(frozen=True, slots=True)
 class LengthBucket:
-    """Texts of similar length side by side: B texts of `size` columns, each padded with its own last token.
+    """Texts of similar length as one batch: B texts of `size` columns, each padded with its own last token.
 
-    `rows` `[B * size]` are places in the packed row. `kept` `[K]` are the entries of `rows` whose output is used.
+    `rows` `[B * size]` are positions in the packed row. `kept` `[K]` are the entries of `rows` whose output is used.
     """
 
     size: int
@@ -52,9 +52,9 @@ class LengthBucket:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """The buckets of one row. `order` `[T]` sorts their concatenated outputs by place in the row.
+    """The buckets of one row. `order` `[T]` sorts their concatenated outputs by position in the row.
 
-    A row of one text has no buckets: nothing is gathered.
+    A row of one text has no buckets and needs no gathering.
     """
 
     buckets: tuple[LengthBucket, ...]
@@ -62,7 +62,7 @@ class AttentionPlan:
 
     @classmethod
     def of(cls, texts: Sequence[tuple[SequenceSpan, ...]], device: torch.device) -> AttentionPlan:
-        """The plan for `texts`, each as its spans of the row in order; together they cover the row."""
+        """Return the plan for `texts`, each as its spans of the row in order; together they cover the row."""
         if len(texts) == 1:
             return cls((), torch.zeros(0, dtype=torch.int64, device=device))
         by_length: dict[int, list[tuple[Tensor, Tensor]]] = {}
@@ -74,7 +74,7 @@ class AttentionPlan:
         return cls(tuple(on_device), order.to(device))
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        """`[1, h, T, D]` queries, `[1, k, T, D]` keys and values to `[1, T, h, D]`; h is a multiple of k."""
+        """Map `[1, h, T, D]` queries and `[1, k, T, D]` keys and values to `[1, T, h, D]`; h is a multiple of k."""
         if not self.buckets:
             return _causal(query, key, value, scale).transpose(1, 2)
         outputs = [
@@ -95,9 +95,9 @@ def attend(
     plan: AttentionPlan | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention interface: `[1, h, T, D]` queries to `[1, T, h, D]`.
+    """Compute attention for transformers' attention interface: `[1, h, T, D]` queries to `[1, T, h, D]`.
 
-    Raises NotImplementedError for a model that adds something else to attention.
+    Raises NotImplementedError for a model that passes other terms, such as a bias, to attention.
     """
     if plan is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -123,7 +123,7 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> T
 
 
 def _places(texts: Sequence[tuple[SequenceSpan, ...]]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Return the places of each text's tokens in the row, and which of them no earlier text has."""
+    """Yield the positions of each text's tokens in the row, and which of them no earlier text has."""
     seen: set[SequenceSpan] = set()
     for spans in texts:
         places = torch.cat([torch.arange(span.start, span.end) for span in spans])

@@ -1,10 +1,10 @@
-"""Gated feed-forward blocks that keep half as much for their backward pass.
+"""Gated feed-forward blocks that save half as much for their backward pass.
 
-    down(silu(gate(x)) * up(x))        kept: gate(x), up(x)        made again: silu, the product
+    down(silu(gate(x)) * up(x))        saved: gate(x), up(x)        recomputed: silu, the product
 
-By default autograd keeps the input of every operation. Here that is four tensors of the widest size in the model, most
-of what a layer keeps. Computing two of them again costs two elementwise passes and no matrix product. If the last map
-is not one plain matrix (it has an adapter), it keeps its input, the product, and three of four remain.
+By default autograd saves the input of every operation. In this block that is four tensors of the model's largest width,
+most of what a layer saves. Recomputing two of them costs two elementwise passes and no matrix product. If the last map
+is not one plain matrix (it has an adapter), it saves its input, the product, and three of four remain.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ PARTS = ("gate_proj", "up_proj", "down_proj", "act_fn")
 
 
 def save_memory(causal_lm: nn.Module) -> int:
-    """Have all gated blocks of `causal_lm` with SiLU computed this way, by transformers' names of their parts.
+    """Replace the computation of all gated blocks of `causal_lm` with SiLU, which transformers' names of their parts
+    identify.
 
-    Returns how many there are. Values are identical, gradients equal up to rounding.
+    Returns their number. Values are identical, gradients equal up to rounding.
     """
     found = [module for module in causal_lm.modules() if all(hasattr(module, part) for part in PARTS)]
     gated = [module for module in found if _is_silu(module.act_fn)]
     for module in gated:
-        module.forward = MethodType(_forward, module)  # one function for all: compiled once, not once a layer
+        module.forward = MethodType(_forward, module)  # one function for all layers, so that it compiles once
     return len(gated)
 
 
@@ -47,7 +48,7 @@ def _forward(module: Any, hidden: Tensor) -> Tensor:
 
 
 class Gated(Function):
-    """silu(gate) * up, all `[..., I]`."""
+    """An autograd function for silu(gate) * up, all `[..., I]`."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
@@ -57,13 +58,13 @@ class Gated(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute silu again."""
+        """Recompute silu."""
         gate, up = ctx.saved_tensors
         return _gated_backward(gradients[0], gate, up, functional.silu(gate))
 
 
 class GatedLinear(Function):
-    """(silu(gate) * up) @ weight.T, `[..., I]` and `[H, I]` to `[..., H]`."""
+    """An autograd function for (silu(gate) * up) @ weight.T, `[..., I]` and `[H, I]` to `[..., H]`."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor, weight: Tensor) -> Tensor:
@@ -73,7 +74,7 @@ class GatedLinear(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Compute silu and the product again."""
+        """Recompute silu and the product."""
         gate, up, weight = ctx.saved_tensors
         gradient = gradients[0]
         silu = functional.silu(gate)

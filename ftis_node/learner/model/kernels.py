@@ -1,14 +1,14 @@
-"""How the small operations of a decoder layer are computed (`learner.kernels`).
+"""Kernels for the elementwise operations of a decoder layer (`learner.kernels`).
 
     plain     operation by operation, as transformers writes them
-    compile   torch.compile, one decoder layer at a time; packed attention stays outside of what is compiled
-    liger     Triton kernels for RMSNorm and rotary angles, by the package liger-kernel where it is installed; the
-              feed-forward block stays `gated.py`'s, which keeps less
-    auto      on a GPU the fastest of these, measured; on a CPU plain, where a compiler takes half a minute to start
+    compile   torch.compile, one decoder layer at a time; packed attention is excluded from compilation
+    liger     Triton kernels for RMSNorm and rotary angles, from the package liger-kernel if installed; the
+              feed-forward block stays that of `gated.py`, which saves less
+    auto      on a GPU the fastest of these, measured; on a CPU plain, because compilation takes half a minute
 
-Norms, rotary angles and activations read and write all of a layer's tensors many times; fused they do so once. What is
-chosen must give the log-probs and the gradient of plain kernels, to what rounding allows (`layout_choice.py`). One that
-fails is left out with a warning that says why.
+Norms, rotary angles and activations read and write all of a layer's tensors many times; fused they do so once. The
+chosen kernels must give the log-probs and the gradient of plain kernels, up to rounding (`layout_choice.py`). Kernels
+that do not are skipped with a warning that gives the cause.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 REPETITIONS = 5
-LIMIT_S = 10.0  # after which nothing is repeated any more
-GAIN = 1.03  # times as fast as plain that others must be: less is noise
-MORE_MEMORY = 1.02  # times the plain layer's peak that is no more than it, for the memory plan
-PROMPT_TOKENS, COMPLETION_TOKENS, GROUP_SIZE = 128, 384, 12  # of the texts that are measured
+LIMIT_S = 10.0  # after this time no pass is repeated
+GAIN = 1.03  # minimum speed-up over plain: less is noise
+MORE_MEMORY = 1.02  # largest peak relative to plain's that the memory plan tolerates
+PROMPT_TOKENS, COMPLETION_TOKENS, GROUP_SIZE = 128, 384, 12  # of the measured texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class KernelMeasurement:
 
 
 def check_kernels(boot: LearnerBoot) -> None:
-    """Raise ConfigError for kernels that this learner cannot have."""
+    """Raise ConfigError for kernels that this learner does not support."""
     if boot.settings.kernels in ("compile", "liger") and boot.settings.num_processes > 1:
         raise ConfigError(
             f"learner.kernels = '{boot.settings.kernels}' is for a learner of one process: use 'auto', or leave "
@@ -71,7 +71,7 @@ def check_kernels(boot: LearnerBoot) -> None:
 
 
 def choose_kernels(policy: Policy, boot: LearnerBoot) -> Policy:
-    """Return `policy` with the kernels that `boot` sets, or the fastest that are correct here."""
+    """Return `policy` with the kernels that `boot` sets, or with the fastest correct ones."""
     if boot.settings.kernels == "plain" or boot.measure_agreement or policy.root is not None:
         return policy
     if boot.settings.kernels != "auto":
@@ -110,21 +110,23 @@ def _fastest(policy: Policy, boot: LearnerBoot) -> Policy:
 
 def _with_kernels(policy: Policy, name: str) -> Policy:
     SWITCHES[name](policy.causal_lm)
-    if name == "compile":  # a shape that cannot be compiled later is computed as it is written
+    if name == "compile":  # a later shape that cannot be compiled runs uncompiled
         torch._dynamo.config.suppress_errors = True
     return replace(policy, kernels=name)
 
 
 def _problem(policy: Policy, name: str, still_on: list[Callable[[], None]] | None = None) -> str | None:
-    """Why these kernels cannot be used, None if they can. They are off afterwards, unless `still_on` takes how."""
+    """Return why these kernels cannot be used, or None. They are off afterwards, unless `still_on` receives the undo
+    function.
+    """
     expected = probe_values(policy)
     try:
         undo = SWITCHES[name](policy.causal_lm)
-    except Exception as error:  # whatever a package of another version raises
+    except Exception as error:  # another version of the package may raise anything
         return _in_a_line(error)
     try:
         problem = difference_from(expected, probe_values(policy), dtype=policy.compute_dtype)
-    except Exception as error:  # whatever a compiler raises
+    except Exception as error:  # a compiler may raise anything
         problem = _in_a_line(error)
     if problem is None and still_on is not None:
         still_on.append(undo)
@@ -139,11 +141,11 @@ def _in_a_line(error: Exception) -> str:
 
 
 def compile_layers(causal_lm: Any) -> Callable[[], None]:
-    """Have each decoder layer compiled when it first runs. Returns what undoes that."""
+    """Compile each decoder layer at its first run. Returns the undo function."""
     layers = _layers(causal_lm)
     if not layers:
         raise ValueError("its layers are none of transformers' own")
-    # A plan has other numbers for each micro-batch: compiled, each would be another program.
+    # Each micro-batch has another plan: compiled, each would be a separate program.
     attention.register(torch.compiler.disable(attention.attend))  # type: ignore[no-untyped-call]
     for layer in layers:
         layer.compile(dynamic=True)
@@ -157,7 +159,7 @@ def compile_layers(causal_lm: Any) -> Callable[[], None]:
 
 
 def use_liger(causal_lm: Any) -> Callable[[], None]:
-    """Have norms and rotary angles computed by Liger's kernels. Returns what undoes that. Raises ImportError."""
+    """Compute norms and rotary angles by Liger's kernels. Returns the undo function. Raises ImportError."""
     from liger_kernel.transformers.monkey_patch import _apply_liger_kernel_to_instance
 
     code = sys.modules[type(causal_lm).__module__].__dict__
@@ -180,9 +182,9 @@ SWITCHES = {"compile": compile_layers, "liger": use_liger}
 
 
 def measure(policy: Policy, micro_batch: MicroBatch) -> KernelMeasurement:
-    """A pass forward and back through the first layer, the median of a few after one that does not count.
+    """Measure a forward and backward pass of the first layer: the median of a few passes after one warm-up.
 
-    Memory is that of a GPU; 0 on a CPU.
+    The peak memory is that of a GPU; 0 on a CPU.
     """
     decoder = policy.causal_lm.get_decoder()
     all_layers, on_gpu = decoder.layers, policy.causal_lm.device.type == "cuda"
@@ -219,7 +221,7 @@ def _pass(policy: Policy, micro_batch: MicroBatch, wanted: list[torch.Tensor]) -
 
 
 def _micro_batch(policy: Policy, num_tokens: int) -> MicroBatch:
-    """Return a micro-batch of about as many positions as the memory plan has for one, in the policy's layout."""
+    """Return a micro-batch in the policy's layout, with about as many positions as the memory plan allows."""
     ids = np.random.default_rng(0).integers(0, policy.tokenizer.vocab_size, PROMPT_TOKENS + COMPLETION_TOKENS)
     num_groups = max(1, round(num_tokens / (PROMPT_TOKENS + GROUP_SIZE * COMPLETION_TOKENS)))
     groups = [

@@ -1,4 +1,4 @@
-"""The choice of a model's layout: packed rows if they give what padded rows give, measured at its start."""
+"""The choice of a model's layout: packed rows if they give the results of padded rows, measured at its start."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ MAX_PROBE_TOKENS = 1000
 # differs from itself at another chunk size by 0.055 (standard deviation) and by up to 0.656 among 3,916 tokens
 # (https://github.com/huggingface/trl/issues/6789).
 PACKED_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.25}
-LARGEST = 6  # times the tolerance that a single difference may be: 1.5 nats in bfloat16
+LARGEST = 6  # largest single difference, in multiples of the tolerance: 1.5 nats in bfloat16
 
 
 def choose_layout(policy: Policy, *, ranks: Ranks = ALONE, open_again: Callable[[], Policy] | None = None) -> Policy:
-    """Return `policy` with packed rows if they give what padded rows give, else `policy` with padded rows.
+    """Return `policy` with packed rows if they give the results of padded rows, else `policy` with padded rows.
 
-    Packed rows fail for a model that is recurrent, has special attention, or ignores positions. All of `ranks` decide
-    alike. After an error in a pass a sharded policy cannot be used: `open_again` loads it again.
+    Packed rows fail for a model that is recurrent, has special attention, or ignores positions. All of `ranks` take the
+    same decision. After an error in a pass a sharded policy cannot be used: `open_again` loads it again.
     """
     batch = _probe_batch(policy)
     before = policy.causal_lm.config._attn_implementation
@@ -67,7 +67,7 @@ def choose_layout(policy: Policy, *, ranks: Ranks = ALONE, open_again: Callable[
 
 
 def difference_from(expected: tuple[Tensor, Tensor], found: tuple[Tensor, Tensor], *, dtype: torch.dtype) -> str | None:
-    """How log-probs `[M]` and a gradient differ by more than two right ways of computing them do; None: they do not."""
+    """Return in words how log-probs `[M]` and a gradient differ by more than rounding; None if they do not."""
     tolerance = PACKED_TOLERANCES[dtype]
     scales = (1.0, 1.0 + float(expected[1].square().mean().sqrt()))
     for what, one, other, scale in zip(("log-probs", "gradient"), found, expected, scales, strict=True):
@@ -79,7 +79,7 @@ def difference_from(expected: tuple[Tensor, Tensor], found: tuple[Tensor, Tensor
 
 
 def probe_values(policy: Policy) -> tuple[Tensor, Tensor]:
-    """Log-probs `[M]` of fixed tokens, and a gradient, in the policy's own layout."""
+    """Return log-probs `[M]` of fixed tokens, and a gradient, in the policy's own layout."""
     make = make_packed_micro_batches if policy.packs else make_micro_batches
     return _values_and_gradient(policy, make(_probe_batch(policy), max_tokens=MAX_PROBE_TOKENS))
 
@@ -91,16 +91,16 @@ def _probe_batch(policy: Policy) -> TrainBatch:
 
 
 def probe_group(name: str, tokens: NDArray[np.int32], num_prompt: int, lengths: Sequence[int]) -> UnpackedGroup:
-    """A group whose prompt and completions, of these lengths, are made of `tokens`, and whose log-probs are 0."""
+    """Return a group whose prompt and completions, of these lengths, consist of `tokens`, with log-probs of 0."""
     answers = [np.resize(np.roll(tokens, length), length) for length in lengths]
     batch = TokenBatch.from_parts(answers, [np.zeros(length) for length in lengths])
     return UnpackedGroup(name, name, True, 0, 0, np.resize(tokens, num_prompt), batch, (0.0,) * len(lengths))
 
 
 def _values_and_gradient(policy: Policy, micro_batches: Sequence[MicroBatch]) -> tuple[Tensor, Tensor]:
-    """Log-probs in the batch's order, and the gradient of their mean to the smallest of what is trained.
+    """Return log-probs in the batch's order, and the gradient of their mean to the smallest trained tensor.
 
-    That is a norm, a bias or an adapter's matrix, mostly of the first layer: all attention lies before it.
+    That is a norm, a bias or an adapter's matrix, mostly of the first layer, so its gradient depends on all attention.
     """
     (micro_batch,) = micro_batches
     smallest = min(policy.trainable().values(), key=lambda parameter: parameter.numel())

@@ -1,13 +1,13 @@
 """Log-probs of the completion tokens under the model being trained.
 
 The output head needs the most memory: a vocabulary of 150,000 in float32 is 0.6 MB a token. So the decoder runs alone,
-and only the positions that predict a completion token are taken from its output. The head is applied to them in chunks,
-whose logits are discarded and computed again in the backward pass. Its gradient is explicit:
+and only the positions that predict a completion token are taken from its output. The head processes them in chunks,
+whose logits are discarded and recomputed in the backward pass. Its gradient is explicit:
 
     dlp_t / dlogits = onehot(token) - softmax(logits)
 
-so only one buffer of a chunk's logits is in memory. Tokens with a gradient of zero (filtered, or without advantage) are
-left out. Log-sum-exp is in float32 or better, whatever type the head uses. Log-probs are those of the full softmax at
+so memory holds only one buffer of a chunk's logits. Tokens with a gradient of zero (filtered, or without advantage) are
+skipped. Log-sum-exp is in float32 or better, whatever type the head uses. Log-probs are those of the full softmax at
 the sampling temperature, as generators report them.
 """
 
@@ -38,11 +38,10 @@ def completion_logprobs(
     head_chunk_tokens: int = HEAD_CHUNK_TOKENS,
     entropies: EntropyMeter | None = None,
 ) -> Tensor:
-    """Log-probs `[M]`, float32 (or float64), of `micro_batch.target_ids`, on the model's device and with its gradient.
+    """Return log-probs `[M]` of `micro_batch.target_ids`, float32 or float64, on the model's device, with a gradient.
 
-    `causal_lm` is a transformers model whose logits are its output head applied to its decoder's last hidden state
-    (see `policy.check_logits`). `entropies` is given the
-    entropy at each of these tokens.
+    `causal_lm` is a transformers model whose logits are its output head applied to its decoder's last hidden state (see
+    `policy.check_logits`). `entropies` receives the entropy at each of these tokens.
     """
     device, head = causal_lm.device, causal_lm.get_output_embeddings()
     hidden = decode(causal_lm, micro_batch)
@@ -54,7 +53,7 @@ def completion_logprobs(
 
 
 def decode(causal_lm: Any, micro_batch: MicroBatch) -> Tensor:
-    """The decoder's last hidden states `[N, T, H]` of a micro-batch's rows."""
+    """Return the decoder's last hidden states `[N, T, H]` of a micro-batch's rows."""
     layout = _layout(micro_batch, causal_lm.device)
     token_ids = micro_batch.token_ids.to(causal_lm.device)
     hidden: Tensor = causal_lm.get_decoder()(input_ids=token_ids, use_cache=False, **layout).last_hidden_state
@@ -62,7 +61,7 @@ def decode(causal_lm: Any, micro_batch: MicroBatch) -> Tensor:
 
 
 class EntropyMeter:
-    """The policy's mean entropy, in nats a token, over what was computed since it was last asked for."""
+    """The policy's mean entropy, in nats a token, since the last `take`."""
 
     def __init__(self) -> None:
         self._sum = 0.0
@@ -95,7 +94,7 @@ def head_logprobs(
     chunk_tokens: int = HEAD_CHUNK_TOKENS,
     entropies: EntropyMeter | None = None,
 ) -> Tensor:
-    """`[M, H]` hidden states and `[M]` token ids to log-probs `[M]`."""
+    """Return log-probs `[M]` of `[M]` token ids under `[M, H]` hidden states."""
     if type(head) is nn.Linear and getattr(head, "bias", None) is None:
         logprobs: Tensor = HeadLogprobs.apply(  # type: ignore[no-untyped-call]
             hidden, head.weight, target_ids, temperature, chunk_tokens, entropies
@@ -106,7 +105,7 @@ def head_logprobs(
 
 
 class HeadLogprobs(Function):
-    """`[M, H]`, `[V, H]` and `[M]` to `[M]`; kept for the backward pass: the inputs and a log-sum-exp a token."""
+    """An autograd function: `[M, H]`, `[V, H]` and `[M]` to `[M]`. It saves the inputs and a log-sum-exp a token."""
 
     @staticmethod
     def forward(
@@ -118,7 +117,7 @@ class HeadLogprobs(Function):
         chunk_tokens: int,
         entropies: EntropyMeter | None = None,
     ) -> Tensor:
-        """Compute chunk by chunk."""
+        """Compute log-probs chunk by chunk."""
         exact = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         logprobs = hidden.new_empty(len(target_ids), dtype=exact)
         logsumexp = torch.empty_like(logprobs)
@@ -127,7 +126,7 @@ class HeadLogprobs(Function):
             logits = _logits(hidden[at], weight, temperature, exact)
             logprobs[at] = logits.gather(-1, target_ids[at, None])[:, 0]
             logsumexp[at] = _log_sum_exp(logits, entropies)
-            del logits  # before the next chunk's are made
+            del logits  # before the next chunk allocates its own
         logprobs -= logsumexp
         ctx.save_for_backward(hidden, weight, target_ids, logsumexp)
         ctx.temperature, ctx.chunk_tokens = temperature, chunk_tokens
@@ -135,7 +134,7 @@ class HeadLogprobs(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Compute only tokens with a gradient again."""
+        """Recompute the logits of tokens with a gradient, chunk by chunk."""
         hidden, weight, target_ids, logsumexp = ctx.saved_tensors
         needs_hidden, needs_weight, *_ = ctx.needs_input_grad
         rows = gradients[0].nonzero()[:, 0]
@@ -159,7 +158,7 @@ class HeadLogprobs(Function):
 
 
 def _logits(hidden: Tensor, weight: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
-    """`[K, V]` in `dtype`, and nobody else's; not rounded to the weight's format if the device has such a product."""
+    """Return `[K, V]` in `dtype`, owned by the caller; unrounded if the device has products with wider output."""
     if weight.dtype != dtype and has_wide_products(weight.device, weight.dtype):
         logits = torch.mm(hidden, weight.T, out_dtype=dtype)
     else:
@@ -168,7 +167,7 @@ def _logits(hidden: Tensor, weight: Tensor, temperature: float, dtype: torch.dty
 
 
 def _log_sum_exp(logits: Tensor, entropies: EntropyMeter | None) -> Tensor:
-    """Reduce `[K, V]` to `[K]`; `logits` are overwritten: there is no second buffer of their size."""
+    """Reduce `[K, V]` to `[K]`. Overwrites `logits` to avoid a second buffer of their size."""
     largest = logits.amax(dim=-1, keepdim=True)
     logits.sub_(largest)
     if entropies is None:
@@ -180,7 +179,7 @@ def _log_sum_exp(logits: Tensor, entropies: EntropyMeter | None) -> Tensor:
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total += left @ right, in one product where the device has it: nothing of the total's size is made besides."""
+    """Add left @ right to `total` in place, without a temporary of its size if the device has such a product."""
     if total.dtype == left.dtype:
         total.addmm_(left, right)
     elif has_wide_products(left.device, left.dtype):
@@ -191,9 +190,10 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 @cache
 def has_wide_products(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether the device multiplies matrices of `dtype` into float32 ones, and adds in place, as CUDA does.
+    """Return whether the device multiplies matrices of `dtype` into a float32 output and accumulates in place (CUDA
+    does).
 
-    Tried once on 16 x 16 ones. A CPU has none: there a product in `dtype` is added.
+    A trial on 16 x 16 matrices decides. A CPU lacks such products, so the result in `dtype` is added.
     """
     ones = torch.ones((16, 16), device=device, dtype=dtype)
     total = torch.ones((16, 16), device=device, dtype=torch.float32)
@@ -206,7 +206,7 @@ def has_wide_products(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def _layout(micro_batch: MicroBatch, device: torch.device) -> dict[str, Any]:
-    """Positions and plan as the model hands them on; nothing if rows are plain texts."""
+    """Return positions and plan as keyword arguments of the model; empty if rows are plain texts."""
     if not micro_batch.texts or micro_batch.positions is None:
         return {}
     plan = AttentionPlan.of(micro_batch.texts, device)

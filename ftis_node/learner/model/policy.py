@@ -1,11 +1,10 @@
-"""The model being trained: in full, or a LoRA adapter on a frozen model.
+"""The model in training: in full, or a LoRA adapter on a frozen model.
 
 The model and its adapter are held and computed in `dtype`, as engines hold them. If that is bfloat16, trained weights
-have float32 masters as well (`masters.py`). An update at a learning rate of 1e-6 is smaller than bfloat16 can add to a
-weight.
+also have float32 masters (`masters.py`). An update at a learning rate of 1e-6 is below the resolution of bfloat16.
 
-The model stays in eval mode: two passes over a batch must agree, so there is no dropout. Layers whose activations are
-recomputed in the backward pass are the exception, since transformers does that in training mode only.
+The model stays in eval mode: two passes over a batch must agree, so dropout is off. Layers whose activations are
+recomputed in the backward pass are the exception, since transformers recomputes in training mode only.
 """
 
 from __future__ import annotations
@@ -54,9 +53,10 @@ LOGITS_TOLERANCE = 0.25
 class Policy:
     """`causal_lm` is the transformers model; with LoRA its linear layers carry the adapter that `adapted` wraps.
 
-    `packs`: it computes packed rows (see `choose_layout`). `entropies`, if set, takes the entropies of all log-probs
-    that are computed with a gradient. `root` is set if the model is spread over ranks (`shards.py`): only inside it are
-    the weights whole. `head_chunk_tokens` go through the head at once. `kernels` compute its layers (`kernels.py`).
+    `packs`: it supports packed rows (see `choose_layout`). `entropies`, if set, receives the entropies of all log-probs
+    with a gradient. `root` is set if the model is sharded over ranks (`policy_loading.py`): weights are gathered only
+    inside it. `head_chunk_tokens` is the number of tokens in one pass through the head. `kernels` names the
+    implementation of its layers (`kernels.py`).
     """
 
     source: ModelSource
@@ -73,7 +73,7 @@ class Policy:
 
     @property
     def layout(self) -> str:
-        """How its sequences are laid out, in words for the status."""
+        """Return the layout of its sequences, in words for the status."""
         return "packed rows" if self.packs else "padded rows"
 
     def trainable(self) -> dict[str, Parameter]:
@@ -82,13 +82,13 @@ class Policy:
 
     @property
     def num_parameters(self) -> int:
-        """The number of parameters of the model without an adapter; tied weights count once."""
+        """Return the number of parameters of the model without an adapter; tied weights count once."""
         adapter = self.num_trainable_parameters if self.adapted is not None else 0
         return int(sum(value.numel() for value in self.causal_lm.parameters())) - adapter
 
     @property
     def num_trainable_parameters(self) -> int:
-        """The number of trained parameters, of the model or of the adapter."""
+        """Return the number of trained parameters, of the model or of the adapter."""
         return sum(value.numel() for value in self.trainable().values())
 
     def compute(self, work: Callable[[Any], Result]) -> Result:
@@ -109,7 +109,7 @@ class Policy:
 
 
 def load_unchecked(boot: LearnerBoot) -> Policy:
-    """The policy that `boot` describes, without any computation: its weights are enough for an export.
+    """Return the policy that `boot` describes, without a forward pass: an export needs only its weights.
 
     Raises as `load_policy` does.
     """
@@ -124,10 +124,10 @@ def find_source(boot: LearnerBoot) -> tuple[ModelSource, PromptTokenizer]:
 
 
 def build_policy(boot: LearnerBoot, source: ModelSource, tokenizer: PromptTokenizer, causal_lm: Any) -> Policy:
-    """The policy with this model, which gets its adapter; nothing is computed."""
+    """Return the policy with this model, and its adapter if `boot` sets one. Runs no forward pass."""
     causal_lm.requires_grad_(boot.lora is None)
     torch.manual_seed(boot.seed)
-    hollow(causal_lm)  # an adapter beside a weight without memory would have none either
+    hollow(causal_lm)  # otherwise peft would create the adapter of a meta weight on the meta device
     adapted = add_adapter(causal_lm, boot.lora) if boot.lora else None
     back_to_meta(causal_lm)
     if boot.recompute_activations:
@@ -162,7 +162,7 @@ def add_adapter(causal_lm: Any, lora: LoraSettings) -> Any:
 
 
 def own_tensors(policy: Policy) -> dict[str, Tensor]:
-    """The model's tensors under the names of a model without adapter, as they are; tied weights appear once."""
+    """Return the model's tensors under the names of a model without adapter, unmerged; tied weights appear once."""
     left_out = tied_names(policy.causal_lm)
     return {
         plain_name(name): value
@@ -172,7 +172,7 @@ def own_tensors(policy: Policy) -> dict[str, Tensor]:
 
 
 def adapter_merger(policy: Policy) -> Callable[[str, Tensor], Tensor]:
-    """A function of a weight's plain name and its value that adds what the adapter adds to it."""
+    """Return a function of a weight's plain name and value that merges the adapter into the value."""
     layers = {} if policy.adapted is None else dict(_adapted_layers(policy.causal_lm))
 
     def merge(name: str, value: Tensor) -> Tensor:
@@ -183,9 +183,9 @@ def adapter_merger(policy: Policy) -> Callable[[str, Tensor], Tensor]:
 
 
 def adapter_alone(policy: Policy) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The adapter's weights and its configuration, as peft's `save_pretrained` names them.
+    """Return the adapter's weights and its configuration, as peft's `save_pretrained` names them.
 
-    The base model is named as others know it, never by a folder of this machine.
+    The configuration names the base model publicly, never by a local folder.
     """
     from peft import get_peft_model_state_dict
 
@@ -197,7 +197,7 @@ def adapter_alone(policy: Policy) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def check_logits(policy: Policy) -> None:
-    """Compare our log-probs with the model's own logits. Raises ModelError for a model that treats them further."""
+    """Compare our log-probs with the model's own logits. Raises ModelError for a model that post-processes logits."""
     ids = torch.tensor([probe_token_ids(policy.tokenizer.vocab_size)])
     positions = torch.arange(ids.shape[1] - 1)
     micro_batch = MicroBatch(token_ids=ids, predictor_index=positions, target_ids=ids[0, 1:], cell_index=positions)
@@ -214,8 +214,9 @@ def check_logits(policy: Policy) -> None:
 
 @torch.no_grad()
 def _merged(layer: Any, value: Tensor) -> Tensor:
-    """`value` with what the adapter of `layer` adds to it, in float32. One buffer where the layer is plain: peft's own
-    sum makes five, which on a CPU takes three times as long."""
+    """Return `value` with the adapter of `layer` merged, in float32. A plain layer needs one buffer: peft's own merge
+    makes five, which on a CPU takes three times as long.
+    """
     if is_sharded(value) or getattr(layer, "fan_in_fan_out", True):
         added: Tensor = layer.get_delta_weight(ADAPTER)
         return value.float() + added.float()
@@ -234,10 +235,10 @@ def _adapted_layers(causal_lm: Any) -> Iterator[tuple[str, Any]]:
 
 
 def recompute_activations(causal_lm: Any) -> bool:
-    """Keep only each layer's input for the backward pass: about a third more time, a fraction of the memory.
+    """Enable activation recomputation: save only each layer's input. Costs a third more time, saves most of the memory.
 
-    Returns whether that changed anything: not where layers are recomputed already, or are none of transformers'. Random
-    states are kept for a layer's second pass only where something in it is random.
+    Returns whether that changed anything: not if layers already recompute, or are none of transformers'. Random states
+    are saved for a layer's second pass only if the layer is random.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 

@@ -4,8 +4,8 @@ Every decoder layer is one FSDP unit: its weights are gathered for its pass and 
 output head belong to the root unit. The head runs outside the model's own forward (`logprobs.py`), so the root unit
 wraps the whole model. All work that needs weights runs inside `Policy.compute`.
 
-Each rank starts with a model without memory (`models/empty.py`) and reads only the rows that it holds. No process holds
-the whole model.
+Each rank starts with a model on the meta device (`models/empty.py`) and reads only its own rows. No process holds the
+whole model.
 
 Trained weights are sharded in float32. With bfloat16 they are cast before they are gathered, and gradients are summed
 in float32. They are summed, not averaged, because each rank's loss is its part of one loss.
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 def load_policy(boot: LearnerBoot) -> Policy:
-    """The policy that `boot` describes, untrained, with its log-probs checked and its layout chosen.
+    """Return the policy that `boot` describes, untrained, with its log-probs checked and its layout chosen.
 
     Raises ModelError, ConfigError, MachineError or NetworkError.
     """
@@ -51,7 +51,7 @@ def load_policy(boot: LearnerBoot) -> Policy:
 
 
 def open_policy(boot: LearnerBoot, ranks: Ranks) -> Policy:
-    """As `load_policy`, spread over `ranks` where they are several; all of them raise what one does."""
+    """Return the policy as `load_policy` does, sharded if `ranks` are several. All ranks raise the error of one."""
     if not isinstance(ranks, RankGroup):
         return load_policy(boot)
     with ranks.agreed():
@@ -66,10 +66,10 @@ def open_policy(boot: LearnerBoot, ranks: Ranks) -> Policy:
 def load_sharded_policy(
     boot: LearnerBoot, source: ModelSource, tokenizer: PromptTokenizer, ranks: RankGroup, *, trains: bool = True
 ) -> Policy:
-    """Return the policy over `ranks`, each of which reads the rows that it holds. Without `trains` it is a frozen copy.
+    """Return the policy over `ranks`, each of which reads its own rows. Without `trains` it is a frozen copy.
 
-    If the files do not name tensors as the model does, each reads the whole model first. Raises what `load_policy`
-    does.
+    If the files name tensors otherwise than the model, each rank reads the whole model first. Raises what `load_policy`
+    raises.
     """
     with ranks.agreed():
         rows = WeightRows(source)
@@ -92,7 +92,7 @@ def _metered(policy: Policy, boot: LearnerBoot) -> Policy:
 
 
 class _Root(nn.Module):
-    """The unit that holds what no layer does. Its forward is any work with the model."""
+    """The FSDP root unit, with all weights outside of the layers. Its forward runs any work with the model."""
 
     def __init__(self, causal_lm: Any) -> None:
         super().__init__()
@@ -103,13 +103,13 @@ class _Root(nn.Module):
 
 
 def shard(policy: Policy, ranks: RankGroup) -> Policy:
-    """`policy`, whole on the CPU of every rank or without memory (meta), spread over the ranks' devices.
+    """Return `policy`, which is whole on the CPU of every rank or on the meta device, sharded over the ranks' devices.
 
-    Its parameters become others; those that had no memory have some then, to be filled.
+    Replaces its parameters; meta parameters get memory, which `fill` then sets.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    for parameter in policy.trainable().values():  # in whatever format it was loaded
+    for parameter in policy.trainable().values():  # whatever its loaded dtype
         parameter.data = parameter.data.float()
     root, mesh = _Root(policy.causal_lm), ranks.mesh()
     precision = MixedPrecisionPolicy()
@@ -119,13 +119,13 @@ def shard(policy: Policy, ranks: RankGroup) -> Policy:
     for unit in (*layers, root):
         sharded = fully_shard(unit, mesh=mesh, mp_policy=precision, reshard_after_forward=True)
         sharded.set_gradient_divide_factor(1.0)
-        sharded.set_force_sum_reduction_for_comms(True)  # gloo has no other
+        sharded.set_force_sum_reduction_for_comms(True)  # gloo supports no other
     names = [list(same) for same in _same_parameters(policy.causal_lm)]
     device = torch.device(mesh.device_type)
     root._apply(  # type: ignore[no-untyped-call]
         lambda value: torch.empty_like(value, device=device) if value.device.type == "meta" else value
     )
-    for first, *others in names:  # `_apply` makes tied ones apart
+    for first, *others in names:  # `_apply` unties them
         for other in others:
             _put(policy.causal_lm, other, policy.causal_lm.get_parameter(first))
     return replace(policy, root=root)
@@ -133,9 +133,9 @@ def shard(policy: Policy, ranks: RankGroup) -> Policy:
 
 @torch.no_grad()
 def fill(policy: Policy, rows: WeightRows, ranks: RankGroup) -> None:
-    """Fill the parts that this rank holds with the rows that they are of, rounded to the compute dtype first."""
+    """Read this rank's rows of each parameter from the files, rounded to the compute dtype first."""
     for name, value in policy.causal_lm.named_parameters():
-        if ".lora_" in name:  # made here, and in no file
+        if ".lora_" in name:  # created at the start, absent from the files
             continue
         part = value.to_local()
         per_rank = -(-value.shape[0] // ranks.size)
@@ -149,7 +149,7 @@ def fill(policy: Policy, rows: WeightRows, ranks: RankGroup) -> None:
 
 
 def _same_parameters(causal_lm: Any) -> Iterable[list[str]]:
-    """The names of each parameter that has several."""
+    """Return the names of each parameter that has several."""
     by_parameter: dict[int, list[str]] = {}
     for name, value in causal_lm.named_parameters(remove_duplicate=False):
         by_parameter.setdefault(id(value), []).append(name)

@@ -1,8 +1,8 @@
-"""The frozen starting model, for the KL that holds the learner near it.
+"""The frozen starting model, for the KL term against it.
 
-Under a LoRA adapter it is the same weights with the adapter off. In full training the weights move, so a frozen copy in
-the compute dtype is loaded, from the model's folder and never from a checkpoint. Its log-probs are computed once a
-step, without a gradient, on the learner's micro-batches.
+Under a LoRA adapter it is the same weights with the adapter off. In full training a frozen copy in the compute dtype is
+loaded from the model's folder, never from a checkpoint. Its log-probs are computed once a step, without a gradient, on
+the learner's micro-batches.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 
 def load_reference(policy: Policy, boot: LearnerBoot, ranks: Ranks = ALONE) -> Forward:
-    """A function of a micro-batch: the starting model's log-probs `[M]` of its completion tokens.
+    """Return a function of a micro-batch: the starting model's log-probs `[M]` of its completion tokens.
 
-    `policy` is the learner's, of `boot`; a copy is spread over `ranks` as that is. Raises ModelError or MachineError
-    if it cannot be loaded.
+    `policy` is the learner's, built from `boot`; a copy is sharded over `ranks` in the same way. Raises ModelError or
+    MachineError if it cannot be loaded.
     """
     if policy.adapted is not None:
         return _without_adapter(policy)
@@ -43,7 +43,7 @@ def load_reference(policy: Policy, boot: LearnerBoot, ranks: Ranks = ALONE) -> F
         frozen = replace(policy, causal_lm=causal_lm)
     frozen.causal_lm.requires_grad_(False)
     attention = policy.causal_lm.config._attn_implementation
-    if frozen.causal_lm.config._attn_implementation != attention:  # for it is given the learner's micro-batches
+    if frozen.causal_lm.config._attn_implementation != attention:  # because it receives the learner's micro-batches
         frozen.causal_lm.set_attn_implementation(attention)
     alone = replace(policy, causal_lm=frozen.causal_lm, root=frozen.root, entropies=None)
     return torch.no_grad()(alone.logprobs)

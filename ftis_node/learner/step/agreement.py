@@ -10,8 +10,8 @@ the last layer a position's output affects only that position's prediction. So e
 token, and one backward pass over all senders' tokens gives every G_s exactly. With LoRA it is the gradient of the
 matrix that the adapter modifies.
 
-Only own completions cannot be forged by others. Their agreement cos(G_a, G_b), between the even and the odd own groups,
-is the cosine to expect of good data in so small a batch.
+Other nodes cannot forge own completions. The cosine cos(G_a, G_b) between the even and the odd own groups is the
+reference value for good data in so small a batch.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from ftis_node.learner.step.train_step import Forward
 
 PROJECTION = "o_proj"
-MAX_SENDERS = 64  # whose gradients are held at once; further peers of a step have no figure
+MAX_SENDERS = 64  # senders whose gradients are held at once; further senders have no entry
 OWN_HALVES = 2
 
 
 class AgreementMeter:
-    """Measures a step's passes: wrap the forward function of each step's batch, and `take` the figures after it."""
+    """Measures a step's passes: wrap the forward function of each step's batch, then `take` the results."""
 
     def __init__(self, causal_lm: Any) -> None:
         modules = [module for name, module in causal_lm.named_modules() if name.endswith(PROJECTION)]
@@ -62,9 +62,10 @@ class AgreementMeter:
         return watched
 
     def take(self) -> tuple[dict[str, float], float | None]:
-        """Agreement by sender, and that of the own halves: None with fewer than two own groups with a gradient.
+        """Return the agreement by sender, and that of the own halves: None with fewer than two own groups with a
+        gradient.
 
-        Senders without a gradient have no figure, nor has anybody where the own completions have none.
+        Senders without a gradient have no entry. Without a gradient of own completions the result is empty.
         """
         batch, sums = self._batch, self._sums
         self._batch, self._micro_batch, self._sums, self._seen = None, None, {}, []
@@ -85,7 +86,9 @@ class AgreementMeter:
         output.register_hook(add)  # type: ignore[no-untyped-call]
 
     def _add(self, micro_batch: MicroBatch, features: Tensor, gradient: Tensor) -> None:
-        """Called in the backward pass. A micro-batch that was seen before begins another pass over the batch."""
+        """Add a micro-batch's gradient, in the backward pass. A repeated micro-batch resets the sums: a new pass has
+        begun.
+        """
         if self._batch is None:
             return
         if any(micro_batch is each for each in self._seen):
@@ -104,7 +107,7 @@ class AgreementMeter:
 
 
 def _slots(batch: TrainBatch) -> Tensor:
-    """Return `[N]`: 0 or 1 for the own halves, then one for each sender, -1 for senders beyond the limit."""
+    """Return `[N]`: 0 or 1 for the own halves, then one number for each sender, -1 for senders beyond the limit."""
     own_groups = torch.tensor(sorted(set(batch.group_ids[batch.is_own].tolist())), dtype=torch.int64)
     halves = torch.searchsorted(own_groups, batch.group_ids) % OWN_HALVES
     slots = torch.where(batch.is_own, halves, batch.sender_ids + OWN_HALVES - 1)

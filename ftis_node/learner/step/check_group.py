@@ -1,8 +1,8 @@
-"""The check group: an own group that the learner's present weights sampled, measured against its own log-probs.
+"""The check group: an own group that the learner's present weights sampled, compared with its own log-probs.
 
-Generation runs ahead. So a step's groups are mostly a version old and do not compare engine and learner under the same
-weights. The daemon therefore offers the first group that a new version made. It is measured at once if the learner is
-idle, else just before the update of the step in progress.
+Generation runs ahead. So a step's groups are mostly a version old and cannot compare engine and learner under the same
+weights. The daemon therefore offers the first group that a new version sampled. An idle learner measures it at once, a
+busy one just before the update of the step in progress.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class CheckGroup:
-    """At most one group waits, the newest; what was measured belongs to one version."""
+    """A queue of at most one group, the newest, and the last measurement with its version."""
 
     def __init__(self) -> None:
         self._waiting: deque[TrainGroup] = deque(maxlen=1)
@@ -31,12 +31,14 @@ class CheckGroup:
         self._found: Mismatch | None = None
 
     def offer(self, group: TrainGroup) -> None:
-        """Have `group` measured next, instead of one that waits. From any thread. Raises as `unpack_train_group`."""
+        """Queue `group`, in place of one that waits. Safe from any thread. Raises as `unpack_train_group`."""
         unpack_train_group(group)  # here, because an error in `take` would end the step
         self._waiting.append(group)
 
     def take(self, *, version: int) -> TrainGroup | None:
-        """The group that waits; it is dropped where `version`, the learner's present one, did not sample all of it."""
+        """Remove and return the queued group. Returns None if `version`, the learner's present one, did not sample it
+        completely.
+        """
         try:
             group = self._waiting.pop()
         except IndexError:
@@ -44,11 +46,11 @@ class CheckGroup:
         return group if make_batch([group]).sampled_by(version).any() else None
 
     def note(self, batch: TrainBatch, learner_logprobs: Tensor, *, version: int) -> None:
-        """Measure the group that was taken: `batch` holds it alone, `learner_logprobs` `[N, T]` are under `version`."""
+        """Measure the taken group: `batch` holds it alone, and `learner_logprobs` `[N, T]` are under `version`."""
         tokens = batch.sampled_by(version)
         self._found = measure_mismatch(learner_logprobs[tokens], batch.behaviour_logprobs[tokens])
         self._version = version
 
     def found(self, *, version: int) -> Mismatch | None:
-        """Return what was measured under `version`; None if nothing was."""
+        """Return the measurement under `version`; None without one."""
         return self._found if self._version == version else None

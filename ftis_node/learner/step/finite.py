@@ -1,8 +1,10 @@
-"""A check before an update that all weights stay finite, so that nothing has to be restored.
+"""A check before an update that all weights stay finite, so that no backup is needed.
 
 Adam changes a weight by at most (arXiv 1412.6980, section 2.1; its denominator is never below eps)
 
-    |update| <= lr / (1 - beta1) * max(|m|, |g|) / eps + lr * decay * |w|
+so the largest weight, moment and gradient bound the result. This detects an infinite learning rate, an eps that
+underflows in float32, and a moment that is not finite. A healthy step is 25 orders of magnitude below the limit. A
+backup of weights and moments would take three times the memory of the weights.
 
 so the largest weight, moment and gradient bound the result. This detects an infinite learning rate, an eps that
 vanishes in float32, and a moment that is not finite. A healthy step is 25 orders of magnitude below the limit. A copy
@@ -30,7 +32,7 @@ LARGEST_GRADIENT = math.sqrt(LARGEST)  # its square is part of the second moment
 
 @torch.no_grad()
 def stays_finite(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether the next step of `optimizer`, an Adam, leaves weights and moments finite, on all ranks."""
+    """Return whether the next step of `optimizer`, an Adam, leaves weights and moments finite on all ranks."""
     return all(_group_stays_finite(optimizer, group) for group in optimizer.param_groups)
 
 
@@ -40,7 +42,7 @@ def _group_stays_finite(optimizer: torch.optim.Optimizer, group: dict[str, Any])
     moment = _largest([moment for weight in weights for moment in _moments(optimizer, weight)])
     weight, rate = _largest(weights), float(group["lr"])
     smallest = sys.float_info.min
-    eps, kept = float(group.get("eps", 1.0)), float(group.get("betas", (0.0,))[0])  # plain descent has neither
+    eps, kept = float(group.get("eps", 1.0)), float(group.get("betas", (0.0,))[0])  # plain SGD has neither
     scale = rate / max(1.0 - kept, smallest) / max(eps, smallest)
     bound = scale * max(moment, gradient) + weight * (1.0 + rate * float(group["weight_decay"]))
     figures = (gradient, moment, weight, rate, bound)
@@ -48,11 +50,11 @@ def _group_stays_finite(optimizer: torch.optim.Optimizer, group: dict[str, Any])
 
 
 def _moments(optimizer: torch.optim.Optimizer, weight: Tensor) -> list[Tensor]:
-    """What the optimizer holds of a weight in floating point: its moments, or the scales of those in 8 bits."""
+    """Return the optimizer's floating-point state of a weight: its moments, or the scales of 8-bit moments."""
     held = optimizer.state[weight].values()
     return [value for value in held if isinstance(value, torch.Tensor) and value.is_floating_point() and value.ndim]
 
 
 def _largest(tensors: Sequence[Tensor]) -> float:
-    """The largest absolute value in any of them; NaN where there is one, 0 without tensors."""
+    """Return the largest absolute value of all tensors; NaN if any value is, 0 without tensors."""
     return float(whole(torch.nn.utils.get_total_norm(tensors, norm_type=math.inf))) if tensors else 0.0

@@ -4,15 +4,16 @@
              ^                                                                               |
              +------------------ rounded ------------------ master (float32) <--optimizer----+
 
-At a learning rate of 1e-6 an update is smaller than bfloat16 can add to most weights: rounding would remove it every
-time. So the optimizer moves masters, where such updates add up, and the model's weights follow. A gradient is added to
-its master's as soon as the backward pass has finished it, and is freed in the model. So sums over micro-batches are in
-float32, and there is no second set of gradients. (Micikevicius et al., Mixed Precision Training, arXiv 1710.03740.)
+At a learning rate of 1e-6 an update is below the resolution of bfloat16 for most weights: rounding would remove it
+every time. So the optimizer updates the masters, which accumulate such updates, and the model's weights are copies. A
+gradient is added to its master's as soon as the backward pass has finished it, and is freed in the model. So sums over
+micro-batches are in float32, and there is no second set of gradients. (Micikevicius et al., Mixed Precision Training,
+arXiv 1710.03740.)
 
 Masters may be in host memory beside a model on a GPU, with their gradients and Adam's moments. Then 2 bytes a weight
-stay on the GPU. Each gradient is fetched, and each weight sent back, through one pinned buffer.
+stay on the GPU. Each gradient, and each weight on its way back, passes through one pinned buffer.
 
-A float32 weight that is already on the masters' device is its own master: nothing is copied.
+A float32 weight on the masters' device is its own master, without a copy.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class MasterWeights:
-    """`tensors` are the float32 masters of a model's trainable weights, by name: what an optimizer moves."""
+    """`tensors` are the float32 masters of a model's trainable weights, by name. The optimizer updates them."""
 
     def __init__(self, weights: Mapping[str, Parameter], *, home: torch.device | None = None):
         """Create masters of the present `weights`, on the device `home`; None: on each weight's device."""
@@ -47,7 +48,7 @@ class MasterWeights:
 
     @torch.no_grad()
     def write_back(self) -> None:
-        """Have the model's weights follow their masters, rounded to their own number format."""
+        """Copy the masters to the model's weights, rounded to their number format."""
         for weight, master in self._followers:
             if weight.device == master.device:
                 weight.copy_(master)

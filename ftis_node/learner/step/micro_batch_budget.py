@@ -1,10 +1,10 @@
-"""How many tokens a micro-batch may have: less after it ran out of memory, carefully more again when all is well.
+"""The token budget of a micro-batch: it shrinks after out-of-memory errors, and grows slowly after good steps.
 
-    ran out     back to what was good before, if this was a trial of more; else half of what was in use
-    good steps  after `growth_interval` of them a quarter more, up to the setting; a trial that fails doubles it
+    ran out     return to the last good budget, if this was a trial of more; else half of the budget in use
+    good steps  after `growth_interval` of them a quarter more, up to the setting; a failed trial doubles the interval
 
-What is free on a GPU changes (another process, longer completions, fragments), so neither a failure nor a success is
-for ever. A pure state machine: facts in, the next budget out.
+The free memory of a GPU changes (another process, longer completions, fragments), so the budget keeps adapting. A pure
+state machine: events in, the next budget out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ GROWTH = 1.25
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchBudget:
-    """`max_tokens` is what to use now, at most `setting`. `good_tokens`: what a trial of more goes back to."""
+    """The budget's state. `max_tokens` is in use, at most `setting`. A failed trial of more restores `good_tokens`."""
 
     setting: int
     max_tokens: int
@@ -28,13 +28,14 @@ class MicroBatchBudget:
 
     @classmethod
     def of(cls, setting: int) -> MicroBatchBudget:
-        """The budget of a learner that starts."""
+        """Return the initial budget of a learner."""
         return cls(setting=setting, max_tokens=setting)
 
     def after_out_of_memory(self, *, whole: int, longest: int) -> MicroBatchBudget | None:
-        """What to try next on a batch of `whole` tokens whose longest sequence has `longest`; None: nothing is left.
+        """Return the next budget for a batch of `whole` tokens whose longest sequence has `longest`; None if none is
+        smaller.
 
-        A sequence is never cut, so a micro-batch cannot be made smaller than the longest one.
+        A sequence is never divided, so a micro-batch cannot be smaller than the longest one.
         """
         in_use = max(min(self.max_tokens, whole), longest)
         if in_use <= longest:
@@ -47,7 +48,7 @@ class MicroBatchBudget:
         return replace(self, max_tokens=max(in_use // 2, longest), good_tokens=None, num_good_steps=0)
 
     def after_good_step(self, *, whole: int) -> MicroBatchBudget:
-        """What the next step may use. A batch of `whole` tokens that fits in one micro-batch has tried nothing."""
+        """Return the next step's budget. A batch of `whole` tokens that fits in one micro-batch tests no budget."""
         if self.max_tokens >= self.setting or self.max_tokens > whole:
             return self
         if self.num_good_steps + 1 < self.growth_interval:

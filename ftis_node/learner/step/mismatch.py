@@ -1,6 +1,6 @@
 """The mismatch between engine and learner on the same tokens under the same weights.
 
-The engine reports the log-prob of each token that it samples; the learner computes it again. If both were exact they
+The engine reports the log-prob of each token that it samples, and the learner recomputes it. If both were exact they
 would be equal, and an importance ratio would compare two policies only. Their difference (another kernel, number format
 or softmax, or old weights) enters every ratio that the learner computes.
 
@@ -19,12 +19,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_RATIO_ERROR = 0.01
-MAX_LOG_RATIO = 20.0  # nats; log-ratios are clamped to it here as they are in the losses
+MAX_LOG_RATIO = 20.0  # nats; the losses clamp log-ratios to the same bound
 
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """`kl` is KL(engine || learner) in nats a token, `share` that of tokens whose ratio is off 1 by more than 1 %."""
+    """`kl` is KL(engine || learner) in nats a token, `share` the share of tokens whose ratio differs from 1 by more
+    than 1 %.
+    """
 
     kl: float
     share: float
@@ -32,15 +34,15 @@ class Mismatch:
 
 
 def measure_mismatch(learner_logprobs: Tensor, engine_logprobs: Tensor) -> Mismatch | None:
-    """The mismatch over K tokens that the engine sampled, from both sides' log-probs `[K]` under the same weights.
+    """Return the mismatch over K tokens that the engine sampled, from both log-probs `[K]` under the same weights.
 
-    None if there is no token, or a log-prob that is not finite.
+    Returns None if there is no token, or a log-prob that is not finite.
     """
     log_ratios = learner_logprobs.double() - engine_logprobs.double()
     if not log_ratios.numel() or not bool(log_ratios.isfinite().all()):
         return None
     log_ratios = log_ratios.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    errors = torch.expm1(log_ratios)  # r - 1, exact where it is small
+    errors = torch.expm1(log_ratios)  # r - 1, exact for small values
     return Mismatch(
         kl=float((errors - log_ratios).mean()),
         share=float((errors.abs() > MAX_RATIO_ERROR).double().mean()),

@@ -1,19 +1,20 @@
-"""The objective of a step: the method by name, its parameters, and how rewards become advantages.
+"""The objective of a step: the method by name, its parameters, and the conversion of rewards to advantages.
 
-Two kinds of group occur. Advantages are computed inside an *advantage key*, which in the horizontal mode spans several
+Groups have two roles. Advantages are computed inside an *advantage key*, which in the horizontal mode spans several
 generators. The loss gets the groups as they were generated, since GEPO's expectation is over one generator's
 completions of one prompt.
 
-A third kind has no token ratio: completions that a peer with another tokenizer sent as text. Their advantage is
-computed in their whole group, then weighted or dropped as in `algorithms/cross_tokenizer.py`. The loss gets the
-learner's own log-probs as theirs. That is meant for `nois`, `tis` and `ftis`. Other methods use such rows as if the
-learner had sampled them, and lose the ratio that they need. A filter that compares a sender's completions treats them
-as this node's own. Their KL is unknown, and those with A <= 0 are filtered here.
+Completions that a peer with another tokenizer sent as text have no token ratio. Their advantage is computed in their
+whole group, then weighted or dropped as in `algorithms/cross_tokenizer.py`. The loss gets the learner's own log-probs
+as theirs. That suits `nois`, `tis` and `ftis`. Other methods treat such rows as if the learner had sampled them, and
+lose the ratio that they need. A filter that compares a sender's completions treats them as this node's own. Their KL is
+unknown, so those with A <= 0 are filtered before the loss.
 
-Groups of peers with log-probs that no honest sampling can cause (`algorithms/understated.py`) have advantages of 0.
-That is known once all log-probs are; until then it is decided on the completions computed so far (`train_step.py`).
+A peer's group gets advantages of 0 if no honest sampling can cause its log-probs (`algorithms/understated.py`). That is
+certain only after all log-probs are computed. Until then it is decided on the completions computed so far
+(`train_step.py`).
 
-If a run sets it, the KL to the starting model is added, over all rows of any kind.
+If the run sets `kl_coef`, the KL to the starting model is added, over all rows.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """`loss` of a batch under one method. Make it by `make_objective`, which checks the parameters."""
+    """The `loss` of a batch under one method. Create it with `make_objective`, which checks the parameters."""
 
     method: str
     params: Mapping[str, Any]
@@ -59,9 +60,9 @@ class Objective:
     max_logprob_gap_nats: float = math.inf
 
     def separates(self, batch: TrainBatch) -> bool:
-        """Return whether dL/dlp of a completion's tokens depends on no other completion's learner log-probs.
+        """Return whether dL/dlp of a completion's tokens is independent of other completions' learner log-probs.
 
-        Rows that were sent as text lend theirs to their group (`_loss_with_texts`).
+        Rows that were sent as text are not: their loss weights depend on the whole group (`_loss_with_texts`).
         """
         return self.separable and not bool(batch.is_text.any())
 
@@ -70,16 +71,12 @@ class Objective:
         return batch.weights * group_advantages(batch.rewards, batch.advantage_ids, scale=self.advantage_scale)
 
     def understated(self, learner_logprobs: Tensor, batch: TrainBatch) -> Tensor:
-        """Return `[N]` bool: peers' completions whose log-probs are further below the learner's than honest ones can
-        be.
-        """
+        """Return `[N]` bool: peers' completions with log-probs too far below the learner's to be honest."""
         gain = likelihood_gain(learner_logprobs, batch.behaviour_logprobs, batch.mask)
         return ~batch.is_own & ~batch.is_text & (gain > self.max_logprob_gap_nats)
 
     def excluded(self, learner_logprobs: Tensor, batch: TrainBatch) -> Tensor:
-        """Return `[N]` bool: all completions of groups in which one is understated, because the others may be false,
-        too.
-        """
+        """Return `[N]` bool: all completions of groups with an understated one, because the others may be false too."""
         liars = batch.group_ids[self.understated(learner_logprobs, batch)]
         return torch.isin(batch.group_ids, liars)
 
@@ -95,11 +92,11 @@ class Objective:
     ) -> tuple[Tensor, dict[str, float]]:
         """Return the scalar loss and metrics of `learner_logprobs` `[N, T]`.
 
-        `excluded` `[N]` are the completions that teach nothing; where it is not known yet, those are left out that
-        `learner_logprobs` convict by themselves. `anchor` `[N, T]` is the learner's log-probs at the first of several
-        updates on this batch; methods that do not know it measure against the behaviour log-probs and need none.
-        `reference` `[N, T]` is the starting model's log-probs: with it the KL to that model is part of the loss, and of
-        the metrics as `kl_to_start`.
+        `excluded` `[N]` marks completions without advantage. If None, the completions that `learner_logprobs` show to
+        be understated are excluded, each by itself. `anchor` `[N, T]` is the learner's log-probs at the first of
+        several updates on this batch. Methods without that parameter use the behaviour log-probs instead. `reference`
+        `[N, T]` is the starting model's log-probs. With it the KL to that model is part of the loss, and `kl_to_start`
+        of the metrics.
         """
         if excluded is None:
             excluded = self.understated(learner_logprobs, batch)
@@ -136,8 +133,8 @@ class Objective:
     ) -> tuple[Tensor, dict[str, float]]:
         """Return the loss of a batch with rows sent as text: those with A <= 0 are filtered, the others weighted.
 
-        `kept_fraction` counts the filtered ones among all completions; `mean_kl` is of the other rows, since the KL of
-        these is not known.
+        `kept_fraction` counts the filtered ones among all completions. `mean_kl` covers the other rows, since the KL of
+        text rows is unknown.
         """
         settings = method_parameters(self.method) | params
         own_logprobs = learner_logprobs.detach()
@@ -164,7 +161,7 @@ class Objective:
         return loss, metrics
 
     def sender_sums(self, learner_logprobs: Tensor, batch: TrainBatch) -> dict[str, Tensor]:
-        """What the completions of each of `batch.senders` were worth, as `algorithms/diagnostics.py` says.
+        """Return the training statistics of each of `batch.senders`, defined in `algorithms/diagnostics.py`.
 
         `learner_logprobs` `[N, T]` are those of the first pass. Completions of excluded groups have no advantage.
         """
@@ -190,12 +187,12 @@ class Objective:
 
     @property
     def _settings(self) -> dict[str, Any]:
-        """Every parameter of the method, with the values of this run."""
+        """Return every parameter of the method, with the values of this run."""
         return method_parameters(self.method) | dict(self.params)
 
 
 def _mean_logprobs(logprobs: Tensor, mask: Tensor) -> Tensor:
-    """Mean over the tokens of each completion, `[N]` float64; 0 without tokens."""
+    """Return the mean over the tokens of each completion, `[N]` float64; 0 without tokens."""
     return torch.where(mask, logprobs, 0.0).double().sum(dim=1) / mask.sum(dim=1).clamp(min=1)
 
 
@@ -207,11 +204,12 @@ def make_objective(
     kl_to_start: float = 0.0,
     max_logprob_gap_nats: float = math.inf,
 ) -> Objective:
-    """The objective of `method`; `advantage_scale` None takes the method's own, `kl_to_start` is the weight of that KL.
+    """Return the objective of `method`; `advantage_scale` None means the method's own, `kl_to_start` is the KL's
+    weight.
 
-    `max_logprob_gap_nats` is how far a peer's log-probs of a completion may lie below the learner's, summed up.
+    `max_logprob_gap_nats` bounds how far a peer's log-probs of a part of a completion may sum below the learner's.
 
-    Raises ConfigError for bad settings.
+    Raises ConfigError for invalid settings.
     """
     try:
         scale = advantage_scale or find_method(method).advantage_scale

@@ -1,9 +1,9 @@
-"""A step that runs out of memory is done again with less, instead of ending the learner.
+"""Retry of a step that runs out of memory, with less memory, instead of ending the learner.
 
     activations are kept --> they are recomputed (a third more time) --> smaller micro-batches
 
-Before its first update a step has changed nothing and can begin again. `micro_batch_budget.py` decides on
-micro-batches; this file frees memory and repeats the step. Results do not depend on either but for rounding.
+Before its first update a step has changed nothing and can start over. `micro_batch_budget.py` decides on micro-batches;
+this file frees memory and repeats the step. The results are equal up to rounding.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def one_out_of_memory_error() -> Iterator[None]:
-    """Raise torch.OutOfMemoryError for any lack of memory inside, of whatever library."""
+    """Raise torch.OutOfMemoryError for any library's lack of memory inside."""
     try:
         yield
     except MemoryError as error:
@@ -43,28 +43,29 @@ def one_out_of_memory_error() -> Iterator[None]:
 
 
 def keep_to_share(share: float | None) -> None:
-    """Limit this process's tensors to this part of the GPU; None: all of it.
+    """Limit this process's tensors to this share of the GPU; None: all of it.
 
-    More raises torch.OutOfMemoryError here, and the step is repeated with less. Else the generator on the same GPU
-    would fail.
+    Beyond the limit torch raises OutOfMemoryError in this process, and the step is repeated with less. Without a limit
+    the generator on the same GPU would fail.
     """
     if share is not None:
         torch.cuda.set_per_process_memory_fraction(share)
 
 
 def grow_segments_after_weights(boot: LearnerBoot) -> None:
-    """Have segments grow from now on, where they did not from the start because the weights are shared with an engine.
+    """Enable expandable segments from now on, if the weights had to be allocated without them to be shared with an
+    engine.
 
-    What grows has no handle that another process may open (`workers/weights/cuda_ipc.py`).
+    Another process cannot open the handle of an expandable segment (`workers/weights/cuda_ipc.py`).
     """
     if boot.hand_over == "ipc" and boot.memory_share is not None and not grow_segments():
         log.info("torch's allocator keeps its settings: segments do not grow")
 
 
 class OomRetry:
-    """The budget of a learner's micro-batches, and how often the newest step ran out of memory.
+    """The budget of a learner's micro-batches, and the number of out-of-memory errors of the newest step.
 
-    `recompute` has activations recomputed from here on, and returns whether they were kept until now.
+    `recompute` enables activation recomputation, and returns whether it was off until now.
     """
 
     def __init__(self, max_tokens: int, *, recompute: Callable[[], bool] = lambda: False) -> None:
@@ -74,12 +75,12 @@ class OomRetry:
 
     @property
     def max_tokens(self) -> int:
-        """Tokens that a micro-batch may have now."""
+        """Return the present token limit of a micro-batch."""
         return self._budget.max_tokens
 
     def run(self, attempt: Callable[[], Outcome], *, step: int, whole: int, longest: int) -> Outcome:
-        """The outcome of `attempt`, called again with activations recomputed, then with a smaller `max_tokens` for as
-        long as it runs out of memory.
+        """Return the outcome of `attempt`. While it runs out of memory, repeat it with recomputed activations, then
+        with a smaller `max_tokens`.
 
         The batch has `whole` tokens, its longest sequence `longest`. Raises MachineError if that alone is too much.
         """
@@ -89,7 +90,7 @@ class OomRetry:
                 with one_out_of_memory_error():
                     return attempt()
             except torch.OutOfMemoryError as error:
-                reason = str(error)  # not the error itself: its traceback holds the step's tensors
+                reason = str(error)  # the text only: the error's traceback holds the step's tensors
             if not self.note_out_of_memory(step=step, whole=whole, longest=longest):
                 raise MachineError(
                     f"step {step} does not fit in memory, one sequence of {longest} tokens at a time: set "
@@ -98,7 +99,7 @@ class OomRetry:
                 )
 
     def note_out_of_memory(self, *, step: int, whole: int, longest: int) -> bool:
-        """Free what can be freed; recompute, or take a smaller budget, from here on. False if neither is left."""
+        """Free memory, and use recomputation or a smaller budget from now on. Returns False if neither is left."""
         self.num_out_of_memory += 1
         gc.collect()
         if torch.cuda.is_available():
@@ -122,7 +123,7 @@ class OomRetry:
         return True
 
     def note_good_step(self, *, whole: int) -> None:
-        """After a while of these, more is tried again."""
+        """Count a good step; after enough of them the budget grows."""
         before, self._budget = self._budget, self._budget.after_good_step(whole=whole)
         if self._budget.max_tokens != before.max_tokens:
             log.info("micro-batches of %d tokens are tried again", self.max_tokens)

@@ -6,8 +6,8 @@
               4,096 elements keep float32 moments
     offload   8 bytes a weight of host memory, beside masters and gradients that lie there too: fused AdamW on the CPU
 
-Moments are allocated at once, as zeros, not in the first step. So a lack of memory for them shows at the start, and a
-step that runs out of memory has applied nothing. Without weight decay, the default, AdamW is the paper's Adam.
+Moments are allocated at the start, as zeros, not in the first step. So a lack of memory for them shows at the start,
+and a step that runs out of memory has applied nothing. Without weight decay, the default, AdamW is the paper's Adam.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LOOK_UP_TABLES = ("qmap1", "qmap2")  # the values of 8-bit codes: always the sam
 
 
 def check_optimizer_states(boot: LearnerBoot) -> None:
-    """Raise MachineError if the wanted form needs what is not installed, ConfigError if it has no meaning."""
+    """Raise MachineError if the configured form lacks a package, ConfigError if it does not apply here."""
     if boot.settings.optimizer_states != "float32" and boot.settings.num_processes > 1:
         raise ConfigError(
             f"learner.optimizer_states = '{boot.settings.optimizer_states}' is for a learner of one process: use "
@@ -56,14 +56,16 @@ def make_masters(weights: Mapping[str, Parameter], boot: LearnerBoot) -> MasterW
 
 
 def make_optimizer(masters: MasterWeights, boot: LearnerBoot) -> torch.optim.Optimizer:
-    """AdamW over `masters` with the boot's settings and zero moments; after each of its steps the weights follow."""
+    """Return AdamW over `masters` with the boot's settings and zero moments. Each of its steps also updates the
+    weights.
+    """
     optimizer = _adam(list(masters.tensors.values()), boot)
     optimizer.register_step_post_hook(lambda *_: masters.write_back())
     return optimizer
 
 
 def moments_of(optimizer: torch.optim.Optimizer, masters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Everything that the optimizer knows of each master, as plain tensors named `<master>.<moment>`."""
+    """Return the optimizer's state of each master, as plain tensors named `<master>.<moment>`."""
     return {
         f"{name}.{moment}": torch.as_tensor(value)
         for name, master in masters.items()
@@ -76,7 +78,7 @@ def moments_of(optimizer: torch.optim.Optimizer, masters: Mapping[str, Tensor]) 
 def restore_moments(
     optimizer: torch.optim.Optimizer, masters: Mapping[str, Tensor], moments: Mapping[str, Tensor]
 ) -> None:
-    """Put back what `moments_of` gave. Raises ConfigError for moments of another form."""
+    """Restore the result of `moments_of`. Raises ConfigError for moments of another form."""
     for key, value in moments.items():
         name, _, moment = key.rpartition(".")
         state = optimizer.state[masters[name]]
@@ -93,7 +95,7 @@ def restore_moments(
 
 
 def moment_shapes(shape: torch.Size) -> tuple[torch.Size, ...]:
-    """The shapes that something `moments_of` names may have for a master of `shape`: its own, a count, or scales."""
+    """Return the valid shapes of an entry of `moments_of` for a master of `shape`: its own, a count, or scales."""
     return shape, torch.Size([]), torch.Size([ceil(shape.numel() / BLOCK_SIZE)])
 
 

@@ -8,8 +8,8 @@
          |__/________________________
             warmup   decay          step
 
-So a run that resumes needs no state for it, and every update on one batch has the same rate. Steps count from 1. No
-step of a warm-up has the rate 0, and without a warm-up the first step has the peak.
+So a resumed run needs no state for it, and every update on one batch has the same rate. Steps count from 1. No step of
+a warm-up has the rate 0, and without a warm-up the first step has the peak.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One step, exact for every method although the batch does not fit in memory at once.
+"""One training step, exact for every method although the batch does not fit in memory at once.
 
 A loss depends on the model only through the log-probs, a small matrix, and the chain rule does the rest:
 
@@ -9,8 +9,8 @@ known once its micro-batch is computed. So one forward and one backward pass suf
 together needs all log-probs first: a pass without gradient for the whole matrix, then one with it. Parts of dL/dlp that
 are zero (filtered, or no advantage) cost no backward pass.
 
-If the log-probs show a group to be false, its other completions may already be in the gradient. The passes are then
-repeated without that group.
+If the log-probs show that a group is understated, its other completions may already be in the gradient. The passes are
+then repeated without that group.
 
 A step ends in one of three ways: it is applied, *skipped* or *refused*. It is skipped if no token has a gradient,
 because an Adam step would still move the weights by its momentum. It is refused if a value or a new weight would not be
@@ -47,7 +47,7 @@ LossOf: TypeAlias = "Callable[[Tensor], tuple[Tensor, dict[str, float]]]"  # of 
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """What the passes over the batch found. `skipped` or `refused` say why the parameters hold no gradient to apply.
+    """The result of the passes over the batch. `skipped` or `refused` is the reason why no gradient can be applied.
 
     `learner_logprobs` is `[N, T]` float32 on the CPU, detached; `grad_norm` is the norm before clipping.
     """
@@ -61,16 +61,16 @@ class Gradients:
 
     @property
     def is_usable(self) -> bool:
-        """Whether there is a gradient to apply."""
+        """Return whether there is a gradient to apply."""
         return self.skipped is None and self.refused is None
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """A step of one or more updates on one batch.
+    """The outcome of one or more updates on one batch.
 
-    `first` is the first update's passes. `refused` may stand beside `num_updates` > 0: then a later update was not
-    applied, for want of memory where `ran_out`.
+    `first` is the result of the first update's passes. With `num_updates` > 0, `refused` means that a later update was
+    not applied, because memory ran out if `ran_out`.
     """
 
     first: Gradients
@@ -81,7 +81,7 @@ class StepOutcome:
 
 
 class _NotFinite(Exception):
-    """A value is not finite; says which."""
+    """Raised with the name of a value that is not finite."""
 
 
 def compute_gradients(
@@ -96,7 +96,7 @@ def compute_gradients(
     between: StepCallback = lambda: None,
     ranks: Ranks = ALONE,
 ) -> Gradients:
-    """Add dL/dweights of the whole batch to the `.grad` of whatever `forward` depends on.
+    """Add dL/dweights of the whole batch to the `.grad` of the tensors that `forward` depends on.
 
     `anchor`, `reference` and `excluded` are as in `Objective.loss`.
     """
@@ -138,9 +138,9 @@ def _one_pass(
     between: StepCallback,
     ranks: Ranks,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each micro-batch's log-probs with their graph, and dL/dlp `[M]` of them; fills `logprobs` `[N, T]` on the way.
+    """Yield each micro-batch's log-probs with their graph, and their dL/dlp `[M]`. Fills `logprobs` `[N, T]` meanwhile.
 
-    Cells that are still to come hold behaviour log-probs: to a separable loss they do not matter, as they are finite.
+    Cells not yet computed hold finite behaviour log-probs, which do not affect a separable loss.
     """
     for micro_batch in ranks.deal(micro_batches):
         between()
@@ -161,7 +161,7 @@ def _two_passes(
     between: StepCallback,
     ranks: Ranks,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Compute as `_one_pass` does, for a loss that ties completions together."""
+    """Yield as `_one_pass` does, for a loss that couples completions."""
     _fill(logprobs, forward, micro_batches, between, ranks)
     _check(logprobs, "a learner log-prob")
     gradient = _gradient_of(logprobs, loss_of).view(-1)
@@ -209,7 +209,7 @@ def compute_logprobs(
     between: StepCallback = lambda: None,
     ranks: Ranks = ALONE,
 ) -> Tensor:
-    """The learner's log-probs `[N, T]`, float32 on the CPU, 0 outside the mask; no gradient."""
+    """Return the learner's log-probs `[N, T]`, float32 on the CPU, 0 outside the mask, without gradient."""
     logprobs = torch.zeros_like(batch.behaviour_logprobs)
     _fill(logprobs, forward, micro_batches, between, ranks)
     return logprobs
@@ -229,11 +229,11 @@ def take_step(
     before_update: Callable[[], None] = lambda: None,
     ranks: Ranks = ALONE,
 ) -> StepOutcome:
-    """`updates` optimizer steps on one batch, or fewer: it ends at the first that is skipped or refused.
+    """Do `updates` optimizer steps on one batch. Stops at the first that is skipped or refused.
 
-    `before_update` is called once, at the last moment at which the weights are those that the step began with. What is
-    raised during the first update (by a callback, or for want of memory) leaves weights and optimizer as they were.
-    Later it cannot: then the step is done, with fewer updates.
+    `before_update` is called once, just before the first update changes the weights. An error during the first update
+    (of a callback, or for lack of memory) leaves weights and optimizer unchanged. After it, a stop or a lack of memory
+    ends the step with fewer updates.
     """
 
     def passes(anchor: Tensor | None, excluded: Tensor | None) -> Gradients:
@@ -272,7 +272,7 @@ def take_step(
                 last = update(first.learner_logprobs)
             except (WorkerTaskError, torch.OutOfMemoryError) as error:
                 if ranks.size > 1 and isinstance(error, torch.OutOfMemoryError):
-                    raise  # the others do not know of it
+                    raise  # the other ranks do not know about it
                 ran_out = isinstance(error, torch.OutOfMemoryError)
                 last = replace(first, refused=f"update {num_updates + 1} of {updates} was not done: {error}")
             num_updates += int(last.is_usable)
@@ -282,7 +282,9 @@ def take_step(
 
 
 def _apply(gradients: Gradients, optimizer: torch.optim.Optimizer, max_grad_norm: float) -> Gradients:
-    """Clip and step if there is something to apply; returns `gradients` with the norm, or with why it was refused."""
+    """Clip and step if there is something to apply. Returns `gradients` with the norm, or with the reason for a
+    refusal.
+    """
     if not gradients.is_usable:
         return gradients
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]

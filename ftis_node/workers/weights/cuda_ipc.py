@@ -1,15 +1,14 @@
-"""The private functions of torch for CUDA IPC. No other file uses private ones for that, so check this one after an
-update.
+"""The private functions of torch for CUDA IPC. All uses of them are in this file: check it after an update of torch.
 
 `torch.multiprocessing` sends CUDA tensors with `_share_cuda_` and `_new_shared_cuda`
 (torch/multiprocessing/reductions.py, `reduce_tensor` and `rebuild_cuda_tensor`). They have had these eight fields since
-torch 1.2. Any other version of torch, and any other form of what they return, raises SharingError: weights are then
-passed in a file.
+torch 1.2. Any other version of torch, and any other form of their results, raises SharingError: weights then go through
+a file.
 
-Only memory from `cudaMalloc` has a handle that every process may open. Segments that grow (`expandable_segments:True`)
-are passed on as file descriptors, which needs the right to trace the other process. The allocator of torch reads the
+Only memory from `cudaMalloc` has a handle that every process may open. Expandable segments (`expandable_segments:True`)
+are passed as file descriptors, which needs the right to trace the other process. The allocator of torch reads the
 setting for each new segment (CUDACachingAllocator.cpp, `get_free_block`: "someone might temporarily disable it"). So
-weights are allocated first, and segments grow from then on (`grow_segments`).
+weights are allocated first, and segments are expandable from then on (`grow_segments`).
 
 Read in torch 2.13; nothing here has run on a GPU yet.
 """
@@ -34,7 +33,8 @@ GROWING = "expandable_segments:True"
 
 
 def export_storage(storage: torch.UntypedStorage) -> SharedStorage:
-    """Return what another process needs to map `storage`. Do not free `storage` before that process has closed it.
+    """Return the fields with which another process maps `storage`. Do not free `storage` before that process has closed
+    it.
 
     Raises SharingError.
     """
@@ -52,7 +52,7 @@ def export_storage(storage: torch.UntypedStorage) -> SharedStorage:
 
 
 def open_storage(shared: SharedStorage, device: int) -> torch.UntypedStorage:
-    """Map another process's storage, for as long as the result lives. Raises SharingError if CUDA refuses."""
+    """Map another process's storage until the result is freed. Raises SharingError if CUDA refuses."""
     _check_torch()
     try:
         opened: torch.UntypedStorage = torch.UntypedStorage._new_shared_cuda(
@@ -71,7 +71,7 @@ def open_storage(shared: SharedStorage, device: int) -> torch.UntypedStorage:
 
 
 def device_uuid(device: int) -> str:
-    """Return a GPU's UUID, whatever CUDA_VISIBLE_DEVICES is. Raises SharingError without one."""
+    """Return a GPU's UUID, independent of CUDA_VISIBLE_DEVICES. Raises SharingError without one."""
     try:
         return str(torch.cuda.get_device_properties(device).uuid)
     except (RuntimeError, AssertionError, AttributeError) as error:
@@ -79,9 +79,10 @@ def device_uuid(device: int) -> str:
 
 
 def grow_segments() -> bool:
-    """Have the allocator use growing segments from now on, unless the user set that option. Returns whether it does.
+    """Enable expandable segments for new allocations, unless the user set that option. Returns whether they are
+    enabled.
 
-    Free blocks of the other kind go back to the GPU.
+    Free blocks of the other kind return to the GPU.
     """
     if any(name in os.environ for name in ALLOCATOR_SETTINGS):
         return False

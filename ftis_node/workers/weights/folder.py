@@ -1,9 +1,9 @@
-"""The folder of published weights between learner and generator: in memory if it fits, else in the home.
+"""The folder for published weights between learner and generator: in memory if they fit, else in the home.
 
 A new version is written after every step and read once. On a disk that would cost a gigabyte or more a step, although
-checkpoints hold the same weights. `/dev/shm` is a file system in memory. A container often gets 64 MiB of it: then the
-folder is in the home (or use `docker run --shm-size`). What a killed node left in memory is removed when its home is
-used again.
+checkpoints hold the same weights. `/dev/shm` is a file system in memory. A container often has only 64 MiB of it: then
+the folder is in the home (or use `docker run --shm-size`). The next use of a home removes the files that a killed node
+left in memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MEMORY_DISK = Path("/dev/shm")  # nosec B108: only a folder of 0700 is made in it
+MEMORY_DISK = Path("/dev/shm")  # nosec B108: only a folder of mode 0700 is created in it
 VERSIONS_KEPT = 2
 VERSIONS_AT_ONCE = VERSIONS_KEPT + 1  # and one is being written
 VERSIONS_AS_A_RESERVE = 2  # the same files if shared weights fall back to files: the oldest is overwritten
@@ -36,7 +36,7 @@ FREE_SHARE = 0.5  # at most this share of the free bytes: other programs use it,
 def weights_folder(
     home: Home, *, version_bytes: int, num_versions: int = VERSIONS_AT_ONCE, memory_disk: Path = MEMORY_DISK
 ) -> Iterator[Path]:
-    """Yield the folder for so many published weights of `version_bytes`. At the end it is removed if it is in memory.
+    """Yield the folder for published weights of `version_bytes` each. A folder in memory is removed at the end.
 
     In the home the published versions are removed: a learner publishes its weights again at its start.
     """
@@ -56,7 +56,7 @@ def weights_folder(
 
 
 def has_space(num_bytes: int, free_bytes: int) -> bool:
-    """Return whether versions of `num_bytes` together fit in memory of which `free_bytes` are free."""
+    """Return whether versions of `num_bytes` together fit in memory with `free_bytes` free."""
     return num_bytes <= FREE_SHARE * free_bytes
 
 
@@ -69,7 +69,7 @@ def free_in_memory(memory_disk: Path = MEMORY_DISK) -> int:
 
 
 def _claim(folder: Path, *, num_bytes: int) -> bool:
-    """Create `folder` again, readable by this user only. Returns False without such a place or enough space."""
+    """Create an empty `folder`, readable by this user only. Returns False without shared memory or enough space."""
     try:
         if os.path.lexists(folder) and folder.lstat().st_uid == os.getuid():
             shutil.rmtree(folder)  # left by a node that was killed: this process holds the home's lock

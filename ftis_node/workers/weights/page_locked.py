@@ -1,8 +1,8 @@
-"""Weight files in memory whose pages the GPU copies to and from directly.
+"""Weight files in memory with page-locked mappings, so that the GPU copies to and from them directly.
 
-Such a copy is several times faster than one from pageable memory, which the driver copies once more. Locking pages
-takes longer than the copy itself, so mappings stay locked for as long as their file exists. The store overwrites the
-files of old versions (`weights.WeightStore`), so there are at most three.
+Such a copy is several times faster than one from pageable memory, which the driver copies twice. Locking pages takes
+longer than the copy itself, so mappings stay locked as long as their file exists. The store overwrites the files of old
+versions (`store.WeightStore`), so there are at most three.
 
 If CUDA cannot lock a mapping (no GPU, a limit, a file system that is not memory), nothing is locked from then on. Files
 are then written and read without locks.
@@ -31,7 +31,7 @@ class LockedFiles:
     """A cache of page-locked mappings by device and inode of the file. `lock` returns None if a mapping cannot be
     locked.
 
-    Not for use by several threads at once.
+    Not thread-safe.
     """
 
     def __init__(self) -> None:
@@ -39,9 +39,9 @@ class LockedFiles:
         self._held: dict[tuple[int, int], tuple[int, Tensor]] = {}
 
     def lock(self, path: Path) -> Tensor | None:
-        """Return the bytes of the file as a page-locked tensor; what is written into it is in the file.
+        """Return the bytes of the file as a page-locked tensor; writes to it change the file.
 
-        The file has its final size, and its file system has space for it. After one failure no further lock is tried.
+        The file must have its final size, and its file system space for it. After one failure no further lock is tried.
         """
         self._forget_removed()
         if self.why_not:
@@ -65,7 +65,7 @@ class LockedFiles:
         return mapping
 
     def close(self) -> None:
-        """Unlock all."""
+        """Unlock all mappings."""
         for key in list(self._held):
             self._release(key)
 
@@ -84,19 +84,19 @@ class LockedFiles:
 
 
 def register(mapping: Tensor) -> None:
-    """Lock the pages of a tensor on the CPU. Raises RuntimeError if CUDA refuses, AssertionError without CUDA."""
+    """Lock the pages of a CPU tensor. Raises RuntimeError if CUDA refuses, AssertionError without CUDA."""
     runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     _check(runtime, runtime.cudaHostRegister(mapping.data_ptr(), mapping.numel(), PORTABLE))
 
 
 def unregister(mapping: Tensor) -> None:
-    """The inverse of `register`. Raises RuntimeError."""
+    """Unlock the pages of a tensor that `register` locked. Raises RuntimeError."""
     runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     _check(runtime, runtime.cudaHostUnregister(mapping.data_ptr()))
 
 
 def _check(runtime: Any, result: Any) -> None:
-    """Raise RuntimeError for an error, and clear it: else CUDA reports it again at this thread's next kernel."""
+    """Raise RuntimeError for an error, and clear it: otherwise CUDA reports it again at this thread's next kernel."""
     if result == runtime.cudaError.success:
         return
     with suppress(RuntimeError):  # that next kernel

@@ -1,6 +1,6 @@
-"""Tensors on a GPU that two processes see: exported once by their owner, mapped by the reader until it closes them.
+"""GPU tensors shared between two processes: the owner exports them once, and the reader maps them until it closes them.
 
-learner    Exporter.share(tensors)  --SharedWeights-->  OpenedWeights.open(shared), .tensors()    engine
+learner Exporter.share(tensors) --SharedWeights--> OpenedWeights.open(shared), .tensors() engine
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Exporter:
-    """The exporter of one process's tensors: it exports them once, for as long as their memory does not move."""
+    """The exporter of one process's tensors. It exports them once and again only if their memory has moved."""
 
     def __init__(self) -> None:
         self._places: list[tuple[object, ...]] = []
@@ -30,7 +30,8 @@ class Exporter:
         self._shared: SharedWeights | None = None
 
     def share(self, tensors: Mapping[str, Tensor]) -> SharedWeights:
-        """Return how to map `tensors`. It waits until all work of their device is done, so their values are final.
+        """Return the message with which another process maps `tensors`. Waits for all work on their device, so their
+        values are final.
 
         Raises SharingError if one is not contiguous, has an integer type, or cannot be exported.
         """
@@ -47,7 +48,7 @@ class Exporter:
 
 
 class OpenedWeights:
-    """Another process's storages, mapped into `device` of this process until `close` or until another export comes."""
+    """Another process's storages, mapped into `device` of this process until `close` or the next export."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -55,7 +56,7 @@ class OpenedWeights:
         self._shared: SharedWeights | None = None
 
     def open(self, shared: SharedWeights) -> None:
-        """Map what is not mapped yet; after an error nothing of it stays open. Raises SharingError."""
+        """Map the storages that are not mapped yet. After an error no new storage stays open. Raises SharingError."""
         if self._shared is None or self._shared.export_id != shared.export_id:
             self.close()
         check(shared)
@@ -70,9 +71,7 @@ class OpenedWeights:
         self._storages, self._shared = storages, shared
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Return the tensors of the open export, in its order: views of the other process's memory, which must not be
-        changed.
-        """
+        """Return the tensors of the open export, in its order: read-only views of the other process's memory."""
         assert self._shared is not None, "nothing is open"
         for each in self._shared.tensors:
             empty = torch.empty(0, dtype=DTYPES[each.dtype], device=self._device)
@@ -84,7 +83,7 @@ class OpenedWeights:
         return self._shared.entries()
 
     def close(self) -> None:
-        """Unmap what is open. No view of it may be left."""
+        """Unmap all storages. No view of them may remain."""
         self._storages, self._shared = [], None
 
     def _open(self, storages: tuple[SharedStorage, ...]) -> list[torch.UntypedStorage]:

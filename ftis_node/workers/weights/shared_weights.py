@@ -1,11 +1,10 @@
-"""Weights that stay in the learner's part of a GPU's memory, and what another process needs to map them (CUDA IPC).
+"""Weights in the learner's GPU memory, described so that another process can map them (CUDA IPC).
 
-A message of plain bytes and integers, without torch and without pickle. The CUDA driver accepts only handles that it
-made itself, and every field is bounded where it is read.
+The description is a message of plain bytes and integers, without torch and without pickle. The CUDA driver accepts only
+handles that it created itself, and every field is bounded where it is read.
 
-Two processes on one GPU map the same memory, so a handle is no copy: the reader sees what the learner holds now. The
-learner's next update waits until the reader is done. A reader that comes later detects changed weights by their
-checksums.
+Two processes on one GPU map the same memory, so a handle is no copy: the reader sees the learner's present values. The
+learner's next update waits until the reader is done. A late reader detects changed weights by their checksums.
 """
 
 from __future__ import annotations
@@ -33,9 +32,10 @@ Size: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_BYTES)]
 
 
 class SharedStorage(msgspec.Struct, frozen=True, array_like=True):
-    """A part of an allocation, in the terms of torch's `_share_cuda_`; sizes and offsets in bytes.
+    """A part of an allocation, with the fields of torch's `_share_cuda_`; sizes and offsets in bytes.
 
-    `ref_counter` names the file in which torch counts readers, `event` what a reader waits for if it `must_wait`.
+    `ref_counter` names the file in which torch counts readers. `event` is the CUDA event that a reader awaits if it
+    `must_wait`.
     """
 
     handle: Annotated[bytes, Meta(min_length=1, max_length=256)]
@@ -48,7 +48,7 @@ class SharedStorage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SharedTensor(msgspec.Struct, frozen=True, array_like=True):
-    """A contiguous tensor: the number of its storage, and its first element there. `dtype` as safetensors has it."""
+    """A contiguous tensor: the number of its storage, and its first element there. `dtype` is safetensors' name."""
 
     name: Annotated[str, Meta(min_length=1, max_length=512)]
     storage: Annotated[int, Meta(ge=0, le=MAX_PARTS)]
@@ -66,12 +66,12 @@ class SharedWeights(Message, frozen=True):
     tensors: Annotated[tuple[SharedTensor, ...], Meta(max_length=MAX_PARTS)]
 
     def entries(self) -> dict[str, dict[str, Any]]:
-        """Type and shape of each tensor, as in a safetensors header."""
+        """Return type and shape of each tensor, as in a safetensors header."""
         return {each.name: {"dtype": each.dtype, "shape": list(each.shape)} for each in self.tensors}
 
     @property
     def num_bytes(self) -> int:
-        """Of all tensors."""
+        """Return the size of all tensors in bytes."""
         return sum(prod(each.shape) * ELEMENT_BYTES[each.dtype] for each in self.tensors)
 
 
@@ -81,7 +81,9 @@ def encode(shared: SharedWeights) -> bytes:
 
 
 def decode(message: bytes) -> SharedWeights:
-    """The inverse of `encode`. Raises SharingError for anything else, and for what `check` refuses."""
+    """Return the message from the bytes of `encode`. Raises SharingError for other bytes, and for messages that `check`
+    refuses.
+    """
     try:
         shared = msgspec.msgpack.decode(message, type=SharedWeights)
     except msgspec.DecodeError as error:
@@ -91,7 +93,7 @@ def decode(message: bytes) -> SharedWeights:
 
 
 def check(shared: SharedWeights) -> None:
-    """Raise SharingError if a tensor has no storage, reaches beyond it, or is named twice."""
+    """Raise SharingError if a tensor has no storage, exceeds it, or is named twice."""
     if len({each.name for each in shared.tensors}) < len(shared.tensors):
         raise SharingError("the list of shared weights names a tensor twice")
     for each in shared.tensors:

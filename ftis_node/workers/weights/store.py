@@ -2,17 +2,17 @@
 served.
 
 The learner publishes version n into a complete folder, and the generator loads it from there. The folder may be in
-memory (`/dev/shm`), and nothing in it is synced to a disk: a checkpoint holds the same weights. A learner that starts
-publishes them again. The file of an old version is overwritten, because fresh pages cost more than the copy.
+memory (`/dev/shm`), and nothing in it is synced to a disk: a checkpoint holds the same weights. A learner publishes
+them again at its start. The file of an old version is overwritten, because fresh pages cost more than the copy.
 
 A version is the whole model, or only a LoRA adapter in peft's format, which an engine adds to its base model. An
 adapter's file is never overwritten: engines read it through a mapping.
 
-An engine may report that it loaded new weights and still use the old ones (seen with tied embeddings). So two things
-are compared. Each tensor has a checksum of what was written, and an engine returns the checksums of what it holds after
-loading. Any difference means that a tensor is wrong, however small the error. The learner also computes the log-probs
-of a few fixed tokens under the published weights. This finds a fault in what is computed from the right tensors. It is
-the only check of tensors that an engine holds in another form.
+An engine may report that it loaded new weights and still use the old ones (seen with tied embeddings). So a version has
+two checks. Each tensor has a checksum, and an engine returns the checksums of its tensors after loading. Any difference
+means that a tensor is wrong, however small the error. The learner also computes the log-probs of a few fixed tokens
+under the published weights. This detects wrong computation with correct tensors. It is the only check of tensors that
+an engine holds in another form.
 
 Two correct forward passes differ by rounding. In bfloat16 the standard deviation is 0.05 nats a token, and the largest
 of 4,000 tokens differs by 0.66 (`generation.weight_loader.PROOF_TOLERANCES` has the sources). So the root of the mean
@@ -47,17 +47,17 @@ WEIGHTS_FILE = "model.safetensors"
 ADAPTER_FILE = "adapter_model.safetensors"  # this and the next are peft's names
 ADAPTER_CONFIG_FILE = "adapter_config.json"
 PROBE_LENGTH = 32
-PROBE_MULTIPLIER = 2_654_435_761  # Knuth's, near 2^32 divided by the golden ratio: spreads indices over a vocabulary
+PROBE_MULTIPLIER = 2_654_435_761  # Knuth's multiplier, near 2^32 / golden ratio: spreads indices over a vocabulary
 
 
 class PublishedWeights(Message, frozen=True):
     """A published version: `path` is the safetensors file (an adapter's has its own name), `num_bytes` its size.
 
-    `way` is how it reaches the engine: "ipc" means the learner's own tensors, described in `shared`, without a file.
-    "pinned" means a file whose pages are locked. `fell_back` says why that is not the planned way.
+    `way` is the transport to the engine: "ipc" means the learner's own tensors, described in `shared`, without a file.
+    "pinned" means a file with locked pages. `fell_back` is the reason why that is not the planned transport.
 
-    `step_done_at_s` is when the step that made it ended, by the monotonic clock that all processes of a machine share.
-    It is None if the version was published again later. `checksums` are those of its tensors by name, as
+    `step_done_at_s` is the end of the step that made the version, by the monotonic clock that all processes of a
+    machine share. It is None if the version was published again later. `checksums` are those of its tensors by name, as
     `tensor_file.checksum` computes them; empty if unknown.
     """
 
@@ -71,13 +71,13 @@ class PublishedWeights(Message, frozen=True):
     fell_back: str = ""
 
     def how(self) -> str:
-        """The way to the engine, as words for people."""
+        """Return the transport to the engine, in words for the status."""
         return f"{WAYS[self.way]} ({self.fell_back})" if self.fell_back else WAYS[self.way]
 
 
 class WeightProof(Message, frozen=True):
-    """A proof of a version: fixed tokens and their log-probs. `logprobs[i]` is that of `probe_ids[i + 1]` given those
-    before.
+    """A proof of a version: fixed tokens and their log-probs. `logprobs[i]` is that of `probe_ids[i + 1]` given all
+    before it.
 
     The temperature is 1 and the type float32. There is one log-prob fewer than there are ids.
     """
@@ -98,7 +98,9 @@ class WeightProof(Message, frozen=True):
 
 
 class WeightStore:
-    """The published versions in one folder; the newest `keep` stay. It has one writer and any number of readers."""
+    """The published versions in one folder, of which the newest `keep` remain. It has one writer and any number of
+    readers.
+    """
 
     def __init__(self, folder: Path, *, keep: int = 2) -> None:
         self._folder = Path(folder)
@@ -107,8 +109,8 @@ class WeightStore:
     def publish(self, version: int, tensors: Mapping[str, torch.Tensor], **how: Any) -> PublishedWeights:
         """Write a version and prune old ones; `how` as in `tensor_file.write_tensors`. Name tied weights once.
 
-        Raises OSError if the disk refuses, and ValueError for tensors that are not floats. Readers see nothing of it
-        then.
+        Raises OSError if the disk refuses, and ValueError for tensors that are not floats. Readers then see no new
+        version.
         """
         from ftis_node.workers.weights.tensor_file import write_tensors
 
@@ -137,7 +139,7 @@ class WeightStore:
         return _published(target, checksums)
 
     def newest(self) -> PublishedWeights | None:
-        """Return the newest complete version, with the checksums of what its file holds now; None before the first."""
+        """Return the newest complete version, with the present checksums of its file; None before the first."""
         newest = newest_complete(self._folder, PREFIX)
         return None if newest is None else _published(newest, file_checksums(_file_in(newest)))
 
@@ -171,15 +173,15 @@ def probe_logprobs(model: Any, probe_ids: Sequence[int]) -> tuple[float, ...]:
 
 
 def prove(model: Any, *, version: int, vocab_size: int) -> WeightProof:
-    """Return the proof that the learner sends with a version; `vocab_size` is the tokenizer's length."""
+    """Return the proof of a version; `vocab_size` is the tokenizer's length."""
     probe_ids = probe_token_ids(vocab_size)
     return WeightProof(version=version, probe_ids=probe_ids, logprobs=probe_logprobs(model, probe_ids))
 
 
 def find_difference(published: Mapping[str, int], held: Mapping[str, int]) -> str | None:
-    """Return how the checksums of a version and of an engine's tensors differ, in words that follow "the worker".
+    """Return how the checksums of a version and of an engine's tensors differ, as words that follow "the worker".
 
-    A tensor that only one side has is left out: the engine holds it in another form, or the file names a tied one.
+    Tensors that only one side has are ignored: the engine holds them in another form, or the file names a tied one.
     """
     known = published.keys() & held.keys()
     wrong = sorted(name for name in known if published[name] != held[name])
@@ -195,7 +197,7 @@ def file_checksums(path: Path) -> dict[str, int]:
     """
     header = read_header(path)
     spans = {name: entry["data_offsets"] for name, entry in header.tensors.items()}
-    if sum(end - start for start, end in spans.values()) > header.num_bytes:  # each byte would be read again and again
+    if sum(end - start for start, end in spans.values()) > header.num_bytes:  # each byte would be read several times
         raise ModelError(f"weight file {path} is damaged: its tensors overlap")
     data = np.memmap(path, dtype=np.uint8, mode="r")[header.data_start :]
     return {name: _checksum(data[start:end]) for name, (start, end) in spans.items()}

@@ -1,7 +1,7 @@
-"""Safetensors files for weights that are passed on after every step: a writer that overwrites an old file, and a
+"""Safetensors files for weights that are published after every step: a writer that overwrites an old file, and a
 reader.
 
-The writer of safetensors copies all bytes first and creates a new file each time. This one converts and writes tensor
+The writer of safetensors first copies all bytes and creates a new file each time. This one converts and writes tensor
 by tensor, into the pages of the previous version. Fresh pages cost half as much again as the copy, and mapping the file
 costs more than that. The reader of safetensors (0.8.0, with torch 2.13) leaks 64 bytes a tensor. In a node that runs
 for weeks that adds up to a gigabyte.
@@ -57,11 +57,12 @@ def write_tensors(
     change: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor,
     locked: LockedFiles | None = None,
 ) -> dict[str, int]:
-    """Write `tensors` by name as `dtype` (None: each its own), each after `change(name, tensor)` of the same shape.
+    """Write `tensors` by name as `dtype` (None: each its own), each after `change(name, tensor)`, which keeps its
+    shape.
 
     With `locked` they are copied straight into the file's pages, if those can be locked. Returns the checksum of each.
-    An existing file is overwritten. Raises ValueError for a dtype that the format lacks, and for a tensor that is not
-    of floats if `dtype` is given. Raises OSError if the disk is full: the file is then unusable.
+    An existing file is overwritten. Raises ValueError for a dtype that the format lacks, and for a tensor without
+    floats if `dtype` is given. Raises OSError if the disk is full: the file is then unusable.
     """
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -80,7 +81,7 @@ def write_tensors(
     with path.open("r+b" if path.exists() else "w+b", buffering=0) as file:
         if locked is not None:
             num_bytes = len(beginning) + end
-            os.posix_fallocate(file.fileno(), 0, num_bytes)  # a mapping of a full file system ends the process
+            os.posix_fallocate(file.fileno(), 0, num_bytes)  # otherwise a full disk kills the process (SIGBUS)
             file.truncate(num_bytes)
             if (mapping := locked.lock(path)) is not None:
                 mapping[: len(beginning)] = torch.frombuffer(bytearray(beginning), dtype=torch.uint8)
@@ -88,14 +89,14 @@ def write_tensors(
         checksums: dict[str, int] = {}
         _write_all(file, memoryview(beginning))
         for name, value in values:
-            checksums[name] = checksum(value)  # on its device, so that the way to the file is checked, too
+            checksums[name] = checksum(value)  # on its device, so that the checksum covers the transfer, too
             _write_all(file, value.cpu().reshape(-1).view(torch.uint8).numpy().data)
         file.truncate()
     return checksums
 
 
 def _copy_all(data: Tensor, values: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
-    """Copy tensors one after the other into `data`; the copies are complete when this returns."""
+    """Copy tensors one after the other into `data`. Returns when all copies are complete."""
     checksums, start = {}, 0
     for name, value in values:
         checksums[name] = checksum(value)
@@ -110,8 +111,8 @@ def _copy_all(data: Tensor, values: Iterable[tuple[str, Tensor]]) -> dict[str, i
 def checksum(tensor: Tensor) -> int:
     """Return the sum modulo 2^64 of a tensor's bytes as little-endian 64-bit words, the last one padded with zeros.
 
-    It is exact and the same on every device. Any other value of one element changes it, but words in another order do
-    not. A core sums 12 GB/s, while the CRC-32 of a checkpoint runs at 2 GB/s.
+    It is exact and the same on every device. Any change of one element changes it, but a permutation of words does not.
+    A core sums 12 GB/s, while the CRC-32 of a checkpoint runs at 2 GB/s.
     """
     data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     whole = data.numel() // WORD_BYTES * WORD_BYTES
@@ -122,7 +123,7 @@ def checksum(tensor: Tensor) -> int:
 
 
 def _write_all(file: FileIO, data: memoryview) -> None:
-    """Write all bytes. One write may take fewer than it is given, and always does above 2 GiB."""
+    """Write all bytes. One system call may write fewer, and always does above 2 GiB."""
     while data:
         data = data[file.write(data) :]
 
@@ -130,8 +131,8 @@ def _write_all(file: FileIO, data: memoryview) -> None:
 def read_tensors(path: Path, *, locked: LockedFiles | None = None) -> dict[str, Tensor]:
     """Return the tensors of a file, on the CPU: views of one private mapping, whose pages are read on first use.
 
-    With `locked`, if the file's pages can be locked, they are views of the file itself and must not be changed. Raises
-    ModelError if the file is missing or damaged.
+    With `locked`, if the file's pages can be locked, they are read-only views of the file itself. Raises ModelError if
+    the file is missing or damaged.
     """
     header = read_header(path)
     try:
@@ -147,6 +148,6 @@ def read_tensors(path: Path, *, locked: LockedFiles | None = None) -> dict[str, 
 def _view(data: Tensor, entry: Mapping[str, Any]) -> Tensor:
     start, end = entry["data_offsets"]
     dtype, part = DTYPES[entry["dtype"]], data[start:end]
-    if part.storage_offset() % dtype.itemsize:  # the format does not promise it
+    if part.storage_offset() % dtype.itemsize:  # the format does not guarantee it
         part = part.clone()
     return part.view(dtype).view(entry["shape"])
