@@ -83,22 +83,16 @@ class ReplayBuffer:
     """Durable queue of own and foreign groups, from admission to release."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file, or create it. Raises DamagedError for a damaged file.
-
-        Raises ConfigError for a newer schema, MachineError if another program holds the file.
-        """
+        """Open or create the file. Raises DamagedError, ConfigError for a newer schema, MachineError if it is locked."""
         self._db = open_writer(path)
         limit_reset_at(self._db)
 
     def close(self) -> None:
-        """Close the file. Everything that a method acknowledged is already on disk."""
+        """Close the file. All acknowledged changes are on disk already."""
         self._db.close()
 
     def admit(self, accepted: Accepted, *, own: bool) -> bool:
-        """Store a group as READY: WAITING -> READY. The group is on disk when the call returns.
-
-        Return False if the buffer has, or once had, the group or its sequence number.
-        """
+        """Store a group: WAITING -> READY, on disk at return. Return False if the group or its number was ever stored."""
         return self.admit_many([(accepted, own)])[0]
 
     def admit_many(self, arrivals: Sequence[tuple[Accepted, bool]]) -> list[bool]:
@@ -139,9 +133,8 @@ class ReplayBuffer:
         return bool(done.rowcount)
 
     def take(self, step: int, *, own: int, foreign: int, rule: ChoiceRule = choose_newest) -> Taken:
-        """Take groups for optimizer step `step`: READY -> TAKEN, at most `own` own and `foreign` foreign ones.
-
-        `rule` chooses them. Groups that the rule discards change from READY to RELEASED(discarded).
+        """Take groups for optimizer step `step` by `rule`: READY -> TAKEN. Discarded groups: READY ->
+        RELEASED(discarded).
         """
         with self._transaction():
             selection = rule(self._candidates(), own, foreign)
@@ -176,9 +169,8 @@ class ReplayBuffer:
     def evict_foreign(
         self, *, keep: int, keep_bytes: int | None = None, cap: ShareCap | None = None
     ) -> list[Candidate]:
-        """Release and return the foreign groups that exceed a limit: READY -> RELEASED(evicted).
-
-        The limits are `keep` groups, `keep_bytes` of envelopes, and each neighbor's share by `cap`.
+        """Evict and return foreign groups beyond `keep`, `keep_bytes` or a neighbor's `cap`: READY ->
+        RELEASED(evicted).
         """
         evicted = choose_evicted(self._candidates(), keep=keep, keep_bytes=keep_bytes, cap=cap or ShareCap())
         self._release(evicted, ReleaseReason.EVICTED)
@@ -256,9 +248,8 @@ class ReplayBuffer:
         give_back_pages(self._db)
 
     def give_up(self, num_bytes: int, *, saved_step: int | None = None) -> int:
-        """Free disk space: delete the oldest RELEASED groups, up to `num_bytes` of envelopes, and shrink the file.
-
-        `saved_step` protects groups as in `prune`. Return the number of deleted groups.
+        """Prune up to `num_bytes` of envelopes as `prune` does, and shrink the file. Return the number of deleted
+        groups.
         """
         num_removed = self.prune(max_disk_bytes=max(0, kept_bytes(self._db) - num_bytes), saved_step=saved_step)
         self.shrink()
