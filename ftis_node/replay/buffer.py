@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 class StoredGroup:
     """A group that a step took: the signed body, and this node's data about it.
 
-    `rewards` are this node's scores. `prompt_ids` holds little-endian int32. `text_token_ids` has one tuple per
-    completion: the ids that this node gave to texts of peers. It is empty for a body that holds token ids.
+    `rewards` are this node's scores. `prompt_ids` holds little-endian int32. `text_token_ids` has this node's ids of
+    each text, one tuple per completion; it is empty for a body with token ids.
     """
 
     id: bytes
@@ -83,7 +83,7 @@ class ReplayBuffer:
     """Durable queue of own and foreign groups, from admission to release."""
 
     def __init__(self, path: Path) -> None:
-        """Open or create the file. Raises DamagedError, ConfigError for a newer schema, MachineError if it is locked."""
+        """Open or create the file. Raises DamagedError, MachineError if locked, ConfigError for a newer schema."""
         self._db = open_writer(path)
         limit_reset_at(self._db)
 
@@ -92,12 +92,12 @@ class ReplayBuffer:
         self._db.close()
 
     def admit(self, accepted: Accepted, *, own: bool) -> bool:
-        """Store a group: WAITING -> READY, on disk at return. Return False if the group or its number was ever stored."""
+        """Admit one group: WAITING -> READY, on disk at return. Return False as `admit_many` does."""
         return self.admit_many([(accepted, own)])[0]
 
     def admit_many(self, arrivals: Sequence[tuple[Accepted, bool]]) -> list[bool]:
-        """Admit several groups, in order, with one wait for the disk. An arrival is a group and whether it is an own
-        one.
+        """Admit groups, own or not, with one wait for the disk. False for a known group or number, or one before a
+        reset.
         """
         with self._transaction():
             return [self._insert(accepted, own=own) for accepted, own in arrivals]
@@ -205,7 +205,7 @@ class ReplayBuffer:
         return undone.rowcount + strayed
 
     def note_failed(self, step: int) -> None:
-        """Count a failure of the learner for each group of `step`. The groups stay TAKEN until `reconcile`."""
+        """Count a failure of the learner for each group of `step`; they stay TAKEN until `reconcile`."""
         with self._transaction():
             note_failed(self._db, step)
 
@@ -227,8 +227,7 @@ class ReplayBuffer:
     def prune(self, *, max_disk_bytes: int, saved_step: int | None = None) -> int:
         """Delete the oldest RELEASED groups until the kept envelopes fit in `max_disk_bytes`; return their number.
 
-        Groups of steps after `saved_step`, the step of the newest checkpoint, stay: a learner that resumes there needs
-        them.
+        Groups of steps after the checkpoint at `saved_step` stay, because a learner that resumes there needs them.
         """
         with self._transaction():
             kept = kept_bytes(self._db)
