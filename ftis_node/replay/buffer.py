@@ -96,9 +96,7 @@ class ReplayBuffer:
         return self.admit_many([(accepted, own)])[0]
 
     def admit_many(self, arrivals: Sequence[tuple[Accepted, bool]]) -> list[bool]:
-        """Admit groups, own or not, with one wait for the disk. False for a known group or number, or one before a
-        reset.
-        """
+        """Admit groups, own or not, with one wait for the disk. False if the number is known or a reset came later."""
         with self._transaction():
             return [self._insert(accepted, own=own) for accepted, own in arrivals]
 
@@ -133,8 +131,9 @@ class ReplayBuffer:
         return bool(done.rowcount)
 
     def take(self, step: int, *, own: int, foreign: int, rule: ChoiceRule = choose_newest) -> Taken:
-        """Take groups for optimizer step `step` by `rule`: READY -> TAKEN. Discarded groups: READY ->
-        RELEASED(discarded).
+        """Take up to `own` own and `foreign` foreign groups, chosen by `rule`, for a step: READY -> TAKEN.
+
+        Groups that the rule discards change from READY to RELEASED(discarded).
         """
         with self._transaction():
             selection = rule(self._candidates(), own, foreign)
@@ -169,9 +168,7 @@ class ReplayBuffer:
     def evict_foreign(
         self, *, keep: int, keep_bytes: int | None = None, cap: ShareCap | None = None
     ) -> list[Candidate]:
-        """Evict and return foreign groups beyond `keep`, `keep_bytes` or a neighbor's `cap`: READY ->
-        RELEASED(evicted).
-        """
+        """Evict foreign groups beyond `keep`, `keep_bytes` or `cap`: READY -> RELEASED(evicted). Return them."""
         evicted = choose_evicted(self._candidates(), keep=keep, keep_bytes=keep_bytes, cap=cap or ShareCap())
         self._release(evicted, ReleaseReason.EVICTED)
         return evicted
@@ -247,15 +244,13 @@ class ReplayBuffer:
         give_back_pages(self._db)
 
     def give_up(self, num_bytes: int, *, saved_step: int | None = None) -> int:
-        """Prune up to `num_bytes` of envelopes as `prune` does, and shrink the file. Return the number of deleted
-        groups.
-        """
+        """Delete RELEASED groups as `prune` does, up to `num_bytes`, and shrink the file. Return their number."""
         num_removed = self.prune(max_disk_bytes=max(0, kept_bytes(self._db) - num_bytes), saved_step=saved_step)
         self.shrink()
         return num_removed
 
     def _oldest_released(self, saved_step: int | None) -> sqlite3.Cursor:
-        """Return the RELEASED groups by arrival, without an index, because SQLite would then sort all rows first."""
+        """Return the RELEASED groups by arrival. No index is used, because with one SQLite first sorts all rows."""
         return self._db.execute(
             "SELECT arrival, own, sender, number, reason, num_tokens, length(envelope) AS size FROM groups NOT INDEXED"
             " WHERE state = ? AND (? IS NULL OR step IS NULL OR step <= ?) ORDER BY arrival",
