@@ -104,7 +104,7 @@ def test_a_worker_that_is_killed_costs_no_group(tmp_path: Path, join: tuple[str,
         for worker in workers:
             worker.kill()
         assert node.wait(timeout_s=START_S) == 0, node.log.read_text()[-3000:]
-    assert "step 6 is saved" in node.log.read_text(), "before the workers were told to end"
+    assert "the checkpoint of step 6" in node.log.read_text(), "saved before the workers ended"
     status = node.status()
     assert status["generation"]["restarts"] == 1
     assert status["learner"]["restarts"] == 1
