@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ftis_node.node.supervision.disk_thread import DiskThread
     from ftis_node.replay.buffer import ReplayBuffer
 
-CHECKPOINT_PREFIX = "step-"  # as learner/checkpoint/checkpoint.py has it, which imports torch
+CHECKPOINT_PREFIX = "step-"  # a copy, because learner/checkpoint/checkpoint.py imports torch
 DAMAGED_PREFIX = "damaged-"
 TURNED_OVER = re.compile(r".+\.log\.\d+")
 
