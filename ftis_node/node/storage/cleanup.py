@@ -1,7 +1,7 @@
 """Cleanup of a nearly full home: removes the least needed data first, and only as much as necessary.
 
     0  free pages of the buffer's file
-    1  released groups, oldest first: other peers still have them
+    1  released groups, oldest first: peers can fetch them from other nodes
     2  rotated logs, then rotated event logs, oldest first
     3  checkpoints that were set aside as damaged, then all except the newest
 
