@@ -52,7 +52,7 @@ def unweighted(batch: Batch, settings: Settings) -> Tensor:
 
 
 def ratio_clipped(batch: Batch, settings: Settings) -> Tensor:
-    """Return `vis`, `grpo`: the gradient flows through rho, and is 0 where the clip is active."""
+    """Return `vis`, `grpo`: the gradient flows through rho, and is 0 if the clip is active."""
     return clipped_surrogate(token_ratio(batch), batch, settings)
 
 

@@ -40,7 +40,7 @@ MEAN_DIGIT = 4.5
 DIGIT, VALUE, WORD = "digit", "value", "word"  # longer than one character, so that no character equals them
 WORDS = re.compile(r"[^\W\d_]+")
 RIDGE = 1.0
-MAX_STEPS = 200  # of L-BFGS; a few dozen are usual
+MAX_STEPS = 200  # iterations of L-BFGS; a few dozen are usual
 LEAST_PROMPTS = 2  # features of fewer prompts are ignored
 
 

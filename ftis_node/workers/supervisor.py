@@ -1,5 +1,4 @@
-"""The supervisor of one worker: it runs the worker's processes one after the other, and routes calls to the present
-one.
+"""The supervisor of one worker: it runs the worker's processes in sequence, and routes calls to the present one.
 
       STOPPED --start()--> STARTING --ready, on_started--> READY
                               ^                              | death
