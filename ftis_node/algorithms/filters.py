@@ -79,8 +79,8 @@ def keep_near_or_good(advantages: Tensor, kl: Tensor, threshold: float) -> Tenso
 
 
 def keep_nearest(batch: Batch, kl: Tensor, share: Tensor, *, rank_own: bool = False) -> Tensor:
-    """Return bool `[N]`, false for completions with A < 0 beyond the `share` `[num_senders]` of least KL of their
-    sender.
+    """Return bool `[N]`: of each sender's completions with A < 0 only the `share` `[num_senders]` of least KL, and all
+    others.
 
     Without `rank_own` this node's own completions are kept. The number kept is rounded to the nearest integer, halves
     up. Ties with the last kept KL are kept too, so the order of rows has no effect.

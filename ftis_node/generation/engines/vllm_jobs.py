@@ -139,7 +139,7 @@ class CommandQueue:
             self.refuse()
 
     def call(self, work: Callable[[], Answer]) -> Future[Answer]:
-        """Post `work` and return a future of its result. Its errors, except an FtisError, also propagate out of `run`."""
+        """Post `work` and return a future of its result. Its errors, except FtisErrors, also propagate out of `run`."""
         answer: Future[Answer] = Future()
 
         def command() -> None:

@@ -117,7 +117,7 @@ class _OtherRanks:
             watch.start()
 
     def end(self, *, within_s: float) -> None:
-        """Wait for the exit of all, then kill the rest."""
+        """Wait up to `within_s` seconds for the exit of all, then kill the rest."""
         self._are_ending.set()
         deadline = time.monotonic() + within_s
         for process in self._processes:
