@@ -46,7 +46,7 @@ class Hello(Message, frozen=True):
 
 
 class Start(Message, frozen=True):
-    """The boot is in the body."""
+    """The body is the boot message."""
 
 
 class Ready(Message, frozen=True):
@@ -54,7 +54,7 @@ class Ready(Message, frozen=True):
 
 
 class Call(Message, frozen=True):
-    """A request is in the body."""
+    """The body is a request."""
 
     call_id: int
 
@@ -70,7 +70,7 @@ class Stop(Message, frozen=True):
 
 
 class Reply(Message, frozen=True):
-    """The answer to a call is in the body."""
+    """The body is the reply to a call."""
 
     call_id: int
 

@@ -218,7 +218,7 @@ class Engine(Protocol):
         ...
 
     def cancel(self, request_ids: Iterable[str]) -> None:
-        """End these requests early: their `generate` returns what was sampled so far, marked as aborted."""
+        """End these requests early: their `generate` returns the tokens sampled so far, marked as aborted."""
         ...
 
     async def wait_broken(self) -> str:

@@ -1,4 +1,4 @@
-"""Sleep, wake and weight updates of a vLLM engine core, in the order that the core requires. Imports nothing of vLLM.
+"""Sleep, wake and weight updates of a vLLM engine core, in the order that the core requires. Does not import vLLM.
 
     awake    --sleep(1)--> asleep, weights in host memory --wake-----------------------> awake
              --sleep(2)--> asleep, weights discarded      --new weights, nothing else--> awake

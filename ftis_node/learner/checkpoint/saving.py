@@ -43,7 +43,7 @@ class CheckpointSaver:
         self._not_before = clock()
 
     def goes_on_at(self, step: int) -> None:
-        """Record that the newest checkpoint on disk is of `step`."""
+        """Record that the newest checkpoint on disk is that of `step`."""
         self.saved_step = self.begun_step = step
 
     @property

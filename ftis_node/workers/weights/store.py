@@ -157,7 +157,7 @@ class WeightStore:
 
 
 def probe_token_ids(vocab_size: int, length: int = PROBE_LENGTH) -> tuple[int, ...]:
-    """Return fixed ids below `vocab_size` (the tokenizer's length), spread over the vocabulary and equal everywhere."""
+    """Return fixed ids below `vocab_size` (the tokenizer's length), equal on every node, spread over the vocabulary."""
     return tuple((index + 1) * PROBE_MULTIPLIER % 2**32 % vocab_size for index in range(length))
 
 
