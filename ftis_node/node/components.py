@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NodeComponents:
-    """The components by name.
+    """Record of all components by name.
 
-    `task` is the run's task, with all problems that a group may be about. `domain` is the part that this node
-    generates for. It is the same object as `task` if the node has no separate domain.
+    `task` is the run's task, with the problems of all nodes. `domain` has the problems that this node generates for. It
+    is the same object as `task` if the node has no separate domain.
     """
 
     context: NodeContext

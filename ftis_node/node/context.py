@@ -1,6 +1,6 @@
-"""What is the same for all components of one node: settings, run manifest, identity, event log and state.
+"""Context that all components of a node share: settings, run manifest, identity, event log and state.
 
-Everything else that a loop or a component uses is an argument of its constructor. `startup/wiring.py` passes it.
+A constructor takes all other dependencies as arguments. `startup/wiring.py` passes them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class NodeContext:
 
     @property
     def peer_id(self) -> str:
-        """This node's peer id."""
+        """Return this node's peer id."""
         return self.identity.peer_id
 
 
@@ -36,8 +36,8 @@ class NodeContext:
 class NodeDescription:
     """How the node describes itself to peers and users.
 
-    `tokenizer` is the fingerprint (hex). `domain` is the canonical task SPEC that the node generates for, "" for the
-    whole task of the run. `training` says in one line what is trained, and why.
+    `tokenizer` is the tokenizer's fingerprint (hex). `domain` is the canonical task SPEC that the node generates for,
+    "" for the whole task of the run. `training` is one line: full weights or LoRA, with the reason.
     """
 
     name: str
@@ -48,5 +48,5 @@ class NodeDescription:
 
     @property
     def tokenizer_prefix(self) -> bytes:
-        """The first 8 bytes of the fingerprint, as announcements carry them."""
+        """Return the first 8 bytes of the tokenizer's fingerprint, as announcements carry them."""
         return bytes.fromhex(self.tokenizer)[:8]

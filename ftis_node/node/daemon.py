@@ -1,4 +1,4 @@
-"""The node: named loops over shared parts. This is the picture of the whole pipeline.
+"""The loops of a node and the task group that runs them. The diagram shows the pipeline of a `full` node.
 
                      +------------------------------ slots freed ------------------------------+
                      v                                                                         |
@@ -18,9 +18,9 @@
     | publish   | scored groups          | envelopes to intake, announcements | a scored group      | generate      |
     | pull      | announcements          | envelopes to intake, confirmations | an announcement     | gossip        |
     | intake    | envelopes              | READY groups, refusals             | an envelope         | publish, pull |
-    | train     | groups of one step     | weights n+1, evaluations           | groups, or patience | intake        |
+    | train     | groups of one step     | weights n+1, evaluations           | groups, or a limit  | intake        |
     | check     | an own new group       | the mismatch in the next report    | a new version       | intake        |
-    | audit     | a peer's new group     | a lower standing for false claims  | a comparable group  | intake        |
+    | audit     | a peer's new group     | a lower reputation on false claims | a comparable group  | intake        |
     | peers     | connected peers        | peers.sqlite, a buffer in bounds   | clock               | time          |
     | reannounce| unconfirmed groups     | announcements                      | clock               | time          |
     | shards    | announcements counted  | subscriptions, catch-up            | clock               | time          |
@@ -28,9 +28,9 @@
     | disk_space| the home's files       | free disk space, else a pause      | clock               | time          |
     | status    | gauges                 | snapshot, metrics                  | clock               | time          |
 
-That is a node that generates and learns. The other two roles do one of the two, and weights cross the network between
-them (docs/train/roles.md). A null object (`null_workers.py`) replaces the part that a role lacks, so that the loops
-need not know the role:
+A `full` node generates and learns. The roles `generator` and `learner` do one of the two, and send weights over the
+network (docs/train/roles.md). A null object (`null_workers.py`) replaces the worker that a role lacks, so the loops do
+not depend on the role. The proof of weights is the log-probs of fixed tokens, by which a generator checks them.
 
     learner     peers --bodies--> [pull] --> [intake] --READY--> [train] --weights n+1--> [offer] --chunks--> generators
     generator   learner --offer, chunks--> [follow] --> engine; task --> [generate] --> [publish] --> [intake], gossip
@@ -47,10 +47,10 @@ need not know the role:
     | follow                        | -    | -       | x         | the learner's offers     | weights n+1 in engine |
     | deliver                       | -    | -       | x         | confirmations            | freed slots           |
 
-One TaskGroup owns all loops. The first loop that fails, or returns, ends the node with its error. A signal ends the
-node in order: loops, workers, network and scorer all at once. So does a budget that is used up, which is the train
-loop's last step or a generator's last group. `task_monitor.py` records what each loop waits for, and the watchdog
-reports a loop that makes no progress.
+One TaskGroup owns all loops. The first loop that fails or returns ends the node with its error. A signal stops the
+node cleanly: loops, workers, network and scorer stop concurrently. The node also stops cleanly when its budget is used
+up, after the last training step or a generator's last group. `task_monitor.py` records what each loop waits for. The
+watchdog reports a loop that makes no progress.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ LINGER_POLL_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class RoleLoops:
-    """The loops of a role, and what the node is there for: when that is done, the node ends."""
+    """The loops of a role, and `until_done`, which returns when the node has no more work; the node then ends."""
 
     loops: dict[str, Coroutine[None, None, None]]
     until_done: Coroutine[None, None, None]
@@ -96,9 +96,9 @@ async def run_loops(
     health: RunningLoops,
     observed: MonitoringApi | None = None,
 ) -> None:
-    """Run the loops of `work` until it is done or until canceled. Raises what a loop raised.
+    """Run the loops until `work.until_done` returns or until canceled. Raise the error of a loop that fails.
 
-    `health` gets the running tasks; `observed` shows the status from now on.
+    The health checks read the running tasks from `health`. `observed` serves the status from now on.
     """
     settings = node.context.settings
     loops = {name: _without_end(name, loop) for name, loop in work.loops.items()} | {
@@ -113,7 +113,7 @@ async def run_loops(
     async with api.serve(port=settings.status_port) as url:
         node.home.publish_address(url)
         log.info("node %s is up, its figures are at %s", node.about.name, url)
-        await status.refresh()  # before the first step: the end is measured against it
+        await status.refresh()  # before the first step: the summary at the end compares with this status
         end = EndWord.FAILED
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -134,7 +134,7 @@ async def run_loops(
 
 
 async def _save(node: NodeComponents) -> None:
-    """Write the last step before the end: a checkpoint takes longer than the time limit of a worker's end."""
+    """Save a checkpoint of the last step now: it can take longer than the time limit for stopping a worker."""
     try:
         with waiting_for("the checkpoint of the last step"):
             step = await node.learner.save()
@@ -145,13 +145,13 @@ async def _save(node: NodeComponents) -> None:
 
 
 async def _without_end(name: str, loop: Coroutine[None, None, None]) -> None:
-    """Raise if a loop ends by itself: the node would be half alive."""
+    """Raise FtisError if a loop returns: the node would continue without it."""
     await loop
     raise FtisError(f"internal fault: the {name} loop ended by itself; run with --debug and report it")
 
 
 async def _ended_by(close: Callable[[], Awaitable[None]]) -> None:
-    """Stop a part when the loops are canceled: at the same time as the workers, not after them."""
+    """Close a component when the loops are canceled, concurrently with the workers."""
     try:
         await asyncio.Event().wait()
     finally:
@@ -159,7 +159,7 @@ async def _ended_by(close: Callable[[], Awaitable[None]]) -> None:
 
 
 async def _linger(node: NodeComponents) -> None:
-    """Keep serving for a while after the last step, so that peers can fetch what was announced to them."""
+    """Serve for up to `swarm.shutdown_serve_s` after the last step, so that peers can fetch announced groups."""
     deadline = time.monotonic() + node.context.settings.swarm.shutdown_serve_s
     while time.monotonic() < deadline and node.confirmations.num_confirmed < node.counters.groups_sent:
         if not await node.gossip.members():

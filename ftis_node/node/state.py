@@ -1,4 +1,4 @@
-"""State that the node's loops decide by, and counters that only the status and the metrics read."""
+"""State on which the node's loops base decisions, and counters that only the status and the metrics read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ RECENT_STEPS = 20
 class NodeState:
     """The node's position in its run.
 
-    Each field has one writer: the train loop, or without a learner the follow loop; the shards loop for `read_shards`.
+    Each field has one writer. The shards loop writes `read_shards`. The train loop writes all other fields, or the
+    follow loop in a node without a learner.
     """
 
     step: int = 0
@@ -29,7 +30,7 @@ class NodeState:
 
 @dataclass(slots=True)
 class NodeCounters:
-    """Counts and reports since the node started. No loop decides by them."""
+    """Counts and reports since the node started. No loop bases a decision on them."""
 
     groups_sent: int = 0
     groups_received: int = 0

@@ -1,4 +1,4 @@
-"""What both workers of a node must agree on: the format of the weights, and whether adapters alone are handed over."""
+"""Settings on which both workers of a node must agree: the dtype of the weights, and whether to send only adapters."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def serves_adapters(settings: NodeSettings) -> bool:
-    """Return whether the engine gets adapters alone. On a CPU only on request: it generates far slower.
+    """Return whether the engine gets only adapters. On a CPU this requires a setting, since generation is far slower.
 
-    Raise EngineError if it is asked for without vLLM.
+    Raise EngineError if the setting requires adapters and the engine is not vLLM.
     """
     wanted = settings.generation.adapters
     if not settings.lora or wanted == "merge" or settings.engine == "torch":

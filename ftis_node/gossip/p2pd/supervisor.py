@@ -57,7 +57,7 @@ class P2pdSupervisor:
         if self._runner.done():
             self._runner.result()  # raises
         self._runner.add_done_callback(self._report_end)
-        self._runner.add_done_callback(report)  # also if announcements have no reader
+        self._runner.add_done_callback(report)  # even if announcements have no reader
 
     async def close(self) -> None:
         if self._runner is None:
@@ -106,7 +106,7 @@ class P2pdSupervisor:
     def _failed_to_start(self, error: FtisError | OSError | EOFError) -> str:
         """Return the cause of a failed start. Before the first success, raise it, since the user can fix it."""
         if self._is_up.is_set():
-            if isinstance(error, UsageError):  # another program took our old port meanwhile
+            if isinstance(error, UsageError):  # another program has taken our old port
                 self._listen = self._config.settings.listen_addresses
             return f"the network process did not start ({error})"
         if isinstance(error, FtisError):

@@ -1,4 +1,4 @@
-"""Forwarding of announcements by a bootstrap node, for runs that it is no member of.
+"""Forwarding of announcements by a bootstrap node, for runs of which it is not a member.
 
 Two members behind home routers can often reach each other only through a relay, and gossipsub does not use relays. Both
 reach the bootstrap node. It subscribes to their topics and so becomes part of the gossipsub mesh. Bodies go through the

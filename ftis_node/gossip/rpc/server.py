@@ -1,4 +1,4 @@
-"""Server side of streams: p2pd forwards each stream to a unix socket; here it is limited and answered.
+"""Server side of streams: limits and answers the streams that p2pd forwards to a unix socket.
 
 A handler takes a peer id and its request and yields items. It does not know frames, slots or time limits.
 """
@@ -82,7 +82,7 @@ class StreamServer:
         task = asyncio.create_task(self._serve_counted(reader, writer), name="gossip-serve")
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
-        task.add_done_callback(lambda _: writer.transport.abort())  # also if the task was canceled before it started
+        task.add_done_callback(lambda _: writer.transport.abort())  # even if the task was canceled before it started
 
     async def _serve_counted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve a stream; an error ends only this stream, and is counted."""
@@ -95,7 +95,7 @@ class StreamServer:
             self._counters.count_serve_error("broken")
         except RecordError as error:
             self._counters.count_serve_error(error.reason)
-        except Exception:  # internal error: other streams and the node continue
+        except Exception:  # an internal error: other streams and the node continue
             logger.exception("serving a stream failed")
             self._counters.count_serve_error("fault")
         finally:

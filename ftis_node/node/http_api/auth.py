@@ -1,11 +1,11 @@
 """Access to a node's HTTP ports: by the host name that a request uses, and by a token.
 
-    on this machine alone      any request whose host is this machine (127.0.0.1, localhost, ::1). A web page whose
-                               name resolves to 127.0.0.1 sends that name as the host, and is refused
-    reached by other machines  `Authorization: Bearer TOKEN`; probes need none
+    port on this machine only  any request whose `Host` names this machine (127.0.0.1, localhost, ::1). A web page whose
+                               name resolves to 127.0.0.1 sends that name as `Host`, and is refused
+    port for other machines    `Authorization: Bearer TOKEN`; probes need none
 
-The token is that of `observe.token_file`, or a file in the home (0600, created once). It stays the same over restarts,
-so that a scraper can keep it.
+The token comes from `observe.token_file`, or from a file in the home (0600, created once). It survives restarts, so
+that a scraper can keep it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 TOKEN_BYTES = 32
 MIN_TOKEN_CHARACTERS = 32
 MAX_TOKEN_FILE_BYTES = 4096
-OPEN_PATHS = frozenset({"/healthz", "/readyz"})  # what starts a node asks these, and has no token
+OPEN_PATHS = frozenset({"/healthz", "/readyz"})  # a service manager probes these and has no token
 BEARER = "Bearer "
 
 
@@ -50,7 +50,7 @@ async def own_names_only(request: web.Request, handler: Handler) -> web.StreamRe
 
 
 def host_name(host: str) -> str:
-    """Return the name in a `Host` header without its port; "" for one that cannot be read."""
+    """Return the name in a `Host` header without its port; "" for a malformed header."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
@@ -58,7 +58,7 @@ def host_name(host: str) -> str:
 
 
 def is_same_secret(shown: str, secret: str) -> bool:
-    """Compare the token of a header in constant time; the header's bytes need not be text."""
+    """Return whether a header's token is `secret`, in constant time. The header may contain invalid text."""
     try:
         return hmac.compare_digest(shown.encode(errors="surrogateescape"), secret.encode())
     except UnicodeEncodeError:
@@ -66,7 +66,7 @@ def is_same_secret(shown: str, secret: str) -> bool:
 
 
 def bearers_only(token: str) -> Middleware:
-    """Refuse a request without the token, except for probes."""
+    """Return a middleware that refuses requests without the token, except for probes."""
 
     @web.middleware
     async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -84,9 +84,8 @@ def bearers_only(token: str) -> Middleware:
 
 
 def observe_token(settings: ObserveSection, home: Home) -> str | None:
-    """Return the token of the port `observe.listen`, None if it needs none. Raise ConfigError for an invalid file.
-
-    Without `observe.token_file` it is in the home, and is created there at first use.
+    """Return the token of the port `observe.listen`; None if it needs none. Raise ConfigError for an invalid file.
+    Without `observe.token_file`, the token is in the home and is created at first use.
     """
     if not settings.needs_token:
         return None
@@ -98,7 +97,7 @@ def observe_token(settings: ObserveSection, home: Home) -> str | None:
 
 
 def read_token(path: Path) -> str:
-    """Return the token in a file. Its group may read it, as is usual for a mounted secret; others may not."""
+    """Return the token in a file. The file's group may read it, as for a mounted secret; other users may not."""
     try:
         token = read_file(path, max_bytes=MAX_TOKEN_FILE_BYTES).decode("ascii").strip()
         mode = stat.S_IMODE(path.stat().st_mode)

@@ -1,4 +1,4 @@
-"""The local HTTP port of a bootstrap node: what the directory holds, as a page, as JSON and as metrics.
+"""The local HTTP port of a bootstrap node: the directory's records as a page, as JSON and as metrics.
 
     /         a page that reloads itself
     /swarm    the same as JSON, for `ftis-node swarm` and the dashboard
@@ -49,7 +49,7 @@ PAGE = """<!doctype html>
 
 
 async def show_nothing(request: web.Request) -> web.Response:
-    """Return 404 as JSON: `ftis-node status` of this home says that it is a bootstrap node."""
+    """Return 404 as JSON, from which `ftis-node status` recognizes a bootstrap node."""
     return web.json_response({"error": "a bootstrap node has no such figures"}, status=404)
 
 
@@ -63,7 +63,7 @@ class BootstrapApi:
         self._surveyed_at = time.monotonic()
 
     async def run(self) -> None:
-        """Survey the directory until canceled. A failed survey leaves the last one."""
+        """Survey the directory until canceled. Keep the last survey if one fails."""
         while True:
             with self._node.guard.work_for(UNPROVEN, Place.DIRECTORY, passes=(OSError, EOFError)):
                 await self._survey()
@@ -78,7 +78,7 @@ class BootstrapApi:
             log.debug("survey of the directory failed: %r", error)
 
     async def show_page(self, request: web.Request) -> web.Response:
-        """Return the page. Text of peers is escaped for terminals and for HTML."""
+        """Return the page, with the text of peers escaped for terminals and for HTML."""
         lines = [f"{self._num_connected} peers are connected", "", *render_views(self._views)]
         return web.Response(text=PAGE.format(text=html.escape("\n".join(lines))), content_type="text/html")
 

@@ -1,10 +1,10 @@
-"""The limits of an HTTP port: connections in all and from one address, seconds to a complete request, sizes.
+"""Limits of an HTTP port: connections in total and per address, seconds to a complete request, sizes.
 
-A connection is closed that has not sent a complete header within REQUEST_S, or sends no further request within
-KEEP_ALIVE_S. At a limit a new connection takes the place of the oldest that waits; where all are being answered the
-new one is closed. So clients that open connections and send nothing delay nobody who sends a request.
+The port closes a connection that sends no complete header within REQUEST_S, or no further request within KEEP_ALIVE_S.
+At a limit, a new connection replaces the oldest one that waits for a request. If all connections have a request in
+progress, the port closes the new one. So idle connections do not delay clients that send requests.
 
-What is refused is counted by reason, and leaves no traceback in the log.
+The guard counts refused connections by reason, and they leave no traceback in the log.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ log = logging.getLogger(__name__)
 SHUTDOWN_S = 0.5
 MAX_LINE_BYTES = 8190
 MAX_HEADERS = 64
-IPV6_SITE_BITS = 64  # one subscriber has that many addresses
+IPV6_SITE_BITS = 64  # prefix length: one subscriber has all addresses of a /64 network
 REASONS = {400: "malformed", 401: "token", 403: "forbidden", 404: "unknown", 405: "unknown", 408: "slow", 413: "size"}
 SLOW, CROWDED, MALFORMED, OTHER = "slow", "crowded", "malformed", "other"
 
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """Of one port. Times in seconds."""
+    """Limits of one port, with times in seconds."""
 
     connections: int = 128
     connections_per_address: int = 64
@@ -45,7 +45,7 @@ class HttpLimits:
 
 
 class HttpGuard:
-    """Serves one application within the limits. `refused` counts by reason; several ports may share it."""
+    """Serves one application within the limits. `refused` counts by reason, and several ports may share it."""
 
     def __init__(self, refused: Counter[str] | None = None, *, limits: HttpLimits | None = None) -> None:
         self.refused: Counter[str] = Counter() if refused is None else refused
@@ -54,7 +54,7 @@ class HttpGuard:
         self._faults = RateLimitedLog()
 
     def runner(self, app: web.Application, *, shutdown_s: float = SHUTDOWN_S) -> web.AppRunner:
-        """A runner whose requests this guard watches; to be set up, and started with `listen`."""
+        """Return a runner whose requests this guard limits. Set it up, then start it with `listen`."""
         app.middlewares.insert(0, self._watched)
         return web.AppRunner(
             app,
@@ -72,7 +72,7 @@ class HttpGuard:
         await _GuardedSite(self, runner, host, port).start()
 
     def admit(self, connection: _Connection) -> bool:
-        """Return whether a new connection is taken; an older one that waits may be closed for it."""
+        """Return whether to accept a new connection; close an idle older one for it if necessary."""
         same = [other for other in self._open.values() if other.address == connection.address]
         if len(same) >= self.limits.connections_per_address and not self._make_way(same):
             return False
@@ -86,7 +86,7 @@ class HttpGuard:
         self._open.pop(connection.transport, None)
 
     def note_fault(self, error: BaseException) -> None:
-        """Log a failed answer once a minute: it is a fault of this node, and ends only the connection."""
+        """Log a failed response at most once a minute: it is a fault of this node, and ends only the connection."""
         self.refused["fault"] += 1
         if self._faults.is_due():
             log.error("an HTTP request could not be answered (%d so far)", self._faults.count, exc_info=error)
@@ -132,7 +132,7 @@ class HttpGuard:
 
 
 class _Connection(asyncio.Protocol):
-    """Protocol wrapper around aiohttp's own: admits the connection, and closes it when it waits too long."""
+    """Protocol wrapper around aiohttp's own: admits the connection, and closes it when it is idle too long."""
 
     def __init__(self, guard: HttpGuard, make_inner: web.Server) -> None:
         self._guard = guard
@@ -177,13 +177,13 @@ class _Connection(asyncio.Protocol):
             self._inner.connection_lost(exc)
 
     def begin_answer(self) -> None:
-        """Stop the time limit of the request: its header is complete."""
+        """Stop the time limit of the request, whose header is complete."""
         self.is_answered = True
         self.num_requests += 1
         self._stop_clock()
 
     def end_answer(self) -> None:
-        """Start the keep-alive limit, for the rest of the answer and the next request."""
+        """Start the keep-alive limit, for the rest of the response and the next request."""
         self.is_answered = False
         if not self.transport.is_closing():
             self._wait_for_request(self._guard.limits.keep_alive_s)
@@ -231,14 +231,14 @@ class _GuardedSite(web.TCPSite):
 
 
 class _QuietLog(logging.LoggerAdapter[logging.Logger]):
-    """What aiohttp says of requests: those that are none are counted, the rest is logged once a minute."""
+    """Log adapter for aiohttp: counts malformed requests, and logs other errors at most once a minute."""
 
     def __init__(self, guard: HttpGuard) -> None:
         super().__init__(log, {})
         self._guard = guard
 
     def debug(self, msg: object, *args: object, exc_info: Any = None, **kwargs: Any) -> None:
-        """A first request whose method is none: aiohttp takes it for another protocol."""
+        """Count a first request with an invalid method, which aiohttp reports as another protocol."""
         self._guard.refused[MALFORMED] += isinstance(exc_info, HttpProcessingError)
 
     def exception(self, msg: object, *args: object, exc_info: Any = True, **kwargs: Any) -> None:
@@ -249,7 +249,7 @@ class _QuietLog(logging.LoggerAdapter[logging.Logger]):
 
 
 def _site(peername: Any) -> str:
-    """Return the address that a limit counts by; of IPv6 the subscriber's network."""
+    """Return the address by which a limit counts; for IPv6, the subscriber's network."""
     host = str(peername[0]) if peername else ""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])

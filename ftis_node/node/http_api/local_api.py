@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 HOST = "127.0.0.1"
 EVENT_PERIOD_S = 1.0
 INDEX_PATHS = ("/status", "/peers", "/events", "/metrics", "/healthz", "/readyz")
-MAX_STREAMS = 32  # of `/events`; each holds its connection for as long as the client likes
+MAX_STREAMS = 32  # of `/events`; a client can keep its stream open for any time
 WRITE_S = 10.0  # for a client to read one event
 
 
@@ -46,7 +46,7 @@ class LocalApi:
     """Handlers over the status loop's latest snapshot, the peer table and the operator's actions."""
 
     def __init__(self, status: StatusLoop, peer_table: PeerTable, *, control: PeerControl, token_file: Path) -> None:
-        """`token_file` gets a new token when the port opens; changes must show it."""
+        """`token_file` gets a new token when the port opens. Requests for changes must contain it."""
         self._status = status
         self._peer_table = peer_table
         self._control = control
@@ -66,7 +66,7 @@ class LocalApi:
         return web.json_response([self._peer_table.swarm().as_dict()])
 
     async def stream_events(self, request: web.Request) -> web.StreamResponse:
-        """Stream the snapshot as server-sent events, one a second, until the client is gone or stops reading."""
+        """Stream the snapshot as server-sent events, one per second, until the client leaves or stops reading."""
         if self._num_streams >= MAX_STREAMS:
             return web.Response(status=503, text=f"{MAX_STREAMS} clients read /events already: end one\n")
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})

@@ -1,11 +1,11 @@
 """Routes for monitoring: `/metrics` for Prometheus, `/healthz` and `/readyz` for the supervisor of the node.
 
-    /healthz  200 while the daemon's loops turn, also while models load; 503 with a line for each thing that is wrong
-    /readyz   200 once the role's workers and the network are up; 503 with what is missing
+    /healthz  200 while the daemon's loops make progress, also while models load; 503 with a line for each problem
+    /readyz   200 once the role's workers and the network are up; 503 with the missing components
 
-The local port has them. If `observe.listen` is set, a second port that other machines reach has them too, and nothing
-else. The second port opens first, so that no probe restarts a node that loads a large model for half an hour. Its
-`/metrics` requires a token (auth.py).
+The local port serves them. If `observe.listen` is set, a second port for other machines serves only them. The second
+port opens before the models load, so that no probe restarts a node during a long load. Its `/metrics` requires a token
+(auth.py).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STARTING = starting(Status())
 
 @dataclass(slots=True)
 class MonitoringApi:
-    """What there is to see: `status` is None until the node's parts are up. `refused` are requests, by reason."""
+    """Handlers of the routes. `status` is None until the node's components run. `refused` counts requests by reason."""
 
     status: StatusLoop | None = None
     refused: Counter[str] = field(default_factory=Counter)
@@ -50,7 +50,7 @@ class MonitoringApi:
         return _answer("\n".join(problems), well="ok" if self.status else "starting")
 
     async def show_readiness(self, request: web.Request) -> web.Response:
-        """200, or 503 with what is missing."""
+        """Return 200, or 503 with the missing components."""
         if self.status is None:
             return _answer("the models are loading, or the network is starting", well="")
         return _answer("\n".join(self.status.problems) or self.status.latest.health.waits_for, well="ready")

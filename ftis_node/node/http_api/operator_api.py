@@ -1,4 +1,4 @@
-"""The part of the local HTTP port that changes a running node: `POST /peers/ban`, `/peers/unban`, `/peers/trust`.
+"""Routes of the local HTTP port that change a running node: `POST /peers/ban`, `/peers/unban`, `/peers/trust`.
 
     {"peer": "12D3Koo...", "for_s": 7200}  ->  200 {"peer_id": ..., "standing": ..., ...} | 4xx {"error": "one line"}
 
@@ -36,7 +36,7 @@ BODY_S = 10.0
 
 
 def add_control(app: web.Application, control: PeerControl, token_file: Path) -> None:
-    """Add the routes, and write a new token."""
+    """Add the routes, and write a new token to `token_file`."""
     token = secrets.token_hex(TOKEN_BYTES)
     keep_secret(token)
     check_no_folder(token_file)

@@ -1,7 +1,7 @@
-"""What a node makes of announcements: who speaks, what is missing between running numbers, what is wanted.
+"""Handles announcements: queues groups to pull, and tracks each sender's sequence numbers to find lost groups.
 
-Nothing that a peer says of others is believed here. An answer about somebody else's group is only a hint where it may
-be had; running numbers are taken from their sender's own word alone.
+A peer's statements about other peers are not trusted. An announcement of another peer's group is only a hint about a
+holder. Sequence numbers count only if their sender announces them itself.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ if TYPE_CHECKING:
     from ftis_node.records.envelope import Announcement
     from ftis_node.replay.reader import ReplayReader
 
-MAX_SENDERS = 4096  # whose numbers are followed; the one longest silent is forgotten
+MAX_SENDERS = 4096  # senders with a tracker; beyond that, drop the least recently used
 MAX_REFUSED = 4096
 
 KeyT = TypeVar("KeyT")
 
 
 class AssignmentMembers(NamedTuple):
-    """Other members of the run as far as they are known, and those of this node's own shard."""
+    """Known members of the run, and the members of this node's own shard; both without this node."""
 
     known: Sequence[str]
     of_own_shard: Sequence[str]
 
 
 class AnnouncementHandler:
-    """Announcements in, wants out. `changed` is set when there is something new to pull."""
+    """Turns announcements into entries of the pull queue. `changed` is set when the queue has a new entry."""
 
     def __init__(
         self,
@@ -78,19 +78,19 @@ class AnnouncementHandler:
         self._trackers: dict[str, SequenceTracker] = {}
         self.queue = PullQueue()
         self._refused: dict[bytes, None] = {}  # not to be pulled again
-        self._refused_of: dict[tuple[str, bytes], None] = {}  # by peer: not to be asked of it again
-        self._malformed: dict[tuple[str, bytes], None] = {}  # by peer: hashes of what it answers again and again
+        self._refused_of: dict[tuple[str, bytes], None] = {}  # (peer, group): not to be requested from it again
+        self._malformed: dict[tuple[str, bytes], None] = {}  # (peer, hash of a malformed payload): charged once
         self._announce_limiter = AnnounceRateLimiter(
             max_per_minute=self._context.settings.rate_limits.groups_per_minute
         )
         self.changed = asyncio.Event()
         self.reminders = ReconfirmQueue()
-        self.reminded = asyncio.Event()  # set when a sender is to be confirmed to
+        self.reminded = asyncio.Event()  # set when `reminders` has a confirmation to send
         self.announcements_by_shard: Counter[int] = Counter()
-        self.members: AssignmentMembers | None = None  # None: all groups are pulled, or none
+        self.members: AssignmentMembers | None = None  # None: no groups are assigned, since the node pulls all or none
 
     async def listen(self) -> None:
-        """Take announcements as they come, until canceled."""
+        """Handle incoming announcements until canceled."""
         messages = self._gossip.announcements()
         while True:
             with waiting_for("an announcement"):
@@ -111,13 +111,13 @@ class AnnouncementHandler:
             self._confirm_again(message.sender, announcement)
 
     def _confirm_again(self, sender: str, announcement: Announcement) -> None:
-        """Queue a confirmation for a stored group that its sender announces again: the sender does not have one."""
+        """Queue a confirmation of a stored group if its sender repeats the announcement: the first one was lost."""
         if announcement.attempt and self._is_stored(announcement.id, sender, announcement.number):
             self.reminders.add(sender, announcement.id)
             self.reminded.set()
 
     def _is_rate_allowed(self, peer_id: str) -> bool:
-        """Return whether to read an announcement: its peer is not banned, and is within the rate limit of groups."""
+        """Return whether to read an announcement of a peer: it is not banned, and within its rate limit."""
         if self._peers.is_banned(peer_id):
             self._count_refusal(peer_id, "announcement_banned")
             return False
@@ -128,37 +128,37 @@ class AnnouncementHandler:
         return False
 
     def refuse(self, ids: Iterable[bytes | None]) -> None:
-        """Note groups that validation refused for good: they are not pulled again, however often announced."""
+        """Note groups that validation refused permanently: the node does not pull them again."""
         for group_id in ids:
             if group_id is not None:
                 _remember(self._refused, group_id)
 
     def refuse_of(self, peer_id: str, ids: Iterable[bytes]) -> None:
-        """Note groups for which this peer sent another body: they are asked of other peers only.
+        """Note groups for which this peer sent a wrong body: request them only from other peers.
 
-        So one fault of a peer is held against it once a group, however often it announces the group.
+        So the peer is charged once per group, even if it announces the group again.
         """
         for group_id in ids:
             _remember(self._refused_of, (peer_id, group_id))
 
     def can_serve(self, peer_id: str, group_id: bytes) -> bool:
-        """Return whether a peer may be asked for a group: not if it sent another body for it."""
+        """Return whether to request a group from a peer: False if it sent a wrong body for that group."""
         return (peer_id, group_id) not in self._refused_of
 
     def senders(self) -> list[str]:
-        """Peers whose numbers are followed."""
+        """Return the peers whose sequence numbers this node tracks."""
         return list(self._trackers)
 
     def tracker_of(self, sender: str) -> SequenceTracker:
-        """Return the tracker of a sender's numbers; create it if there is none."""
+        """Return the tracker of a sender's sequence numbers; create it if there is none."""
         tracker = self._trackers.pop(sender, None) or SequenceTracker(at=time.monotonic())
-        self._trackers[sender] = tracker  # the last place is the freshest
+        self._trackers[sender] = tracker  # dict order is the order of use: the first entry is dropped first
         if len(self._trackers) > MAX_SENDERS:
             del self._trackers[next(iter(self._trackers))]
         return tracker
 
     def handle(self, announcer: str, payload: bytes, *, is_repair: bool = False) -> Announcement | None:
-        """Put an announced group on the pull list if the learner could use it; return None if it could not."""
+        """Queue an announced group if the node has to pull it. Return the announcement; None if it is not usable."""
         try:
             announcement = open_announcement(payload)
         except RecordError as error:
@@ -192,10 +192,10 @@ class AnnouncementHandler:
         return announcement
 
     def _refuse_announcement(self, announcer: str, payload: bytes, error: RecordError, *, is_repair: bool) -> None:
-        """Count a malformed announcement. The same bytes in several answers are charged to a peer once."""
+        """Count a malformed announcement. Charge a peer once for the same bytes in several backfill answers."""
         self._counters.refused[f"announcement_{error.reason}"] += 1
         self._registry.note_refusal(announcer, "announcement", error)
-        if error.reason == "version":  # that may be an honest peer with other software
+        if error.reason == "version":  # an honest peer may run another version of ftis-node
             return
         key = announcer, hashlib.sha256(payload).digest()
         if is_repair and key in self._malformed:
@@ -205,7 +205,7 @@ class AnnouncementHandler:
 
     @property
     def oldest_usable(self) -> float:
-        """Return the Unix time until which groups are too old, or older than the reset of the buffer."""
+        """Return the oldest usable creation time (Unix seconds), by the age limit and the last reset of the buffer."""
         return max(time.time() - self._context.manifest.step.max_age_s, self._reset_at)
 
     def _is_usable(self, announcement: Announcement, *, as_text: bool) -> bool:
@@ -215,9 +215,10 @@ class AnnouncementHandler:
         return fits and not is_ignored and announcement.created_at > self.oldest_usable
 
     def has(self, item: PullItem) -> bool:
-        """Return whether a group is or was here, or was refused.
+        """Return whether this node has or had a group, or refused it.
 
-        A group that came as text has a different id, and a pruned group has none: the number identifies both.
+        A group received as text has a different id, and the buffer keeps no ids of pruned groups. For both it keeps
+        the sequence number.
         """
         return item.id in self._refused or self._is_stored(item.id, item.sender, item.number)
 
@@ -242,7 +243,7 @@ class AnnouncementHandler:
         return is_assigned(announcement.id, own_id, others, attempt=announcement.attempt)
 
     def _pulls(self, peer_id: str) -> bool:
-        """Return whether a peer uses groups: a generator, as far as its record is known, does not."""
+        """Return whether a peer pulls groups. A peer without a known record counts; a generator does not."""
         record = self._registry.record_of(peer_id)
         return record is None or record.role != "generator"
 
@@ -252,7 +253,7 @@ class AnnouncementHandler:
 
 
 def _remember(known: dict[KeyT, None], key: KeyT) -> None:
-    """Remember it; the set is bounded, and the oldest entry is forgotten."""
+    """Add a key to a bounded set; drop the oldest entry beyond the bound."""
     known[key] = None
     if len(known) > MAX_REFUSED:
         del known[next(iter(known))]

@@ -1,12 +1,12 @@
-"""The audit loop: log-probs of peers that claim the very weights of our learner, against the learner's own.
+"""The audit loop: compares a peer's log-probs with the learner's, if the peer claims to sample from the same weights.
 
-    consumes: foreign groups just stored (intake)     produces: false claims released unused, and a lower standing
+    consumes: foreign groups just stored (intake)     produces: false claims released unused, and a lower reputation
     waits for: a group that can be compared           unblocked by: intake
 
-A peer may send any log-probs, and they decide how much its completions weigh. If a group names weights that this node
-has too, its log-probs can be checked: the loop computes a sample of such groups again. Number formats and kernels
-differ a little, so the limit is far above those differences. No audit covers log-probs of a policy that this node does
-not have. There the cap and the filter of the loss bound the harm.
+A peer may send any log-probs, and the importance weights of its completions depend on them. If a group names weights
+that this node has too, its log-probs can be checked. The loop recomputes them for a random sample of such groups.
+Results differ a little between dtypes and kernels, so the limit is far above those differences. No audit covers
+log-probs of weights that this node does not have. For those, the cap and the filter of the loss bound the harm.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ REASON = "logprob_mismatch"
 
 
 class AuditLoop:
-    """A sample of what can be compared; one at a time."""
+    """Loop that audits a random sample of the comparable groups, one at a time."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class AuditLoop:
         takes_turns: bool,
         dice: random.Random | None = None,
     ) -> None:
-        """`takes_turns`: the workers share one GPU's memory in turns. `dice` draws the sample."""
+        """`takes_turns`: the workers use the memory of one GPU alternately. `dice` draws the sample."""
         self._context = context
         self._about = about
         self._learner = learner
@@ -77,8 +77,8 @@ class AuditLoop:
         self._waiting: asyncio.Queue[Accepted] = asyncio.Queue(MAX_WAITING)
 
     def offer(self, accepted: Accepted) -> None:
-        """Queue a foreign group if it can be compared and is drawn. The intake loop calls this."""
-        if self._waiting.full() or self._takes_turns:  # then the generator has the memory
+        """Queue a foreign group if it can be compared and the sample includes it. The intake loop calls this."""
+        if self._waiting.full() or self._takes_turns:  # in turns, the generator holds the GPU memory now
             return
         with self._guard.work_for(accepted.group.sender, Place.AUDIT):  # called by the intake loop
             if self._is_comparable(accepted.group) and self._dice.random() < self._share(accepted.group):
@@ -93,14 +93,14 @@ class AuditLoop:
                 await self._audit(accepted)
 
     def _share(self, group: Group) -> float:
-        """Return the fraction to audit: 1 on probation, and if an unknown peer claims our weights."""
+        """Return the fraction to audit: 1 for a peer on probation, and if a new peer claims this node's weights."""
         share, peers = self._context.settings.validation.audit_fraction, self._peers
         is_new_peers_claim = group.weights_of is not None and peers.is_new_peer(group.sender)
         is_doubtful = is_new_peers_claim or peers.standing(group.sender) is TrustLevel.PROBATION
         return 1.0 if share and is_doubtful else share
 
     def _is_comparable(self, group: Group) -> bool:
-        """Return whether the group claims to be sampled, from first to last, with the learner's present weights."""
+        """Return whether the group claims that the learner's present weights sampled all of its tokens."""
         version = self._context.state.policy_version
         if group.policy_version != version or group.policy_version_newest != version:
             return False
@@ -108,7 +108,7 @@ class AuditLoop:
             return False
         if (
             group.weights_of == self._context.identity.peer_id
-        ):  # an honest follower may have the former weights of a number
+        ):  # an honest follower may have other weights of the same version number, from before a learner restart
             return version == 0 or version > self._context.state.last_reused_version
         is_named = bool(HUB_ID.fullmatch(self._about.model)) or self._context.settings.validation.audit_folders
         return version == 0 and is_named and group.model == self._about.model
@@ -117,9 +117,9 @@ class AuditLoop:
         group, group_id = accepted.group, accepted.envelope.id
         stored = StoredGroup.from_accepted(accepted, own=False)
         try:
-            with waiting_for("the learner's comparison"):  # after the step that is under way
+            with waiting_for("the learner's comparison"):  # it waits for the end of the present step
                 reply = await self._learner.audit(self._as_trained(stored))
-        except WorkerError as error:  # the train loop sees to the learner
+        except WorkerError as error:  # the train loop handles the learner's failure
             self._context.events.write("audit_failed", group=group_id, error=str(error))
             return
         if reply.kl is None:

@@ -1,14 +1,15 @@
-"""Backfill: asks again for missed groups after an absence, in gaps between numbers, and if the learner is short.
+"""Backfill: requests announcements that this node missed.
 
-Requests by sign:
+Requests by cause:
 
-    | sign                                  | request                                 | asked peer                     |
+    | cause                                 | request                                 | queried peer                   |
     |---------------------------------------|-----------------------------------------|--------------------------------|
-    | a member is new to us                 | its groups newer than the last received | it; the first few members are  |
-    |                                       |                                         | asked for the groups of all    |
-    | a gap between a sender's numbers, or  | those numbers                           | the sender, else any           |
-    | a directory record with a higher one  |                                         | member                         |
-    | the learner is short, a member silent | its groups newer than the last received | it                             |
+    | a member is new to this node          | its groups newer than the last received | that member; the first few     |
+    |                                       |                                         | members, for all senders       |
+    | a gap in a sender's numbers, or a     | those numbers                           | the sender, else any           |
+    | higher number in its directory record |                                         | member                         |
+    | too few foreign groups for a step,    | its groups newer than the last received | that member                    |
+    | and a member announces nothing        |                                         |                                |
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ log = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
 SILENCE_S = 3.0  # without an announcement of a peer while the learner lacks groups
-OVERLAP_S = 30.0  # clocks differ, and what was announced last may have been lost
+OVERLAP_S = 30.0  # clocks differ, and the last announcements may have been lost
 MAX_PAGES = 16
-ASK_S = 5.0  # one answer, all of it: a slow peer must not keep others waiting for theirs
+ASK_S = 5.0  # for one complete answer: a slow peer must not delay requests to others
 FAILED_REST_S = 10.0
-PAGE = 256  # answers to one question
+PAGE = 256  # announcements in one answer
 GAPS_PER_PERIOD = 16
 EVERYBODYS_PER_MINUTE = 3.0
 
@@ -76,10 +77,10 @@ class BackfillLoop:
         self._step_shares = step_shares
         self._guard = gossip.guard
         self._pauses = PeerBackoff(first_s=FAILED_REST_S)
-        self._caught_up_to: dict[str, float] = {}  # by peer: on a clock that does not jump
+        self._caught_up_to: dict[str, float] = {}  # by peer: monotonic time of the last complete catch-up
         self._everybodys = TokenBucket(rate_per_s=EVERYBODYS_PER_MINUTE / 60, burst=EVERYBODYS_PER_MINUTE)
         self._catching_up = BackfillProgress()
-        self._shards: frozenset[int] | None = None  # that are read; None: all
+        self._shards: frozenset[int] | None = None  # the shards that this node reads; None: all
 
     async def run(self) -> None:
         """Run until canceled."""
@@ -95,7 +96,7 @@ class BackfillLoop:
         self._shards = shards
 
     async def catch_up(self, peer_id: str) -> None:
-        """Ask a member for its missed groups; ask the first few new members for the groups of all."""
+        """Query a member for its missed groups; query the first few new members for the groups of all senders."""
         with self._guard.work_for(peer_id, Place.CATCH_UP):
             if self._may_ask(peer_id):
                 await self._catch_up(peer_id)
@@ -108,7 +109,7 @@ class BackfillLoop:
             max_age_s = min(max_age_s, requested_at - self._caught_up_to[peer_id] + OVERLAP_S)
         since = max(
             time.time() - max_age_s, self._announcements.oldest_usable
-        )  # a peer that answers with others is paused
+        )  # a peer that answers only with unusable groups gets a pause
         for _ in range(MAX_PAGES):
             question = BackfillRequest(sender=None if is_for_all else peer_id, since=since)
             newest, num_answers, outcome = await self._ask(peer_id, question)
@@ -122,12 +123,12 @@ class BackfillLoop:
             del self._caught_up_to[next(iter(self._caught_up_to))]
 
     def note_record(self, record: PeerRecord) -> None:
-        """Note the last number of a member, from its directory record."""
+        """Note the last sequence number of a member, from its directory record."""
         if self._follows(record.peer_id):
             self._announcements.tracker_of(record.peer_id).note_tail(record.last_number)
 
     def _report_progress(self) -> None:
-        """Log after an absence how many groups were missed, how many have come, and how many are left."""
+        """Log the progress after an absence: groups missed, received and left."""
         report = self._catching_up.check(
             num_left=self._announcements.queue.num_missed,
             num_backfilled=self._counters.groups_repaired,
@@ -159,8 +160,8 @@ class BackfillLoop:
                     await self._fill(sender, gap, members)
 
     async def _fill(self, sender: str, gap: SequenceGap, members: list[str]) -> None:
-        """Ask the sender first if it is a member; after a try without result, ask any member."""
-        able = [peer for peer in members if self._may_ask(peer)]  # one that was slow a moment ago is none
+        """Query the sender first if it is a member; after a try without result, query any member."""
+        able = [peer for peer in members if self._may_ask(peer)]  # without those in a pause after a failure
         if not able:
             return
         asked = sender if sender in able and not gap.tries else random.choice(able)
@@ -170,7 +171,7 @@ class BackfillLoop:
         tracker.note_query(gap, is_final=asked == sender and outcome is FetchOutcome.COMPLETE)
 
     async def _query_silent_members(self) -> None:
-        """Ask members that sent nothing for a while, if the learner is short."""
+        """Query members that announced nothing for SILENCE_S, if a step lacks foreign groups."""
         _, foreign_ready = self._reader.ready_counts()
         if foreign_ready >= self._step_shares.of_next_step()[1]:
             return
@@ -180,7 +181,10 @@ class BackfillLoop:
                     await self.catch_up(peer_id)
 
     async def _ask(self, peer_id: str, question: BackfillRequest) -> tuple[float, int, FetchOutcome]:
-        """Ask, and consider the answers. Return the newest time among them, their number, and the outcome."""
+        """Send a request and handle the announcements in the answer.
+
+        Return the newest creation time among the usable ones (Unix seconds, else 0), their number, and the outcome.
+        """
         fetched = Fetched((), FetchOutcome.BROKEN)
         guarded = self._guard.work_for(peer_id, Place.CATCH_UP)
         with waiting_for("a peer's answer", endless=False), guarded:
@@ -197,12 +201,12 @@ class BackfillLoop:
         is_useless = question.sender == peer_id and bool(fetched.bodies) and not newest
         if is_answered and not is_useless:
             self._pauses.succeeded(peer_id)
-        else:  # also if nothing of many answers can be used: they would be read again every few seconds
+        else:  # also if no announcement is usable: else this node would read the same ones every few seconds
             self._pauses.failed(peer_id, now=time.monotonic())
         return newest, len(fetched.bodies), fetched.outcome
 
     def _may_ask(self, peer_id: str) -> bool:
-        """Return whether a member may be asked: not banned, and not in a pause after a missing answer."""
+        """Return whether to query a member: not banned, and not in a pause after a failed request."""
         may_work = self._guard.may_work(peer_id) and not self._peers.is_banned(peer_id)
         return may_work and self._pauses.may_ask(peer_id, now=time.monotonic())
 

@@ -1,4 +1,4 @@
-"""Confirmations: messages to the senders of accepted groups, with the groups that this node stores."""
+"""Confirmations: messages to the senders of accepted groups, with the ids of the groups that this node stores."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class ConfirmationLoop:
-    """The sender of confirmations, for new groups at once and for repeated announcements as they come."""
+    """Sends confirmations: at once for new groups, and again for repeated announcements of stored groups."""
 
     def __init__(self, *, announcements: AnnouncementHandler, gossip: Gossip) -> None:
         self._announcements = announcements
@@ -39,7 +39,7 @@ class ConfirmationLoop:
                 await self._send(*due)
 
     async def confirm(self, verdicts: Sequence[ValidationResult], *, source: str) -> None:
-        """Confirm to the senders which of their groups passed; `source` is the peer that sent the bodies."""
+        """Send each sender the ids of its accepted groups. `source` is the peer that sent the bodies."""
         checked: dict[str, list[bytes]] = defaultdict(list)
         for verdict in verdicts:
             if isinstance(verdict, Accepted):

@@ -3,9 +3,9 @@
     consumes: confirmations of peers     produces: freed slots
     waits for: a confirmation; age       unblocked by: a learner that pulls, time
 
-It replaces the train loop in a node that does not learn. Learners pull what they will use, so a generator makes as
-much as is pulled, and runs ahead of that by its slots. A group that no learner pulls becomes stale, and its slot is
-free again.
+It replaces the train loop in a node that does not learn. Learners pull only groups that they will use. So a generator
+makes as many groups as learners pull, plus one for each slot. If no learner pulls a group, it becomes stale and its
+slot is free again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ POLL_INTERVAL_S = 0.2
 
 
 class DeliverLoop:
-    """Looks at what was confirmed a few times a second."""
+    """Loop that checks for confirmations several times a second."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The directory loop: says who this node is, and learns who the others are.
+"""The directory loop: publishes this node's record in the directory, and reads the records of peers.
 
 consumes: own record, peers' records     produces: the peer table; catch-up requests for new members
 waits for: the clock                     unblocked by: time
@@ -49,7 +49,7 @@ class BackfillSource(Protocol):
 
 
 class DirectoryLoop:
-    """Two clocks: new members are looked for every second, records are renewed and read every period."""
+    """Loop with two periods: it checks for new members every second; every period it renews and reads records."""
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 consumes: the home's files     produces: rotated logs, reclaimed space, a closed or open `DiskSpace`
 waits for: the clock           unblocked by: time
 
-Generation and pulling wait on `DiskSpace`. Meanwhile the node trains on what it has and serves its peers.
+Generation and pulling wait on `DiskSpace`. During a pause the node trains on the groups in its buffer and serves peers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PERIOD_S = 2.0
 
 
 class DiskSpaceLoop:
-    """Measures the home every few seconds, and reclaims space where it is short."""
+    """Loop that measures the home every few seconds, and reclaims space if too little is free."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class DiskSpaceLoop:
             await asyncio.sleep(self._period_s)
 
     async def check(self) -> None:
-        """Rotate long logs, remove files if space is short, and report the disk use."""
+        """Rotate long logs, remove files if too little space is free, and report the disk use."""
         space = self._space
         await in_background(rotate_logs, self._home, max_bytes=self._context.settings.limits.log_file_bytes)
         use = await self._use()

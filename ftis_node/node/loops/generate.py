@@ -1,11 +1,11 @@
-"""The generate loop: a free slot becomes a prompt, the prompt a scored group of completions.
+"""The generate loop: takes a free slot, chooses a prompt, and generates and scores a group of completions.
 
 Inputs and outputs:
 
-    consumes: prompts of the node's own order     produces: scored groups, onto the publish queue
-    waits for: a free slot                        unblocked by: the hand-over of a step's weights (train loop)
+    consumes: prompts in the node's own order     produces: scored groups, onto the publish queue
+    waits for: a free slot                        unblocked by: the weight sync after a step (train loop)
                disk space in the home                           the disk_space loop
-               budget left                                      nothing: generation is over (budget.py)
+               budget left                                      nothing: generation is over (token_budget.py)
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Prompt:
 
 
 class GenerateLoop:
-    """Keeps the generation worker busy as far as free slots allow."""
+    """Loop that keeps the generation worker busy while slots are free."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class GenerateLoop:
         counters: NodeCounters,
         division: Division | None = None,
     ) -> None:
-        """`last_number` of this node's groups: the order of prompts goes on after it."""
+        """`last_number` is the last sequence number of this node's groups; the order of prompts continues after it."""
         self._context = context
         self._about = about
         self._scored = scored
@@ -92,18 +92,18 @@ class GenerateLoop:
         )
 
     async def run(self) -> None:
-        """Run until canceled. Raise the error of a worker that was given up."""
+        """Run until canceled. Raise WorkerError if the supervisor does not restart the worker any more."""
         in_flight = asyncio.Semaphore(groups_in_flight(self._context))
         async with asyncio.TaskGroup() as tasks:
             while True:
                 await self._budget.until_more()
                 with waiting_for("a free slot"):
                     await self._slots.charge()
-                with waiting_for("a group under way to end"):  # each has its own limits
+                with waiting_for("a group under way to end"):  # each request has a time limit
                     await in_flight.acquire()
                 with waiting_for("disk space"):  # last: the disk may have filled up during the waits above
                     await self._space.wait_available()
-                if not self._budget.may_begin:  # one that ended meanwhile took more than is usual
+                if not self._budget.may_begin:  # a group that ended meanwhile took more tokens than the average
                     self._slots.cancel()
                     in_flight.release()
                     continue
@@ -112,10 +112,10 @@ class GenerateLoop:
                 task.add_done_callback(lambda _: in_flight.release())
 
     def _next_prompt(self) -> Prompt:
-        """Return the next problem of the node's order whose prompt is short enough; count longer ones.
+        """Return the next problem in the node's order whose prompt is short enough; count the longer ones.
 
-        If the node's division is not even, skip problems so that the parts have their shares. After a restart the
-        position is that of the last group's number, so some problems come again.
+        If the shares of the task's parts are uneven, skip problems to match them (`training/division.py`). A restart
+        continues at the position given by the last group's number, so some problems repeat.
         """
         sampling, division = self._context.manifest.sampling, self._division
         while True:
@@ -131,7 +131,7 @@ class GenerateLoop:
             self._context.events.write("prompt_skipped", prompt=str(item.ref), num_tokens=len(token_ids))
 
     async def _make_group(self, prompt: Prompt) -> None:
-        """Make one group from prompt to publish queue. A worker's death costs a pause and another try, not the slot."""
+        """Generate and score one group and put it on the publish queue; retry with the same slot if the worker dies."""
         while True:
             try:
                 group, num_unfinished = await self._generate(prompt)
@@ -142,14 +142,14 @@ class GenerateLoop:
                 self._context.events.write("generation_failed", prompt=str(prompt.item.ref), error=str(error))
                 await asyncio.sleep(RETRY_PAUSE_S)
         self._budget.end(group.num_tokens)
-        if num_unfinished:  # its peers would refuse it, and this node with it
+        if num_unfinished:  # peers would refuse the group and charge this node
             self._context.events.write("not_shared", prompt=str(prompt.item.ref), num_stopped=num_unfinished)
             self._slots.cancel()
             return
         await self._scored.put(group)
 
     async def _generate(self, prompt: Prompt) -> tuple[Group, int]:
-        """Return a scored group, and how many of its completions scoring did not finish."""
+        """Return a scored group, and the number of its completions whose scoring did not finish."""
         result = await self._generation.generate(
             GenerateRequest(
                 prompt_ids=tuple(prompt.token_ids),
@@ -165,7 +165,7 @@ class GenerateLoop:
         group = Group(
             run_id=self._context.manifest.run_id,
             sender=self._context.identity.peer_id,
-            number=0,  # given when it is sealed, so that numbers have no gaps
+            number=0,  # the publish loop sets it when it signs the group, so that numbers have no gaps
             prompt_ref=prompt.item.ref,
             prompt_hash=hash_prompt(prompt.token_ids),
             tokens=result.tokens,
@@ -184,14 +184,14 @@ class GenerateLoop:
 
 
 def groups_in_flight(context: NodeContext) -> int:
-    """Return the number that the settings give, or enough groups for a full batch and one more."""
+    """Return the setting, or else enough groups for a full batch, plus one."""
     generation = context.settings.generation
     batch = generation.max_batch or DEFAULT_MAX_BATCH
     return generation.groups_in_flight or -(-batch // context.manifest.sampling.group_size) + 1
 
 
 def prompt_order(context: NodeContext, *, num_items: int) -> PromptOrder:
-    """Vertical: this node's own order through its domain. Horizontal: the run's order, the same for all nodes."""
+    """Return the order of prompts: this node's own ("vertical"), or the same for all nodes ("horizontal")."""
     if context.manifest.step.prompt_sharing == "horizontal":
         return PromptOrder(num_items, seed=0, peer_id=context.manifest.run_id)
     return PromptOrder(num_items, context.settings.seed, context.peer_id)

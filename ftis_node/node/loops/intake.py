@@ -1,4 +1,4 @@
-"""The intake loop: every envelope, own or foreign, passes the same validation into the buffer.
+"""The intake loop: validates every envelope, own or foreign, by the same rules, and stores the accepted groups.
 
     consumes: envelopes, from the publish and pull loops     produces: READY groups, refusals
     waits for: an envelope                                   unblocked by: a put on its queue
@@ -8,12 +8,12 @@
     unknown peers'       --validate, one after the other--+
 
 The group of an unknown peer may use its whole time limit in scoring. So groups of unknown peers have a separate lane
-and scoring process, and never delay the others. The peer that handed a group over selects the lane, because its
-identity is proven before the group is read.
+and scoring process, and never delay the others. The peer that delivers a group selects the lane, because libp2p has
+authenticated that peer before the node reads the group.
 
-Waiting for the disk costs more than validation. So the next envelopes are validated during a commit, and the next
-commit takes all that passed meanwhile. That is one group on an idle node, many under load. No verdict is given before
-the group is on disk.
+A commit to disk takes longer than validation. So the loop validates the next envelopes during a commit, and the next
+commit stores all groups that passed meanwhile. That is one group on an idle node, and many under load. The loop
+returns the verdict of an accepted group only after the group is on disk.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ COMMIT_CAPACITY = 64  # groups in one commit
 class Arrival:
     """An envelope that waits for validation.
 
-    `origin` is the peer that handed it over. Only the signature proves the sender. `asked` holds the ids that `origin`
-    was asked for; None if it was not asked by id. `made` is the group if this node made it.
+    `origin` is the peer that delivered it; only the signature proves its sender. `asked` holds the ids that this node
+    requested from `origin`, None if it did not request by id. `made` is the group if this node generated it.
     """
 
     data: bytes
@@ -66,12 +66,12 @@ class Arrival:
 
     @property
     def own(self) -> bool:
-        """Return whether this node made the group."""
+        """Return whether this node generated the group."""
         return self.made is not None
 
 
 class _Lane:
-    """A bounded queue of envelopes, and the validation context of those in it."""
+    """A bounded queue of envelopes, with the context of their validation."""
 
     def __init__(self, context: ValidationContext) -> None:
         self.context = context
@@ -92,7 +92,7 @@ class _Lane:
 
 
 class IntakeLoop:
-    """Two lanes, in each one envelope after the other; a bounded queue of accepted groups behind them."""
+    """Two lanes, each of which validates one envelope at a time; both feed one bounded queue of accepted groups."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class IntakeLoop:
         self._counters = counters
         self._guard = guard
         self._newest_offered = newest_offered
-        self._passed: set[bytes | tuple[str, int]] = set()  # ids, and numbers by sender, on their way to the disk
+        self._passed: set[bytes | tuple[str, int]] = set()  # ids and (sender, number) of groups not committed yet
         self._judged: asyncio.Queue[tuple[Arrival, Accepted]] = asyncio.Queue(COMMIT_CAPACITY)
         self.stored = asyncio.Event()  # set whenever a group became READY; the train loop clears it
         self.on_foreign: Callable[[Accepted], None] = lambda accepted: None  # called with each READY foreign group
@@ -155,8 +155,8 @@ class IntakeLoop:
     ) -> ValidationResult:
         """Submit an envelope and wait for its verdict. If it is Accepted, the group is on disk.
 
-        `made` is the group, already scored, if this node sealed it; None for an envelope of a peer. `asked`: the ids
-        that `origin` was asked for; None if it was not asked by id.
+        `made` is the scored group if this node signed it; None for an envelope of a peer. `asked` holds the ids that
+        this node requested from `origin`; None if it did not request by id.
         """
         arrival = Arrival(data, origin, made, asked, asyncio.get_running_loop().create_future())
         is_new_peer = not arrival.own and self._peers.is_new_peer(origin)
@@ -191,13 +191,13 @@ class IntakeLoop:
                 self._answer(arrival, verdict)
 
     async def _judge(self, arrival: Arrival, context: ValidationContext) -> ValidationResult | None:
-        """Return the verdict; None if the envelope made validation fail: then it is refused and its origin charged."""
+        """Return the verdict; None if validation raises. Then refuse the envelope and charge its origin."""
         with self._work_for(arrival, Place.JUDGE):
             verdict = await validate(arrival.data, context, asked=arrival.asked, made=arrival.made)
             if isinstance(verdict, Accepted):
                 if late := self._refuse_if_admitted(verdict):
                     return late
-                self._peers.remember(verdict)  # before the next one is judged, which may be its copy
+                self._peers.remember(verdict)  # before the next validation: the next envelope may be a copy
             return verdict
         self._give_up(arrival)
         return None
@@ -216,11 +216,11 @@ class IntakeLoop:
         return Refused(refusal, group.sender, group_id, signed=True, num_tokens=group.num_tokens)
 
     def _work_for(self, arrival: Arrival, place: Place) -> PeerWork:
-        """Return the guard: an error that a group of this node causes is raised, that of a peer's group is charged."""
+        """Return the guard: it raises an error that an own group causes, and charges a peer for one of its group."""
         return self._guard.work_for(arrival.origin, place, passes=(Exception,) if arrival.own else ())
 
     def _give_up(self, arrival: Arrival) -> None:
-        """Refuse a group that caused a fault, for good: other peers would hand over the same."""
+        """Refuse a group that caused an error permanently: other peers would deliver the same bytes."""
         group_id = None
         with self._work_for(arrival, Place.JUDGE):
             group_id = open_envelope(arrival.data, max_bytes=self._context.manifest.wire.max_envelope_bytes).id
@@ -233,7 +233,7 @@ class IntakeLoop:
                 passed = [await self._judged.get()]
             while not self._judged.empty() and len(passed) < COMMIT_CAPACITY:
                 passed.append(self._judged.get_nowait())
-            await to_the_end(self._commit(passed))  # what is stored when the node ends is counted, too
+            await to_the_end(self._commit(passed))  # a stop must not interrupt between the commit and the counters
 
     async def _commit(self, passed: Sequence[tuple[Arrival, Accepted]]) -> None:
         for (arrival, accepted), is_new in zip(passed, await self._admit(passed), strict=True):
@@ -247,7 +247,7 @@ class IntakeLoop:
                 self._give_up(arrival)
 
     async def _admit(self, passed: Sequence[tuple[Arrival, Accepted]]) -> list[bool | None]:
-        """Return whether each is new, after one commit. If that fails, commit each alone: None for one that fails."""
+        """Commit all groups at once; if that fails, each alone. Return whether each is new, None if it fails."""
         groups = [(accepted, arrival.own) for arrival, accepted in passed]
         try:
             return [*await self._disk(self._buffer.admit_many, groups)]

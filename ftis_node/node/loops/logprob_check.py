@@ -3,9 +3,9 @@
     consumes: groups of own weights (intake)       produces: the mismatch in the learner's next report
     waits for: an own group of the newest version  unblocked by: intake
 
-Generation runs ahead of the learner, so most groups of a step were sampled a version earlier. Only new groups compare
-engine and learner under the same weights. The loop sends one group a version, and drops one that is late. If sampling
-of a group continued across an update, it sends the completions that did not.
+Generation runs ahead of the learner, so most groups of a step come from an earlier version. Only new groups compare
+engine and learner under the same weights. The loop sends one group per version, and drops a group of an older version.
+If a weight update interrupted a group, it sends only the completions that one version sampled completely.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class CheckLoop:
-    """At most one group of each version is sent."""
+    """Loop that sends the learner at most one group of each version."""
 
     def __init__(
         self, *, context: NodeContext, next_own: Callable[[], Awaitable[Accepted]], learner: Learning, guard: PeerGuard
@@ -51,7 +51,7 @@ class CheckLoop:
         while True:
             with waiting_for("an own group"):
                 accepted = await self._next_own()
-            sender = accepted.group.sender  # this node, or a peer that samples by its weights
+            sender = accepted.group.sender  # this node, or a peer that samples with its weights
             passes = (Exception,) if sender == self._context.identity.peer_id else ()
             with self._guard.work_for(sender, Place.AUDIT, passes=passes):
                 await self._send_if_new(accepted)
@@ -69,18 +69,18 @@ class CheckLoop:
             rewards=part.rewards,
         )
         try:
-            with waiting_for("the learner's measurement"):  # after the step that is under way
+            with waiting_for("the learner's measurement"):  # it waits for the end of the present step
                 await self._learner.check(
                     train_group(stored, share=self._context.manifest.step.prompt_sharing, of_own_weights=True)
                 )
-        except WorkerError as error:  # the train loop sees to the learner; the next version has its own check
+        except WorkerError as error:  # the train loop handles the failure; the next version gets a new check
             self._context.events.write("check_failed", group=stored.id, error=str(error))
             log.warning("the mismatch of version %d was not measured: %s", self._sent_version, error)
 
 
 def sampled_by(group: Group, version: int) -> Group | None:
-    """Return the group with only the completions that `version` alone sampled; None if there are none."""
-    if group.mean_logprobs:  # sent as text: there are no log-probs to compare
+    """Return the group with only the completions that `version` sampled completely; None if there are none."""
+    if group.mean_logprobs:  # sent as text: there are no log-probs of tokens to compare
         return None
     completions = tuple(
         completion

@@ -1,10 +1,9 @@
-"""The peers loop: periodic upkeep of peers and buffer that no announcement or envelope starts.
+"""The peers loop: periodic work on peers and buffer.
 
     consumes: the connected peers' addresses     produces: `peers.sqlite`; a buffer within its bounds
     waits for: the clock                         unblocked by: time
 
-A learner's step may take long, and groups come in meanwhile. The buffer's bounds hold between steps too, in memory
-and on disk.
+Groups also arrive during a long training step, so the loop enforces the buffer's bounds in memory and on disk.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ PERIODS_PER_SAVE = 10
 
 
 class PeersLoop:
-    """Two clocks: the buffer is looked at every second, the book of peers is saved every ten."""
+    """Loop with two periods: it checks the buffer every second, and saves `peers.sqlite` every ten seconds."""
 
     def __init__(self, *, events: EventLog, gossip: Gossip, peers: PeerManager, limits: BufferLimits) -> None:
         self._events = events
@@ -54,7 +53,7 @@ class PeersLoop:
                     await asyncio.sleep(PERIOD_S)
 
     def _note_jump(self) -> None:
-        """Log a jump of the machine's clock: times that peers send are compared with that clock."""
+        """Log a jump of the machine's clock, because validation compares the times that peers send with it."""
         if (jump_s := self._clock.jump_s()) is None:
             return
         log.warning("this machine's clock was moved by %+.0f s", jump_s)

@@ -1,8 +1,8 @@
 """Prompt order: the sequence of problems that a node generates for, by seed and peer.
 
-Nodes of one swarm use different orders through the task, so that they rarely generate for the same prompt. A task with
-a data file is sampled without repeats, epoch by epoch. In a task of practically unlimited problems a hash draws each
-index. The k-th prompt follows from k alone, so a restarted node continues at its position.
+Nodes of a swarm use different orders, so that they rarely generate for the same prompt. A task with a data file is
+sampled without replacement in each epoch. If the number of problems is practically unlimited, a hash of k gives the
+k-th index. The k-th prompt depends only on k, seed and peer, so a restarted node continues at its position.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The publish loop: a scored group gets its number and signature, passes validation, and is announced.
+"""The publish loop: numbers and signs a scored group, submits it to validation, and announces it.
 
     consumes: scored groups (generate loop)     produces: envelopes to intake, announcements to peers
     waits for: a scored group                   unblocked by: the generate loop
 
-A group is announced only after it is on disk here, so that each peer that asks for it gets it. Numbers are consecutive,
-and only groups that passed validation have one. So a gap in the numbers means a loss on the way, nothing else.
+A group is announced only after it is on disk, so that every peer that requests it gets it. Sequence numbers are
+consecutive, and only groups that pass validation get one. So a gap always means that announcements were lost.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class PublishLoop:
-    """One own group after the other."""
+    """Loop that publishes one own group at a time."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class PublishLoop:
         confirmations: Confirmations,
         last_number: int,
     ) -> None:
-        """`last_number` of this node's groups in the buffer."""
+        """`last_number` is the last sequence number of this node's groups in the buffer."""
         self._context = context
         self._scored = scored
         self._intake = intake
@@ -68,7 +68,7 @@ class PublishLoop:
         group = replace(group, number=self._last_number + 1)
         envelope = seal_group(group, self._context.identity, codec=self._context.settings.swarm.codec)
         data = envelope.to_bytes()
-        with waiting_for("the validation verdict"):  # behind those of peers; the intake loop has the limits
+        with waiting_for("the validation verdict"):  # queued behind groups of peers; the intake loop has time limits
             verdict = await self._intake.submit(data, origin=self._context.identity.peer_id, made=group)
         if not isinstance(verdict, Accepted):
             log.error("an own group failed validation: %s", verdict.refusal.detail)

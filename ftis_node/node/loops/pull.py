@@ -9,11 +9,11 @@
                        +--> [repair]  (backfill.py) -------+      ^                                 |
                                                                   +----- missed: ask another -------+
 
-A body is pulled once: from its sender, or from any holder if the sender cannot be reached. In a small swarm a node
-pulls everything. In a large one it pulls what the learner will use (`swarm/pulling/demand.py`) and the groups that are
-assigned to this node.
+A node pulls each body once: from its sender, or from another holder if the sender cannot be reached. In a small swarm a
+node pulls all groups. In a large one it pulls the groups that the learner will use (`swarm/pulling/demand.py`), and
+the groups that rendezvous hashing assigns to it.
 
-If the run allows it, a group of another tokenizer is pulled as text. Only its sender can encode it so.
+If the run allows it, a node pulls a group of another tokenizer as text. Only its sender can encode and sign that text.
 """
 
 from __future__ import annotations
@@ -58,19 +58,19 @@ if TYPE_CHECKING:
     from ftis_node.validation import ValidationResult
 
 GATHER_S = 0.02  # announcements that come together are pulled together
-RECHECK_INTERVAL_S = 1.0  # the learner's needs change without an event here
+RECHECK_INTERVAL_S = 1.0  # no event reports that the learner needs more groups
 MAX_BATCH_BYTES = 8 << 20
 BUSY_REST_S = 0.5
-PASSING = frozenset({"quota", "scoring_quota", "scoring_failed", "banned"})  # these say nothing of the group itself
-NOT_THE_GROUP = frozenset({"size", "parse", "unsolicited", "signature"})  # what came is not the group asked for
+PASSING = frozenset({"quota", "scoring_quota", "scoring_failed", "banned"})  # refusals not caused by the group itself
+NOT_THE_GROUP = frozenset({"size", "parse", "unsolicited", "signature"})  # the body is not the requested group
 FAULTS = {FetchOutcome.TOO_LARGE: Behaviour.REFUSED}
-NUM_OTHERS = 3  # members asked for what its sender does not give
-NUM_SHOWN = 4  # ids of groups given up that one event names
-BURST_S = 2.0  # the download budget of so many seconds may be used at once
+NUM_OTHERS = 3  # members to request a group from if its sender does not have it
+NUM_SHOWN = 4  # ids of abandoned groups in one event
+BURST_S = 2.0  # seconds of the download budget that one burst may use
 
 
 class PullLoop:
-    """What is wanted, and the pulls under way. A body is asked for once at a time."""
+    """Loop that pulls queued groups. At most one request for a group is in flight."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class PullLoop:
         space: DiskSpace,
         own_domain: OwnDomain | None = None,
     ) -> None:
-        """`own_domain`: the domain whose groups the node prefers, if the run and the node have one."""
+        """`own_domain` is the domain whose groups the node prefers; None for no preference."""
         self._context = context
         self._intake = intake
         self._announcements = announcements
@@ -121,12 +121,12 @@ class PullLoop:
             tasks.create_task(self._confirmations.run(), name="pull-confirm")
 
     async def _dispatch(self, tasks: asyncio.TaskGroup) -> None:
-        """Send requests for wanted groups as soon as there are some, and again while some are left."""
+        """Send requests for queued groups when new ones are queued, and at intervals while any are left."""
         while True:
             with suppress(TimeoutError), waiting_for("something to pull"):
                 async with asyncio.timeout(RECHECK_INTERVAL_S if len(self._queue) or len(self._later) else None):
                     await self._announcements.changed.wait()
-            if self._slots.num_in_use:  # the first one goes at once
+            if self._slots.num_in_use:  # without pulls in flight, send the first request at once
                 await asyncio.sleep(GATHER_S)
             self._announcements.changed.clear()
             await self._pull_what_is_needed(tasks)
@@ -149,7 +149,7 @@ class PullLoop:
                 need = max(0, need - num_pulled)
 
     async def _pull_portion(self, tasks: asyncio.TaskGroup, portion: DomainPortion, *, need: int | None) -> int:
-        """Requests for `need` groups of a portion, and for duties, as far as they can be had; how many were no duty."""
+        """Request up to `need` groups of a portion, and all assigned groups. Return the number not assigned."""
         num_pulled = 0
         while True:
             await self._slots.acquire()
@@ -169,7 +169,7 @@ class PullLoop:
             tasks.create_task(self._pull_and_release(batch), name=f"pull-{batch.source.peer_id[-6:]}")
 
     def _portions(self, need: int | None) -> Sequence[DomainPortion]:
-        """Return what to pull first: what each preferred domain of the run lacks, then any group."""
+        """Return the portions to pull, in order: missing groups inside and outside the preferred domain, then any."""
         domain = self._own_domain
         if domain is None:
             return (ANY,)
@@ -185,7 +185,7 @@ class PullLoop:
         )
 
     def _is_near(self, item: PullItem) -> bool:
-        """Return whether a group's sender reports that it generates for this node's domain alone."""
+        """Return whether a group's sender reports that it generates only for this node's domain."""
         domain, record = self._own_domain, self._registry.record_of(item.sender)
         if domain is None or record is None:
             return False
@@ -198,14 +198,14 @@ class PullLoop:
         try:
             with self._guard.work_for(batch.source.peer_id, Place.PULL) as work:
                 await self._pull(batch)
-            if work.failed:  # what of it is not settled yet is not asked of this peer again
+            if work.failed:  # do not request the unsettled groups from this peer again
                 self._queue.missed(batch, missing=[item.id for item in batch.items])
         finally:
             self._slots.release(batch.source.peer_id)
-            self._announcements.changed.set()  # the next of this peer may be asked for
+            self._announcements.changed.set()  # this peer can take the next request
 
     async def _demand(self) -> PullDemand:
-        """Return what to pull now; set the members among whom duties are divided."""
+        """Return the present demand; set the members among whom groups are assigned."""
         _, num_ready = self._reader.ready_counts()
         known = await self._gossip.known_members()
         wanted = pull_demand(
@@ -232,7 +232,7 @@ class PullLoop:
             await asyncio.sleep(wait_s)
 
     def _spend_the_rest(self, batch: PullRequest, bodies: Sequence[bytes]) -> None:
-        """Charge received bytes beyond the announced size: the next pulls wait for them."""
+        """Charge received bytes beyond the announced size to the download budget, so the next pulls wait longer."""
         if self._allowance is not None:
             more_bytes = sum(map(len, bodies)) - _announced_bytes(batch)
             self._allowance.spend(max(0, more_bytes), now=time.monotonic())
@@ -250,7 +250,7 @@ class PullLoop:
         self._spend_the_rest(batch, fetched.bodies)
         asked = None if as_text else frozenset(ids)  # a group as text has a different id
         judged = [self._intake.submit(data, origin=peer_id, asked=asked) for data in fetched.bodies]
-        with waiting_for("validation verdicts"):  # the intake loop has the limits
+        with waiting_for("validation verdicts"):  # the intake loop has time limits
             verdicts = await asyncio.gather(*judged)
         here = self._settle(batch, verdicts)
         if fetched.outcome is FetchOutcome.BUSY:
@@ -266,7 +266,7 @@ class PullLoop:
         await self._confirmations.confirm(verdicts, source=peer_id)
 
     def _settle(self, batch: PullRequest, verdicts: Sequence[ValidationResult]) -> set[bytes]:
-        """Remove judged groups, accepted or refused, from the list; return their ids."""
+        """Remove accepted and refused groups from the queue; return their ids."""
         judged = {v.announced_id if isinstance(v, Accepted) else v.group_id for v in verdicts if not _is_useless(v)}
         here = {item.id for item in batch.items if item.id in judged}
         refused = [v for v in verdicts if isinstance(v, Refused) and not _is_useless(v)]
@@ -284,10 +284,10 @@ class PullLoop:
         *,
         missing: Sequence[bytes],
     ) -> None:
-        """Note groups for which this peer sent useless bodies: they are not asked of it again, so it pays once.
+        """Note groups for which this peer sent useless bodies: do not request them from it again, so it pays once.
 
-        An unreadable item does not say which missing group it is for. So as many missing groups are noted, in the
-        order of the request.
+        An unreadable body does not show which group it is for. So the method notes one missing group for each
+        unreadable body, in the order of the request.
         """
         useless = [v for v in verdicts if isinstance(v, Refused) and _is_useless(v)]
         named = {v.group_id for v in useless if v.group_id in missing}
@@ -296,7 +296,7 @@ class PullLoop:
         self._announcements.refuse_of(batch.source.peer_id, [one for one in missing if one in named or one in others])
 
     def _note_outcome(self, batch: PullRequest, outcome: FetchOutcome, *, is_empty: bool) -> None:
-        """Charge a peer for a failed pull, or for a pull without any of the groups that it announced as its own."""
+        """Charge a peer for a failed pull, or for an empty answer to a request for its own groups only."""
         peer_id = batch.source.peer_id
         is_broken_promise = is_empty and all(item.sender == peer_id for item in batch.items)
         if outcome is FetchOutcome.COMPLETE and not is_broken_promise:
@@ -309,16 +309,16 @@ class PullLoop:
         self._context.events.write("pull_failed", peer=peer_id, outcome=outcome, num_ids=len(batch.items))
 
     async def _request_from_others(self, batch: PullRequest, *, missing: Sequence[bytes], is_answered: bool) -> None:
-        """Ask other peers for what this peer did not give; give up groups that no peer has."""
+        """Queue missing groups for other holders; retry later, or drop, groups that no known peer has."""
         if not missing:
             return
         members = await self._gossip.members()
         others = random.sample(members, min(NUM_OTHERS, len(members)))
         given_up = self._queue.missed(batch, missing=missing, others=others, can_serve=self._announcements.can_serve)
         if batch.source.as_text and is_answered:
-            self._announcements.refuse(missing)  # answered, and useless: a text is stored under another id
+            self._announcements.refuse(missing)  # a text is stored under another id, so the announced one stays missing
         for_good = [item for item in given_up if item.as_text or not self._later.put(item, now=time.monotonic())]
-        if for_good:  # one line, however many: an attacker may announce what nobody has
+        if for_good:  # one event for all: an attacker may announce many groups that no peer has
             shown = [item.id.hex() for item in for_good[:NUM_SHOWN]]
             self._context.events.write("pull_given_up", source=batch.source.peer_id, num=len(for_good), groups=shown)
         self._announcements.changed.set()

@@ -1,4 +1,4 @@
-"""Slots of the pull loop: how many pulls are under way, and which peer may be asked next."""
+"""Slots of the pull loop: they limit the pulls in flight, in total and per peer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FAILED_REST_S = 5.0
 
 
 class PullSlots:
-    """A concurrency limiter with `num_slots` slots that are shared out among peers. `backoff` holds failed peers."""
+    """Concurrency limiter with `num_slots` slots for all peers. `backoff` pauses peers whose pulls failed."""
 
     def __init__(self, num_slots: int, *, guard: PeerGuard, peers: PeerManager, registry: PeerRegistry) -> None:
         self._num_slots = num_slots
@@ -28,31 +28,31 @@ class PullSlots:
         self._peers = peers
         self._registry = registry
         self._free = asyncio.Semaphore(num_slots)
-        self._asking: Counter[str] = Counter()  # pulls under way, by the peer asked
+        self._asking: Counter[str] = Counter()  # pulls in flight, by peer
         self.backoff = PeerBackoff(first_s=FAILED_REST_S)
 
     @property
     def num_in_use(self) -> int:
-        """Pulls under way."""
+        """Return the number of pulls in flight."""
         return self._asking.total()
 
     async def acquire(self) -> None:
         """Wait for a free slot and take it; `assign` or `release` must follow."""
-        with waiting_for("a pull under way to end"):  # each has its own limits
+        with waiting_for("a pull under way to end"):  # each pull has a time limit
             await self._free.acquire()
 
     def assign(self, peer_id: str) -> None:
-        """Count the slot that was taken for a peer."""
+        """Count the acquired slot for a peer."""
         self._asking[peer_id] += 1
 
     def release(self, peer_id: str | None = None) -> None:
-        """Free a slot, of the peer to which it was assigned, if to any."""
+        """Free a slot. `peer_id` is the peer to which it was assigned, None if to none."""
         self._free.release()
         if peer_id is not None:
-            self._asking -= Counter([peer_id])  # drops what comes to 0
+            self._asking -= Counter([peer_id])  # Counter subtraction removes entries of 0
 
     def is_able(self, peer_id: str) -> bool:
-        """Return whether a peer may be asked now: neither banned nor in a pause after a failure."""
+        """Return whether to pull from a peer now: neither banned nor in a pause after a failure."""
         is_able = False
         with self._guard.work_for(peer_id, Place.PULL):
             may_work = self._guard.may_work(peer_id) and not self._peers.is_banned(peer_id)
@@ -60,10 +60,10 @@ class PullSlots:
         return is_able
 
     def may_ask(self, peer_id: str) -> bool:
-        """Return whether one more pull of a peer may start.
+        """Return whether one more pull from a peer may start.
 
         All peers whose last pull failed share one slot. Each peer that has sent no group yet has one slot, and all
-        of them together leave one free. So slow or absent peers do not delay others.
+        of them together leave one slot free. So slow or absent peers do not delay others.
         """
         may_ask = False
         with self._guard.work_for(peer_id, Place.PULL):

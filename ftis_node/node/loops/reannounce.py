@@ -3,9 +3,8 @@
     consumes: own announcements, confirmations     produces: announcements
     waits for: the clock                           unblocked by: time
 
-Confirmations are not kept. After a start each READY group counts as announced once and confirmed by no peer. A peer
-that holds a group confirms it again when it is announced again (announcements.py), so no lost confirmation holds a
-slot.
+A restart loses the confirmations. After it, each READY group counts as announced once and not confirmed. A peer that
+holds a group confirms each repeated announcement (announcements.py). So a lost confirmation does not block a slot.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ if TYPE_CHECKING:
     from ftis_node.replay.reader import ReplayReader
 
 PERIOD_S = 1.0
-MAX_CHECKED = 8  # claims of different peers, at the same time
+MAX_CHECKED = 8  # unverified confirmations of different peers, checked concurrently
 CHECK_S = 3.0
 
 
 class ReannounceLoop:
-    """One look a second; nothing is said to an empty swarm."""
+    """Loop that runs once a second. It announces nothing if no member is connected."""
 
     def __init__(
         self,
@@ -54,7 +53,7 @@ class ReannounceLoop:
         self._counters = counters
         self._confirmations = confirmations
         self._guard = gossip.guard
-        self._former: set[bytes] = set()  # READY since a former life, and not announced in this one yet
+        self._former: set[bytes] = set()  # READY since an earlier start, and not announced since this start
 
     async def run(self) -> None:
         """Run until canceled."""
@@ -69,7 +68,7 @@ class ReannounceLoop:
                 await self._announce_again()
 
     async def _check_claims(self) -> None:
-        """Check confirmations of groups that this process did not send: they count if the group is fetched back."""
+        """Check confirmations of groups that this process did not send: fetch the group back from the peer."""
         claims = self._confirmations.unverified.take(MAX_CHECKED)
         await asyncio.gather(*(self._check(peer_id, group_id) for peer_id, group_id in claims))
 
@@ -91,7 +90,7 @@ class ReannounceLoop:
                 continue
             announcement = replace(self._announcer.announcement_of(held), attempt=due.attempt)
             if announcement.created_at < time.time() - self._context.manifest.step.max_age_s:
-                self._confirmations.pending.confirmed(due.group_id)  # nobody has a use for it any more
+                self._confirmations.pending.confirmed(due.group_id)  # too old for every peer: stop announcing it
             elif await self._announcer.announce(announcement):
                 self._counters.groups_sent += due.group_id in self._former
                 self._former.discard(due.group_id)

@@ -1,10 +1,10 @@
-"""The shards loop: which and how many of the run's shards this node reads, by their yield and by the budget.
+"""The shards loop: chooses the run's gossip shards that this node reads, by their yield and the budget.
 
     consumes: counts of announcements received, peers' records     produces: subscriptions, catch-up requests
     waits for: the clock                                           unblocked by: time
 
-The own shard and those of trusted peers are always read: the generators that serve this node's weights are there.
-The node subscribes to a new shard before it asks the members for earlier groups, so that it misses none.
+The node always reads its own shard and those of trusted peers, because generators with this node's weights are there.
+It subscribes to a new shard before it queries the members for earlier groups, so that it misses none.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ POLL_INTERVAL_S = 10.0
 
 
 class ShardsLoop:
-    """One look every few seconds. Does nothing in a run with one shard."""
+    """Loop that selects shards every few seconds. It does nothing in a run with one shard."""
 
     def __init__(
         self,

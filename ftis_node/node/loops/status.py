@@ -1,6 +1,6 @@
-"""The status loop: gauges become a snapshot, once a second, for the local HTTP port and for the home's file.
+"""The status loop: takes a snapshot of all gauges once a second, for the local HTTP port and `status.json`.
 
-consumes: the figures of all parts     produces: the snapshot, `status.json`
+consumes: gauges of all components     produces: the snapshot, `status.json`
 waits for: the clock                   unblocked by: time
 """
 
@@ -43,7 +43,7 @@ PERIODS_PER_SAVE = 5
 
 
 class StatusLoop:
-    """Snapshots of the node; `latest` is what all views show, `first` the one of its start."""
+    """Loop that takes the snapshots. All views show `latest`; `first` is the snapshot at the start."""
 
     def __init__(
         self,
@@ -92,12 +92,12 @@ class StatusLoop:
             await self._shortage.passed_over(partial(self._disk, self.save))
 
     async def refresh(self, *, state: str = "running", end: EndWord | None = None) -> Status:
-        """Take a new snapshot. `end` says how the node ended; a fault outweighs the signal that it causes."""
+        """Take a new snapshot. `end` is how the node ended; a fault takes precedence over the signal that it causes."""
         self._members = await self._gossip.members()
         counts = await self._buffer.counts()
         self._workers.note(counts)
         before, now = self.latest.swarm, self._snapshot(state, counts)
-        if state == "stopped":  # the network is down by now; what it was before says more
+        if state == "stopped":  # the network is already down, so keep its state from before
             swarm = msgspec.structs.replace(now.swarm, state=before.state, reason=before.reason)
             end = EndWord.FAILED if self._health.has_fault else end
             node = msgspec.structs.replace(now.node, end="" if end is None else end.value)
@@ -109,7 +109,7 @@ class StatusLoop:
 
     @property
     def problems(self) -> list[str]:
-        """Return a sentence for each problem that only a restart fixes, as of the latest snapshot unless too old."""
+        """Return a sentence for each problem that only a restart fixes, from the latest snapshot unless too old."""
         still_s = time.monotonic() - self._refreshed_at
         still = [f"the status loop hangs: no snapshot for {still_s:.0f} s"] if still_s >= STILL_S else []
         return still + self.latest.health.problems

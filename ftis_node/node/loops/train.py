@@ -1,12 +1,12 @@
-"""The train loop: READY groups become a step, the step new weights, the weights the generator's next version.
+"""The train loop: trains a step on READY groups and delivers the new weights to the generator.
 
     consumes: groups of one step     produces: weights n+1, evaluations
-    waits for: enough READY groups, or the patience limit (then own groups alone)
+    waits for: enough READY groups, or the limit `step.foreign_wait_s` (then only own groups)
     unblocked by: intake
 
-The slots of a step are freed only after the generator serves the new version. The groups of a step in which the
-learner died go back to READY. The exception is a step that the learner's checkpoint proves: it names the groups of its
-last step. A group that the learner failed on several times is released, so that no group can hold the node up.
+The slots of a step become free only after the generator serves the new version. If the learner dies in a step, the
+step's groups return to READY. The exception is a completed step, whose groups the learner's checkpoint names. A group
+on which the learner fails several times is released, so that no group can block the node.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 class TrainLoop:
-    """One step after the other, up to `last_step` where given."""
+    """Loop that trains one step at a time, up to `last_step` if it is not None."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class TrainLoop:
         takes_turns: bool,
         last_step: int | None,
     ) -> None:
-        """`deliver` takes the weights of each step. `takes_turns`: the workers share one GPU's memory in turns."""
+        """`deliver` gets the weights of each step. `takes_turns`: the workers use one GPU's memory alternately."""
         self._context = context
         self._gate = gate
         self._selection = selection
@@ -75,12 +75,12 @@ class TrainLoop:
 
     @property
     def step(self) -> int:
-        """The last step that was done."""
+        """Return the last completed step."""
         return self._context.state.step
 
     async def run(self) -> None:
         """Run until the last step is done, or until canceled."""
-        with waiting_for("the learner worker"):  # its supervisor has the limits
+        with waiting_for("the learner worker"):  # its supervisor has time limits
             state = await self._learner.start()
         await self.resume(state)
         await self._evaluate_if_due()
@@ -95,7 +95,7 @@ class TrainLoop:
         await self._evaluate_if_due(is_last=True)
 
     def _is_done(self) -> bool:
-        """Return whether the budget is used up, counted over all lives of the home."""
+        """Return whether the last step is done or the token budget is used up, counted over all starts of the home."""
         if self._last_step is not None and self.step >= self._last_step:
             return True
         if self._step_shares.is_learned_out:
@@ -104,12 +104,12 @@ class TrainLoop:
         return False
 
     async def _train_in_turn(self, groups: Sequence[StoredGroup]) -> None:
-        """Run one step. If the workers take turns, the generator sleeps until new weights, or the end of the step."""
+        """Train one step. If the workers take turns, the generator sleeps until new weights or the end of the step."""
         if not self._takes_turns:
             await self._train(groups)
             return
-        with waiting_for("the generator to sleep"):  # its supervisor has the limits
-            await self._generation.sleep(discard=bool(groups))  # a step without any makes no new weights
+        with waiting_for("the generator to sleep"):  # its supervisor has time limits
+            await self._generation.sleep(discard=bool(groups))  # a step without groups makes no new weights
         await self._train(groups)
         with waiting_for("the generator to wake"):
             await self._generation.wake()
@@ -123,7 +123,7 @@ class TrainLoop:
             return
         under_way = WeightSync(self._deliver)
         try:
-            with waiting_for(f"step {step} in the learner"):  # its supervisor has the limits
+            with waiting_for(f"step {step} in the learner"):  # its supervisor has time limits
                 reply = await self._learner.train(batch, step=step, on_published=under_way.take)
             await self._reporter.note(reply.report)
             self._peers.weigh(reply.report, batch)
@@ -134,7 +134,7 @@ class TrainLoop:
                 if all(group.own for group in groups):
                     await self._groups.note_failed(step)
                     raise
-                self._learner.restart(f"failed step {step}")  # back to its checkpoint: who knows what is half done
+                self._learner.restart(f"failed step {step}")  # back to its checkpoint: the step may be half applied
             self._context.events.write("step_lost", step=step, error=str(error))
             await self._groups.note_failed(step)
             with waiting_for(f"weights {step} in the generator"):
@@ -154,12 +154,12 @@ class TrainLoop:
         self._groups.free_slots()
 
     async def resume(self, state: LearnerState) -> None:
-        """Bring the buffer to the learner's checkpoint, at start and after the learner's death."""
+        """Reconcile buffer and state with the learner's checkpoint, at the start and after the learner dies."""
         await self._groups.reconcile(state)
         for group_id, held in (await self._groups.release_poisoned()).items():
             self._peers.note_poisoned(group_id, held)
         self._groups.free_slots()
-        self._context.state.last_reused_version = self.step + 1  # weights are offered before their step is noted
+        self._context.state.last_reused_version = self.step + 1  # weights are offered before their step is recorded
         if state.last_report is not None and state.step > self.step:
             await self._reporter.note(state.last_report)  # the daemon ended before the learner's reply arrived
         self._context.state.step = self._context.state.saved_step = state.step
@@ -169,9 +169,9 @@ class TrainLoop:
                 await self._deliver(state.weights, state.proof)
 
     async def _evaluate_if_due(self, *, is_last: bool = False) -> None:
-        """Evaluate greedy pass@1 on held-out problems at step 0, each interval and the last step, by the own engine."""
+        """Evaluate pass@1 by greedy decoding on held-out problems at step 0, at each interval and at the last step."""
         every_steps = self._context.manifest.eval.every_steps
         due = every_steps and (is_last or self.step % every_steps == 0)
         if due and self._context.settings.generates:
-            with waiting_for("an evaluation"):  # each of its requests has a limit
+            with waiting_for("an evaluation"):  # each of its requests has a time limit
                 await self._evaluator.evaluate(step=self.step)

@@ -1,1 +1,1 @@
-"""What is known of peers, what they are sent, and what an operator changes about them."""
+"""Registry and reputation of peers, answers to their requests, and the operator's actions on them."""

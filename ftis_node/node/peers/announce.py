@@ -1,4 +1,4 @@
-"""Announcements of held groups, sent to the readers of this node's shard."""
+"""Announcements of stored groups, published in this node's gossip shard."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Announcer:
-    """Makes announcements and publishes them in this node's shard."""
+    """Builds announcements and publishes them in this node's gossip shard."""
 
     def __init__(self, *, context: NodeContext, about: NodeDescription, gossip: Gossip) -> None:
         self._gossip = gossip
@@ -26,7 +26,7 @@ class Announcer:
         return await self._gossip.announce(announcement.to_bytes(), shard=self._shard)
 
     def announcement_of(self, held: HeldGroup) -> Announcement:
-        """Return the announcement of a held group in the token codec: the buffer holds ids of our tokenizer only."""
+        """Return the announcement of a stored group, as token ids: the buffer stores only ids of our tokenizer."""
         return Announcement(
             id=held.id,
             number=held.number,

@@ -1,4 +1,4 @@
-"""Ledger of the confirmations of this node's own groups: confirmed, pending and not verified yet."""
+"""Record of which own groups peers have confirmed: confirmed, pending, and not verified yet."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Confirmations:
         self.unverified = UnverifiedConfirmations()
 
     def confirm(self, peer_id: str, group_id: bytes) -> bool:
-        """Count that `peer_id` holds the group. Return True if it is the first peer that does."""
+        """Note that `peer_id` has the group. Return True if it is the first peer that confirms the group."""
         self._registry.seen(peer_id).confirmed += 1
         if group_id in self.confirmed_ids:
             return False

@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from ftis_node.telemetry.events import EventLog
 
 REASON = "fault"
-MAX_TEXT = 200  # characters of an error that an event keeps: a peer may have chosen them
+MAX_TEXT = 200  # most characters of an error in an event: a peer may have chosen the text
 
 
 def fault_charger(
     *, events: EventLog, counters: NodeCounters, registry: PeerRegistry, peers: PeerManager
 ) -> Callable[[str, Place, Exception], None]:
-    """Return what a node's guard calls for each fault: (peer id, place, error)."""
+    """Return the callback of a node's guard for faults, with arguments (peer id, place, error)."""
 
     def charge(peer_id: str, place: Place, error: Exception) -> None:
         what = f"{type(error).__name__}: {error}"[:MAX_TEXT]
         counters.refused[REASON] += 1
-        if not _is_peer(peer_id):  # nobody that could be charged
+        if not _is_peer(peer_id):  # there is no peer to charge
             events.write("peer_fault", peer=ascii(peer_id)[:MAX_TEXT], place=place.value, error=what)
             return
         registry.seen(peer_id).refused[REASON] += 1

@@ -1,7 +1,7 @@
-"""What the log says of the swarm: a line whenever something changes that a person would want to know of.
+"""Log lines about the swarm, one for each change of state that matters to an operator.
 
-Facts in, lines out: the directory loop looks every second, and most looks say nothing new. The numbers of peers come
-and go, so they make no new line; `ftis-node status` has them.
+The functions are pure. The directory loop passes the state every second, which rarely gives a line. A changed number of
+peers gives no line, because it changes often; `ftis-node status` shows it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from ftis_node.gossip.interface import SwarmState
 
 SKEW_NOTE_S = 1.0
-SKEW_REFUSED_S = 3.0  # peers of hivemind refuse what is further off
-CALM_SHARE = 0.8  # of SKEW_NOTE_S: only below is a clock called right again, so that one at the edge makes few lines
+SKEW_REFUSED_S = 3.0  # hivemind peers refuse messages with more clock skew
+CALM_SHARE = 0.8  # of SKEW_NOTE_S: hysteresis, so that a skew near the limit causes few lines
 SYNCHRONISE = "switch on time synchronization (systemd-timesyncd, chrony)"
 NO_PEERS_GIVEN = "no peers were given"  # both as gossip/membership/connection_state.py has them
 NOBODY_ANSWERS = "no bootstrap peer answers"
@@ -36,7 +36,7 @@ class LogLine(NamedTuple):
 
 
 class SwarmLogMessages:
-    """Remembers what was said last."""
+    """Generator of log lines that remembers the last logged state."""
 
     def __init__(self) -> None:
         self._last_logged: tuple[str, str] | None = None
@@ -46,9 +46,10 @@ class SwarmLogMessages:
     def lines(
         self, state: SwarmState, *, clock_skew_s: float | None, addresses: Sequence[str], advice: str = ""
     ) -> Iterator[LogLine]:
-        """Yield the log lines for these facts. `clock_skew_s`: the peers' clocks less ours; None before one was met.
+        """Yield the log lines for the present state.
 
-        `advice`: what to do if most members have a newer wire version; logged once a start.
+        `clock_skew_s` is the peers' clocks minus this machine's, None before a peer was met. `advice` says what to do
+        if most members have a newer wire version; it is logged once per start.
         """
         message = (str(state.state), _gist(state))
         if message != self._last_logged and state.state is not SwarmPhase.STARTING:
@@ -71,20 +72,20 @@ class SwarmLogMessages:
 
 
 def clock_words(skew_s: float) -> str:
-    """Return what is wrong with a clock, and what to do."""
+    """Return a sentence with the error of this machine's clock and a remedy."""
     which = "behind" if skew_s > 0 else "ahead of"
     so = "they refuse what we send" if abs(skew_s) >= SKEW_REFUSED_S else f"they refuse us at {SKEW_REFUSED_S:g} s"
     return f"this machine's clock is {abs(skew_s):.1f} s {which} the peers', {so}: {SYNCHRONISE}"
 
 
 def how_to_be_found(addresses: Sequence[str]) -> str:
-    """Return the address of this node to give to others: a public one before any other."""
+    """Return a clause with the address by which others can join: a public one if there is one."""
     ranked = sorted(addresses, key=lambda address: (not is_public(address), "/127.0.0.1/" in address, address))
     return f"others join it with --peers {ranked[0]}" if ranked else "it has no address yet that others could dial"
 
 
 def _gist(state: SwarmState) -> str:
-    """Return the reason without its numbers, and without the words on the next try."""
+    """Return the reason without its numbers and without the clause about the next try."""
     return "" if state.state is SwarmPhase.CONNECTED else re.sub(r"\d+ peers?|\d+", "#", state.reason.split(",")[0])
 
 

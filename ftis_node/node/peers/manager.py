@@ -1,7 +1,7 @@
-"""Peer manager: which peers are refused, how much each may send, and what each did.
+"""Peer manager: records the conduct of peers, and decides which peers to refuse and how much each may send.
 
-The loops report events (`note`, `settle`) and ask for decisions (`is_banned`, `within_quota`, `copy_of`, `share_cap`).
-It joins the pure parts of `swarm/` with the clock, the file and the event trail, and adds no rule.
+The loops report events (`note`, `settle`) and query decisions (`is_banned`, `within_quota`, `copy_of`, `share_cap`).
+The manager connects the pure rules of `swarm/` with the clock, `peers.sqlite` and the event log, and adds no rule.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ log = logging.getLogger(__name__)
 
 SAVE_EVERY_S = 10.0
 MAX_NETWORKS = 4096
-UNCHARGED = frozenset({"banned", "quota", "scoring_quota"})  # these cost next to nothing, and a debt would never end
+UNCHARGED = frozenset({"banned", "quota", "scoring_quota"})  # these refusals cost little; a charge would extend itself
 
 
 class PeerManager:
-    """One per node. `note` and the questions are cheap; a change of standing is on disk when they return."""
+    """Facade over quotas, reputation and bans, one per node. A changed trust level is on disk when a method returns."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class PeerManager:
         events: EventLog,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        """Open or create the file; `clock` is Unix time in seconds, None: one that never jumps. Raise ConfigError."""
+        """Open or create the file. `clock` returns Unix seconds; None uses one that never jumps. Raise ConfigError."""
         self._own_id = own_id
         self._settings = settings
         access, limits, validation = settings.access, settings.rate_limits, settings.validation
@@ -64,7 +64,7 @@ class PeerManager:
         self._store.load(self._standings, now=clock())
         self._saved_at = clock()
         self._networks: dict[str, str] = {}
-        self._met: dict[str, None] = {}  # peers that were connected, those met last
+        self._met: dict[str, None] = {}  # peers that have connected, bounded to the most recent
         self._quotas = Quotas(
             QuotaLimits(
                 limits.groups_per_minute,
@@ -93,10 +93,10 @@ class PeerManager:
         return ValidationLimits(self._settings.validation.max_clock_skew_s, self._settings.validation.min_mean_logprob)
 
     def note_addresses(self, peer_id: str, addresses: Sequence[str]) -> None:
-        """Note a peer's multiaddrs: peers of one network share their places in the buffer."""
+        """Note a peer's multiaddrs, because peers of one subnet share a limit on their places in the buffer."""
         self._networks.pop(peer_id, None)
         self._met.pop(peer_id, None)
-        self._met[peer_id] = None  # the last place is the freshest
+        self._met[peer_id] = None  # dict order is the order of use: the first entry is dropped first
         while len(self._met) > MAX_NETWORKS:
             del self._met[next(iter(self._met))]
         if network := subnet_of(addresses):
@@ -108,7 +108,7 @@ class PeerManager:
             del self._networks[next(iter(self._networks))]
 
     def is_banned(self, peer_id: str) -> bool:
-        """Return whether a peer is refused now: banned, or not on the allow-list. This node never is."""
+        """Return whether to refuse a peer now: banned, or not on the allow-list. Always False for this node."""
         if peer_id == self._own_id:
             return False
         if self._allowed and peer_id not in self._allowed:
@@ -116,13 +116,13 @@ class PeerManager:
         return peer_id not in self._trusted and self._standings.is_banned(peer_id, now=self._clock())
 
     def is_trusted(self, peer_id: str) -> bool:
-        """Return whether the operator trusts it, by the settings or by `peers trust`."""
+        """Return whether the operator trusts a peer, by the settings or by `peers trust`."""
         return peer_id in self._trusted or self._standings.reputation(peer_id).trusted
 
     def is_of_own_weights(self, group: GroupHeader | StoredGroup) -> bool:
-        """Return whether a trusted peer says that this node's weights sampled its group.
+        """Return whether a trusted peer reports that this node's weights sampled its group.
 
-        The same statement of any other peer is only a claim: it changes no counter and no check.
+        The same report by any other peer is only a claim, and changes no counter and no check.
         """
         return group.weights_of == self._own_id and self.is_trusted(group.sender)
 
@@ -131,7 +131,7 @@ class PeerManager:
         return self.is_trusted(peer_id) or not self._is_new_peer(peer_id)
 
     def standing(self, peer_id: str) -> TrustLevel:
-        """Return the present trust level of the peer."""
+        """Return the peer's present trust level."""
         if self.is_banned(peer_id):
             return TrustLevel.BANNED
         if self.is_trusted(peer_id):
@@ -139,12 +139,12 @@ class PeerManager:
         return self._standings.reputation(peer_id).trust_level(now=self._clock())
 
     def save(self) -> None:
-        """Write what is not on disk yet."""
+        """Write unsaved changes to disk."""
         self._store.save(self._standings)
         self._saved_at = self._clock()
 
     def note(self, peer_id: str, conduct: Behaviour, *, reason: str = "", detail: str = "") -> None:
-        """Note an event. `reason` is counted (the behavior's name if empty), `detail` is for the operator."""
+        """Note a peer's conduct. Count it by `reason` (the conduct's name if empty). `detail` is for the operator."""
         if peer_id == self._own_id or peer_id in self._trusted:
             return
         standing = self._standings.note(peer_id, conduct, now=self._clock(), reason=reason)
@@ -155,12 +155,12 @@ class PeerManager:
             self.save()
 
     def remember(self, accepted: Accepted) -> None:
-        """Add the completions of an accepted group to the catalog of copies."""
+        """Add the completions of an accepted group to the catalog that detects copies."""
         group = accepted.group
         self._duplicates.remember(group.sender, str(group.prompt_ref), _seen_completions(group))
 
     def settle(self, verdict: ValidationResult, *, origin: str) -> None:
-        """Note the verdict on a group that `origin` handed over, and charge the peer that is responsible for it."""
+        """Note the verdict on a group that `origin` delivered, and charge the peer that is responsible."""
         if isinstance(verdict, Accepted):
             group = verdict.group
             self._charge(group.sender, group.num_tokens)
@@ -174,30 +174,30 @@ class PeerManager:
         self.note(blamed, conduct, reason=reason, detail=f"{reason}: {verdict.refusal.detail}")
 
     def within_quota(self, peer_id: str) -> bool:
-        """Return whether a group of this sender is looked at now; asking spends nothing."""
+        """Return whether the sender's quota allows validation of a group now; the query spends no quota."""
         if peer_id == self._own_id or self.is_trusted(peer_id):
             return True
         return self._quotas.allows(peer_id, is_new_peer=self._is_new_peer(peer_id), now=time.monotonic())
 
     def may_score(self, peer_id: str) -> bool:
-        """Return whether a group of this sender is scored now; asking spends nothing."""
+        """Return whether the sender's quota allows scoring of a group now; the query spends no quota."""
         if peer_id == self._own_id or self.is_trusted(peer_id):
             return True
         return self._quotas.allows_scoring(peer_id, is_new_peer=self._is_new_peer(peer_id), now=time.monotonic())
 
     def charge_scoring(self, peer_id: str, seconds: float) -> None:
-        """Take seconds of scoring from the allowance of a group's signer."""
+        """Charge seconds of scoring to the quota of a group's signer."""
         if peer_id != self._own_id and not self.is_trusted(peer_id):
             is_new_peer = self._is_new_peer(peer_id)
             self._quotas.spend_scoring(peer_id, seconds, is_new_peer=is_new_peer, now=time.monotonic())
 
     def copy_of(self, group: Group) -> str | None:
-        """Return the reason to refuse a group whose completions were here before; None if they were not."""
+        """Return the reason to refuse a group with copied completions; None if they are new."""
         found = self._duplicates.judge(group.sender, str(group.prompt_ref), _seen_completions(group))
         return None if found is None else found.value
 
     def share_cap(self) -> ShareCap:
-        """Return how many places each peer may hold in the buffer."""
+        """Return the limit on each peer's places in the buffer."""
         trusted = {peer_id for peer_id, record_of in self._standings if record_of.reputation.trusted}
         return ShareCap(
             self._settings.rate_limits.max_buffer_fraction_per_peer,
@@ -207,7 +207,7 @@ class PeerManager:
         )
 
     def ban(self, peer_id: str, length_s: float | None = None) -> None:
-        """Ban a peer for the operator; None: for the longest time in the settings. Raise UsageError for this node."""
+        """Ban a peer for the operator, by default for the settings' longest time. Raise UsageError for this node."""
         if peer_id == self._own_id:
             raise UsageError("this is the node itself: it cannot be banned")
         if peer_id in self._trusted:
@@ -217,19 +217,19 @@ class PeerManager:
         self.save()
 
     def unban(self, peer_id: str) -> None:
-        """End a ban, and forget the peer's past ones."""
+        """End a ban, and delete the record of the peer's past bans."""
         self._standings.unban(peer_id, now=self._clock())
         self._report(peer_id, self.standing(peer_id), "by the operator")
         self.save()
 
     def trust(self, peer_id: str, trusted: bool = True) -> None:
-        """Set or end trust: the node never bans a trusted peer, and it may hold more places. Trust ends a ban."""
+        """Set or end trust. A node never bans a trusted peer, and gives it more places. Trust ends a ban."""
         self._standings.trust(peer_id, trusted, now=self._clock())
         self._report(peer_id, self.standing(peer_id), "by the operator")
         self.save()
 
     def rows(self) -> dict[str, dict[str, Any]]:
-        """Return the standing for `peers --json`, by peer id. `banned_until` is Unix time, None if no ban runs."""
+        """Return the rows of `peers --json` by peer id. `banned_until` is in Unix seconds, None without a ban."""
         return {peer_id: self.row(peer_id) for peer_id in self.known()}
 
     def known(self) -> list[str]:
@@ -238,7 +238,7 @@ class PeerManager:
         return sorted(known - {self._own_id})
 
     def row(self, peer_id: str) -> dict[str, Any]:
-        """Return the row of one peer, also of an unknown one."""
+        """Return the row of a peer, which may be unknown."""
         record_of, now = self._standings.record_of(peer_id), self._clock()
         known = record_of.reputation
         is_running = known.is_banned(now=now)
@@ -259,7 +259,7 @@ class PeerManager:
         return not self._standings.reputation(peer_id).is_known(now=self._clock())
 
     def _share_subnet(self, sender: str, origin: str) -> None:
-        """Share the places of `origin` with a sender that never connected: identities are free."""
+        """Count a sender that never connected to the subnet of `origin`, because a peer can create many identities."""
         if sender != origin and sender not in self._met and origin != self._own_id:
             self._networks.setdefault(sender, self._networks.get(origin, origin))
             self._bound_networks()
@@ -279,7 +279,7 @@ class PeerManager:
 
 
 def _seen_completions(group: Group) -> list[SeenCompletion]:
-    """Return the completions in the form of the catalog of copies."""
+    """Return the completions in the form of the catalog that detects copies."""
     return [
         SeenCompletion(
             completion.token_ids.tobytes(),

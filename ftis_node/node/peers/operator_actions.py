@@ -1,4 +1,4 @@
-"""What an operator changes about peers: on a running node through its local HTTP port, on a stopped one in its file."""
+"""The operator's actions on peers: on a running node through its local HTTP port, on a stopped node in its file."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ MAX_BAN_S = 10 * 365 * 86400.0
 
 
 class PeerControl:
-    """Changes to the book of peers; `rows` are those of `peers --json`, for names and shortened ids."""
+    """Changes bans and trust of peers. `rows` are those of `peers --json`, to resolve names and shortened ids."""
 
     def __init__(self, book: PeerManager, rows: Callable[[], list[dict[str, Any]]]) -> None:
         self._book = book
         self._rows = rows
 
     def change(self, action: str, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Do one of ACTIONS for the peer that `asked["peer"]` names; return its row afterwards.
+        """Do one of ACTIONS for the peer that `asked["peer"]` names, and return its new row.
 
-        `ban` takes `for_s` (seconds; None: the longest that is set), `trust` takes `trusted`. Raise UsageError.
+        `ban` takes `for_s` (seconds, by default the settings' longest time), `trust` takes `trusted`. Raise UsageError.
         """
         peer_id = find_peer(str(asked.get("peer", "")), self._rows())
         match action:
@@ -53,7 +53,7 @@ class PeerControl:
 
 @contextmanager
 def stopped_peers(home: Home) -> Iterator[PeerControl]:
-    """The control over a stopped node's file, with the settings of its last start; the home is held meanwhile.
+    """Yield the control over a stopped node's file, with the settings of its last start. Hold the home's lock.
 
     Raise HomeInUseError if a node has just started on it.
     """

@@ -45,7 +45,7 @@ class PeerTable:
         )
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return one row a peer; a row that raises is left out and charged to its peer."""
+        """Return one row per peer. If a row raises an error, omit it and charge its peer."""
         met = dict(self._registry.peers)
         rows = []
         for peer_id in [*met, *(peer_id for peer_id in self._peers.known() if peer_id not in met)]:

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from ftis_node.swarm.wire_versions import OtherVersions
 
 MAX_PEERS = 4096
-RECENT_STEPS = 20  # steps with groups of a peer that its `teaching` averages over
+RECENT_STEPS = 20  # number of steps with groups of a peer over which `teaching` averages
 
 
 @dataclass(slots=True)
 class PeerActivity:
-    """What this node knows of one peer."""
+    """Record of one peer's activity."""
 
     record: PeerRecord | None = None
     accepted: int = 0
@@ -38,10 +38,10 @@ class PeerActivity:
     last_seen: float = 0.0
     wire_schema: int | None = None  # of its last message; None before the first
     taught: deque[SenderStats] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
-    teaching: dict[str, float | None] | None = None  # over `taught`; None before a step took a group of it
+    teaching: dict[str, float | None] | None = None  # mean over `taught`; None before a step used a group of the peer
 
     def note_training(self, figures: SenderStats) -> None:
-        """Add what its completions contributed to one more step."""
+        """Add the statistics of the peer's completions in one more step."""
         self.taught.append(msgspec.structs.replace(figures, positive_log_ratios=(), negative_log_ratios=()))
         recent = add_up(self.taught)
         shares = {name: None if value is None else round(value, 6) for name, value in recent.shares().items()}

@@ -1,4 +1,4 @@
-"""What this node gives to peers who ask: bodies it holds, its own as text, which groups it has. What they confirm."""
+"""Server of peers' requests: bodies of stored groups, own groups as text, lists of stored groups, confirmations."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class PeerRequestHandler:
-    """Answers to peers, from the buffer on disk."""
+    """Handler of peers' requests, which reads the buffer on disk."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class PeerRequestHandler:
         counters: NodeCounters,
         confirmations: Confirmations,
     ) -> None:
-        """`replay_file` is opened for each question, in the thread of `disk`."""
+        """Each request opens `replay_file` in the thread of `disk`."""
         self._context = context
         self._task = task
         self._tokenizer = tokenizer
@@ -65,7 +65,7 @@ class PeerRequestHandler:
         self._deliveries = SentBodies()
 
     async def lookup(self, ids: Sequence[bytes]) -> list[bytes]:
-        """Return the envelopes of those groups that are held here."""
+        """Return the envelopes of those groups that are in the buffer."""
         return self._reader.envelopes(ids)
 
     async def encode_as_text(self, ids: Sequence[bytes]) -> list[bytes]:
@@ -89,7 +89,7 @@ class PeerRequestHandler:
         return seal_group(text_group, self._context.identity).to_bytes()
 
     async def answer(self, peer_id: str, question: bytes) -> list[bytes]:
-        """Return announcements of held groups, the oldest first; nothing for a malformed question."""
+        """Return announcements of stored groups, oldest first; an empty list for a malformed request."""
         try:
             asked = open_backfill_request(question)
         except RecordError as error:
@@ -117,17 +117,16 @@ class PeerRequestHandler:
             reader.close()
 
     def sent(self, peer_id: str, group_id: bytes) -> None:
-        """Note that a peer took this group from here."""
+        """Note that this node sent the group to a peer."""
         if self._reader.is_own(group_id):
             self._deliveries.note(peer_id, group_id)
 
     async def confirmed(self, peer_id: str, ids: Sequence[bytes]) -> None:
         """Note that a peer fetched and checked these groups; each own group counts once.
 
-        All peers know the ids of announced groups. So a confirmation counts only in two cases. Either this node
-        sent the group to the peer, or the peer is the followed learner or has sent good groups. Groups that other
-        peers claim to hold are fetched back from them first (`reannounce.py`): they may be from an earlier life of
-        this node.
+        All peers know the ids of announced groups. So a confirmation counts at once only in two cases. Either this
+        node sent the group to the peer, or the peer is the followed learner or has sent good groups. For other peers,
+        `reannounce.py` first fetches the group back, because this node may have sent it before a restart.
         """
         is_believed = peer_id == self._context.settings.roles.follow or self._peers.is_known(peer_id)
         for group_id in ids:

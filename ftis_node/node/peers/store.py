@@ -1,9 +1,9 @@
-"""`peers.sqlite` in the home: the reputation of peers, so that bans and trust survive a restart, also one by a kill.
+"""`peers.sqlite` in the home: stores the reputation of peers, so that bans and trust survive a restart or a kill.
 
     schema 1 -> 2   the reasons have standard names
 
-One row a peer, as many as are remembered. WAL with full synchronization: a ban that was reported survives a power cut.
-There is a commit when a standing changes, and one every ten seconds.
+The table has one row per peer of the bounded reputation table. WAL mode with full synchronization lets a reported ban
+survive a power cut. A commit follows each change of a trust level, and otherwise every ten seconds.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from ftis_node.swarm.reputation.reputation_table import ReputationTable
 
 SCHEMA_VERSION = 2
-SAVE_BUSY_TIMEOUT_MS = 200  # it is saved from the event loop, and again soon
-JOURNAL_PAGES = 64  # of 4 KiB: a few rows change each time; SQLite's own 1000 would be many times the file
+SAVE_BUSY_TIMEOUT_MS = 200  # short, since the event loop waits; the next save follows soon
+JOURNAL_PAGES = 64  # of 4 KiB: few rows change per commit, and SQLite's default of 1000 pages is larger than the file
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS peers (
     peer_id      TEXT PRIMARY KEY,
@@ -50,11 +50,11 @@ log = logging.getLogger(__name__)
 
 
 class PeerStore:
-    """The file. Raises DamagedError, ConfigError for another schema, MachineError if another program has it."""
+    """Repository of reputations. Raises DamagedError, ConfigError (other schema), MachineError (locked file)."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._is_held = False  # by another program, when it was last saved
+        self._is_held = False  # whether another program locked the file at the last save
         check_database(path)
         self._db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
         try:
@@ -87,9 +87,9 @@ class PeerStore:
             standings.put(peer_id, PeerReputation(reputation, Counter(_counts(reasons)), noted_at))
 
     def save(self, standings: ReputationTable) -> None:
-        """Write what changed since the last call, and delete forgotten peers, in one transaction.
+        """Write changes since the last call, and delete forgotten peers, in one transaction.
 
-        If another program locks the file, all of it is left for the next call, so that the loops do not wait.
+        If another program locks the file, leave all changes for the next call, so that the loops do not wait.
         """
         if not self._begun():
             return
@@ -127,7 +127,7 @@ class PeerStore:
 def copy_peers(damaged: sqlite3.Connection, new: Path) -> int:
     """Write the peers that can be read from `damaged` into a new file at `new`; return their number.
 
-    A ban outweighs a text: what is none is kept as far as it can be read.
+    A ban matters more than its texts, so keep a row even if one of its texts is damaged.
     """
     damaged.text_factory = partial(str, encoding="utf-8", errors="replace")
     store = sqlite3.connect(new, isolation_level=None)
@@ -145,7 +145,7 @@ def copy_peers(damaged: sqlite3.Connection, new: Path) -> int:
 
 
 def _rename_reasons(db: sqlite3.Connection) -> None:
-    """Write present names for those of schema 1, in one transaction. Names that are present already stay."""
+    """Replace the names of reasons of schema 1 by the present ones, in one transaction. Keep other names."""
     db.execute("BEGIN IMMEDIATE")
     rows = db.execute("SELECT peer_id, ban_reason, reasons FROM peers").fetchall()
     for peer_id, ban_reason, reasons in rows:

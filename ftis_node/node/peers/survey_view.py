@@ -1,4 +1,4 @@
-"""The view of a swarm from the directory alone, as a bootstrap node or a visitor sees it."""
+"""The view of a swarm from only the directory, for a bootstrap node or a user without a node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def view_of(survey: RunSurvey) -> SwarmView:
-    """Return the view of what the directory holds. A record's time is that of the peer's clock."""
+    """Return the view of the directory's records. The time of a record is by its peer's clock."""
     now = time.time()
     rows = [swarm_row(record, seen_at=min(record.created_at, now)) for record in survey.records]
     return make_view(rows, run=_summary(survey), now=now, num_unreadable=survey.num_unreadable)
@@ -25,5 +25,5 @@ def _summary(survey: RunSurvey) -> RunSummary:
         return RunSummary(survey.run_id)
     try:
         return RunSummary.of(parse_canonical(survey.manifest, source=f"run {survey.run_id}"))
-    except ConfigError:  # of another version of this package
+    except ConfigError:  # a manifest of another version of ftis-node
         return RunSummary(survey.run_id)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class SwarmReporter:
-    """Makes the section from the network and the counters; the status and the trackers show it."""
+    """Builds the section from the network and the counters. The status and the trackers use it."""
 
     def __init__(
         self, *, gossip: Gossip, registry: PeerRegistry, counters: NodeCounters, confirmations: Confirmations
@@ -28,7 +28,7 @@ class SwarmReporter:
         self._confirmations = confirmations
 
     def status(self, *, members: Collection[str]) -> SwarmStatus:
-        """Return the section; `members` are the connected ones of the run."""
+        """Return the section. `members` are the connected members of the run."""
         counters, gossip = self._counters, self._gossip
         others = self._registry.other_versions(members)
         tokens = counters.tokens_received

@@ -1,4 +1,4 @@
-"""Encode an own group as text, for a peer that cannot read our token ids. Only its sender can sign it."""
+"""Encoding of own groups as text, for peers with another tokenizer. Only the sender can sign the text form."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def reencode_as_text(
     group: Group, group_id: bytes, *, messages: Sequence[Mapping[str, object]], tokenizer: PromptTokenizer
 ) -> TextGroup:
-    """`group`, whose id is `group_id`, as text; `messages` are its prompt. The texts are those that were scored."""
+    """Return `group` with id `group_id` as text. `messages` are its prompt; the texts are those that were scored."""
     header = {field.name: getattr(group, field.name) for field in fields(GroupHeader)}
     header["prompt_hash"] = hash_messages(messages)
     completions = tuple(

@@ -1,9 +1,9 @@
-"""Makes the parts of a node in the order in which they can fail cheaply, and takes them down in reverse.
+"""Builds and starts the components of a node, the cheapest failures first, and stops them in reverse order.
 
     prepared (prepare.py) -> buffer opened -> workers and network started side by side
                           -> buffer and learner agree on the step -> the generator serves the learner's weights
 
-What a user can have done wrong is found in the first of these, before anything slow or lasting happens.
+The first stage (`prepare.py`) finds a user's mistakes, before anything slow runs or anything is written.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ async def running_components(
     *,
     on_progress: OnProgress = unwatched,
 ) -> AsyncIterator[NodeComponents]:
-    """Yield the running parts of a node; stop and save everything when the block ends, however it ends.
+    """Yield the running components of a node. Stop and save all of them when the block ends, also on an error.
 
-    `makers` None: workers in separate processes and a real network.
+    If `makers` is None, the workers are separate processes and the network is libp2p.
 
     Raise ModelError, TaskError, ConfigError, UsageError, NetworkError, MachineError, WorkerError.
     """
@@ -114,7 +114,7 @@ async def running_components(
 
 
 def _assembled(stack: AsyncExitStack, prepared: PreparedNode, makers: NodeFactory) -> NodeComponents:
-    """Return all parts, none of them started; `stack` closes the files that they keep open."""
+    """Return all components, not started. `stack` closes the files that they keep open."""
     settings, manifest, home, identity = prepared.settings, prepared.manifest, prepared.home, prepared.identity
     source, step = prepared.source, prepared.manifest.step
     events = EventLog(home.events, max_bytes=settings.limits.event_file_bytes, kept_files=KEPT_EVENT_FILES)
@@ -232,7 +232,7 @@ async def _start(parts: NodeComponents, on_progress: OnProgress) -> None:
 
 
 def _waiting(waited_for: Sequence[str], model: str) -> str:
-    """Return what is waited for: `loading m (3.2 MB) into generator and learner; connecting`; "" for nothing."""
+    """Return the progress line, as `loading m (3.2 MB) into generator and learner; connecting`; "" for no wait."""
     names = {"generation": "generator", "learner": "learner"}
     workers = " and ".join(names[name] for name in waited_for if name in names)
     doing = [f"loading {model} into {workers}"] if workers else []
@@ -257,7 +257,7 @@ def _begins_at(step: int) -> str:
 
 
 async def _stop(parts: NodeComponents) -> None:
-    """Stop all at once; each has its own limit, and all end within the ten seconds that a stop may take."""
+    """Stop all components concurrently. Each has a time limit, and all end within the ten seconds of a stop."""
     results = await asyncio.gather(
         parts.generation.stop(),
         parts.learner.stop(),
@@ -277,7 +277,7 @@ async def _stop(parts: NodeComponents) -> None:
 
 
 def _past_evaluations(remembered: EventLogSummary) -> list[EvalStatus]:
-    """Return the evaluations of former starts, from the event trail, without those that lack a field."""
+    """Return the evaluations of earlier starts from the event log, without those that lack a field."""
     fields = EvalStatus.__struct_fields__
     whole = (event for event in remembered.evaluations if all(name in event for name in fields))
     return [EvalStatus(**{name: event[name] for name in fields}) for event in whole]

@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class NodeInputs:
-    """What is known of a node before its heavy parts are made."""
+    """The inputs from which a factory makes the heavy components of a node."""
 
     settings: NodeSettings
     manifest: RunManifest
@@ -64,7 +64,7 @@ class NodeInputs:
 
 
 class NodeFactory(Protocol):
-    """Makes parts; none of them is started yet. `arrange` comes first and says where the two workers go."""
+    """Abstract factory of components, none of them started. Call `arrange` first: it places the two workers."""
 
     def arrange(self, settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> WorkerPlacement: ...
     def generation(self, of: NodeInputs) -> Generation: ...
@@ -73,7 +73,7 @@ class NodeFactory(Protocol):
 
 
 class ProcessNodeFactory:
-    """Two worker processes and libp2p: what `ftis-node join` runs on."""
+    """The factory of `ftis-node join`: two worker processes and libp2p."""
 
     def __init__(self, settings: NodeSettings, home: Home) -> None:
         """Raise ConfigError for a malformed address, and for a secret file that is missing, short or not private."""
@@ -91,7 +91,7 @@ class ProcessNodeFactory:
     def arrange(self, settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> WorkerPlacement:
         """Apply the memory plan. Raise MachineError if the model does not fit, ConfigError for GPUs.
 
-        The plan is for two workers on one machine; one alone has all that the settings give it.
+        The plan divides the memory between two workers. A single worker gets all memory that the settings allow.
         """
         if settings.role != "full":
             return place_single_worker(settings)
@@ -156,7 +156,7 @@ class ProcessNodeFactory:
 
 
 def gossip_limits(settings: NodeSettings, manifest: RunManifest) -> GossipLimits:
-    """Return the limits of what this node takes from its peers and gives to them."""
+    """Return the limits of the traffic with peers, in both directions."""
     return GossipLimits(
         max_announcement_bytes=MAX_ANNOUNCEMENT_BYTES,
         max_body_bytes=manifest.wire.max_envelope_bytes,
@@ -175,15 +175,15 @@ def generation_boot(
     *,
     adapters: bool = False,
 ) -> GenerationBoot:
-    """How the generation worker is built; with `adapters` it can serve those of this node's rank.
+    """Return how to build the generation worker. With `adapters` it can serve LoRA adapters of this node's rank.
 
-    Raise ConfigError for engine options that are ours to set.
+    Raise ConfigError for engine options that ftis-node sets itself.
     """
     generation = settings.generation
     check_options(generation.engine_options)
     return GenerationBoot(
         model=str(source.folder),
-        engine="vllm" if adapters else settings.engine,  # torch cannot take over where the learner sends adapters
+        engine="vllm" if adapters else settings.engine,  # no fallback to torch, which cannot serve adapters
         settings=EngineSettings(
             vocab_size=tokenizer.vocab_size,
             device=settings.device,
@@ -212,7 +212,7 @@ def learner_boot(
     weights: Path,
     adapters: bool = False,
 ) -> LearnerBoot:
-    """How the learner's worker is built; it publishes into `weights`, with `adapters` its adapter alone."""
+    """Return how to build the learner worker. It publishes into `weights`; with `adapters`, only its adapter."""
     adapter = settings.lora_adapter
     is_on_gpu, planned = pick_device(settings.device) != "cpu", arrangement.recompute_activations
     return LearnerBoot(
@@ -248,7 +248,7 @@ def learner_boot(
 
 
 def threads_of(asked: int, *, num_processes: int = 1) -> int:
-    """Threads of each process of one worker: two workers share the cores."""
+    """Return the number of threads for each process of a worker. The two workers share the cores."""
     return asked or max(1, (os.cpu_count() or 2) // 2 // num_processes)
 
 

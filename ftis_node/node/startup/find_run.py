@@ -22,7 +22,7 @@ RUN_ID = re.compile(r"[0-9a-f]{32}")
 
 
 def is_run_id(run: str) -> bool:
-    """Return whether this is a run id, not a preset or a file."""
+    """Return whether `run` is a run id. It can also be the name of a preset or a file."""
     return RUN_ID.fullmatch(run) is not None
 
 

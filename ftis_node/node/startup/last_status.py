@@ -1,4 +1,4 @@
-"""The status that a home keeps of its last start, from the start's first moment: a killed node leaves no old end."""
+"""The status file of a home's last start. A start clears the end of the start before, so a killed node shows none."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STARTING = "starting"
 
 
 def read_last_status(home: Home) -> Status:
-    """Return the status that the last start left, an empty one if there is none that can be read."""
+    """Return the status that the last start saved; an empty status if the file is missing or damaged."""
     try:
         return Status.from_json(read_file(home.status))
     except (OSError, FileError, msgspec.MsgspecError):
@@ -31,7 +31,8 @@ def read_last_status(home: Home) -> Status:
 def read_saved_status(home: Home) -> Status:
     """Return the last status if the home has the checkpoint of its last step, or a later one; else an empty one.
 
-    An older checkpoint is left by a full disk, or put there by the operator. The steps after it are to be done again.
+    The newest checkpoint is older if the disk was full, or if the operator restored one. The node then repeats the
+    steps after it.
     """
     last = read_last_status(home)
     return last if checkpoint_step(home) >= last.learner.step else Status()
@@ -43,7 +44,7 @@ def mark_start(home: Home) -> None:
 
 
 def mark_end(home: Home, end: EndWord) -> None:
-    """Note how a start ended whose loops never ran. Later ends are those that the status loop saved."""
+    """Save how a start ended whose loops never ran. If they ran, the status loop saves the end."""
     if read_last_status(home).node.state == STARTING:
         _change_node(home, state="stopped", end=end.value)
 

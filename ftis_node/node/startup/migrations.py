@@ -1,7 +1,7 @@
 """Migrations: open a home that an older version of ftis-node wrote, step by step, with a backup of changed files.
 
     schema 1 -> 2   the buffer keeps the tokens of groups that came as text
-    schema 2 -> 3   the buffer keeps whose weights made a group, and the numbers of groups it no longer has
+    schema 2 -> 3   the buffer stores which peer's weights sampled a group, and the numbers of deleted groups
     schema 3 -> 4   checkpoints have checksums and name the groups of their step, and the run by its present id;
                     settings.json loses the settings that no longer exist
     schema 4 -> 5   settings and the run's manifest have standard keys; the manifest, and so the run, has a new id
@@ -57,7 +57,7 @@ SPARE_BYTES = 64 << 20  # for journals and the files that are replaced
 
 @dataclass(frozen=True, slots=True)
 class Upgrade:
-    """What lies between a home and the present schema."""
+    """The steps from a home's schema to the present one."""
 
     home: Home
     schema: int
@@ -67,11 +67,11 @@ class Upgrade:
 
     @property
     def num_bytes(self) -> int:
-        """Of what is changed."""
+        """Return the size of the files that change, in bytes."""
         return sum(path.stat().st_size for path in self.files())
 
     def files(self) -> list[Path]:
-        """Return the files that change, here or at the next start, which rewrites settings and manifest."""
+        """Return the files that the upgrade changes, and those that the next start rewrites (settings, manifest)."""
         states = [path / name for path in self.checkpoints for name in ("state.json", "checksums.json")]
         buffer = [self.home.replay] if self.buffer else []
         settings = (self.home.settings, self.home.run_toml, self.home.node_toml)
@@ -100,7 +100,7 @@ def opened(home: Home) -> Iterator[None]:
 
 
 def bring_up_to_date(home: Home) -> None:
-    """Upgrade a home for a command that else only reads it; one of the present schema is not touched. As `opened`."""
+    """Upgrade a home before a command that only reads it. Do nothing at the present schema. Raise as `opened`."""
     refuse_newer(home)
     if _schema_of(home) < HOME_SCHEMA:
         with opened(home):
@@ -108,7 +108,7 @@ def bring_up_to_date(home: Home) -> None:
 
 
 def upgrade(home: Home, *, after_step: Callable[[int], None] = lambda schema: None) -> None:
-    """Bring a home whose lock is held to the present schema. Call `after_step` with each schema that is reached."""
+    """Upgrade a home to the present schema; the caller holds its lock. Call `after_step` with each schema reached."""
     schema = _schema_of(home)
     if schema < HOME_SCHEMA:
         plan = _plan(home, schema)

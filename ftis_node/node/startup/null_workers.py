@@ -1,7 +1,7 @@
-"""Null objects for the workers that a node's role lacks: they keep the protocol and do nothing.
+"""Null objects for the workers that a node's role lacks: they implement the protocol and do nothing.
 
-So the loops and the status need not ask for their role. `daemon.py` lists the loops of each role. A call that only a
-missing loop would make raises an error that says so.
+So the loops and the status do not depend on the role. `daemon.py` lists the loops of each role. A method that only a
+missing loop calls raises FtisError.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OFF = "off"
 
 
 class NullGeneration:
-    """The generation of a learner node, which others do. Keeps the protocol `parts.Generation`."""
+    """Null object for the generation worker of a learner node. Implements `protocols.Generation`."""
 
     engine = OFF
     state = OFF
@@ -36,39 +36,39 @@ class NullGeneration:
     tokens_per_s = 0.0
 
     def __init__(self, newest_version: Callable[[], int]) -> None:
-        """`newest_version` is what those who generate for this node are offered."""
+        """`newest_version` returns the newest version that this node offers to its generators."""
         self._newest_version = newest_version
 
     @property
     def policy_version(self) -> int:
-        """The newest version that this node's generators could serve."""
+        """Return the newest version that this node's generators can serve."""
         return self._newest_version()
 
     @property
     def newest(self) -> NullGeneration:
-        """Nobody answers evaluations here."""
+        """Return itself; it serves no evaluations."""
         return self
 
     async def start(self) -> None:
-        """Nothing to start."""
+        """Do nothing."""
 
     async def run(self) -> None:
-        """Nothing to watch over."""
+        """Return at once: there is no worker to supervise."""
 
     async def stop(self) -> None:
-        """Nothing to end."""
+        """Do nothing."""
 
     async def sleep(self, *, discard: bool = False) -> None:
-        """It takes no memory."""
+        """Do nothing: no worker holds GPU memory."""
 
     async def wake(self) -> None:
-        """It needs none."""
+        """Do nothing."""
 
     async def update_weights(self, weights: PublishedWeights, proof: ProofToCome | WeightProof | None = None) -> None:
-        """Nobody here to serve them."""
+        """Do nothing: no engine serves the weights."""
 
     async def try_weights(self, weights: PublishedWeights, proof: WeightProof) -> None:
-        """Nobody here to serve them."""
+        """Do nothing: no engine serves the weights."""
 
     async def generate(self, request: GenerateRequest) -> GenerationResult:
         """Raise FtisError: the generate loop does not run in this role."""
@@ -76,13 +76,13 @@ class NullGeneration:
 
 
 class NullLearner:
-    """The learner of a generator node, which is elsewhere. Keeps the protocol `parts.Learning`."""
+    """Null object for the learner worker of a generator node. Implements `protocols.Learning`."""
 
     worker_state = OFF
     restarts = 0
 
     def __init__(self, parameters: int) -> None:
-        """`parameters` of the model that the node generates with."""
+        """`parameters` is the parameter count of the model that the node generates with."""
         self._state = LearnerState(
             step=0,
             policy_version=0,
@@ -93,21 +93,21 @@ class NullLearner:
 
     @property
     def state(self) -> LearnerState:
-        """No step was done; the model is as it came."""
+        """Return the state of the initial model at step 0."""
         return self._state
 
     async def start(self) -> LearnerState:
-        """Nothing to start."""
+        """Return the state of the initial model at step 0."""
         return self._state
 
     async def run(self) -> None:
-        """Nothing to watch over."""
+        """Return at once: there is no worker to supervise."""
 
     async def stop(self) -> None:
-        """Nothing to end."""
+        """Do nothing."""
 
     def restart(self, how: str) -> None:
-        """Nothing to restart."""
+        """Do nothing."""
 
     async def train(
         self, groups: Sequence[TrainGroup], *, step: int, on_published: OnPublished | None = None
@@ -116,32 +116,32 @@ class NullLearner:
         _refuse("trains nothing")
 
     async def check(self, group: TrainGroup) -> None:
-        """Nobody here to compare with."""
+        """Do nothing: no learner computes log-probs for comparison."""
 
     async def audit(self, group: TrainGroup) -> AuditReply:
         """Raise FtisError: the audit loop does not run in this role."""
         _refuse("audits nothing")
 
     async def give_memory_back(self) -> None:
-        """It has none."""
+        """Do nothing: no worker holds memory."""
 
     async def write_weights(self, refused: str = "") -> PublishedWeights | None:
-        """It has none."""
+        """Return None: no learner holds weights."""
         return None
 
     async def save(self) -> int:
-        """Nothing to save: the model is as it came."""
+        """Return step 0: there are no trained weights to save."""
         return 0
 
 
 class NullBackfill:
-    """The pull loop of a generator node, which has no use for others' groups."""
+    """Null object for the backfill loop of a generator node, which pulls no groups of peers."""
 
     async def catch_up(self, peer_id: str) -> None:
-        """Nothing was missed."""
+        """Do nothing."""
 
     def note_record(self, record: PeerRecord) -> None:
-        """No tail is missing."""
+        """Do nothing."""
 
 
 def _refuse(what: str) -> NoReturn:

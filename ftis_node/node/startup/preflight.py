@@ -1,7 +1,7 @@
-"""Checks of a start that take less than a second: before torch is imported, a worker started or anything written.
+"""Fast checks at the start, before the node imports torch, starts a worker or writes a file.
 
-Each check raises one line that says what to do. What they check may change a moment later, so the code that then opens
-the port or writes the file has its own errors too. A volunteer rarely sees those.
+Each takes less than a second. Its error is one line that says what to do. The state may change after a check, so the
+code that opens the port or writes the file raises errors too. Users rarely see those.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 STATUS_HOST = "127.0.0.1"
 RESERVE_BYTES = 32 << 20  # for the groups, events and logs of the first minutes
 FLOAT32_BYTES = 4
-MOMENTS_BYTES = {"float32": 8, "offload": 8, "8bit": 2}  # of Adam's two, a parameter
+MOMENTS_BYTES = {"float32": 8, "offload": 8, "8bit": 2}  # of both Adam moments, per parameter
 
 
 def check_ports(listen: Iterable[ListenAddress], status_port: int) -> None:
-    """Raise UsageError for the first port of this node that another process has."""
+    """Raise UsageError for the first port of this node that another process uses."""
     check_free(listen)
     try:
         with socket.socket() as probe:
@@ -48,10 +48,9 @@ def check_ports(listen: Iterable[ListenAddress], status_port: int) -> None:
 
 
 def check_owner(home: Home, source: ModelSource, *, lora: bool | None) -> None:
-    """Raise ConfigError if the home's newest checkpoint is of another model, or trains something else of it than
-    `lora` says; None: whatever it trains.
+    """Raise ConfigError if the home's newest checkpoint is of another model, or disagrees with `lora`.
 
-    One that cannot be read is the learner's affair, which knows what to do about it.
+    If `lora` is None, full weights and an adapter both pass. The learner handles a checkpoint that cannot be read.
     """
     newest = newest_complete(home.checkpoints, CHECKPOINT_PREFIX)
     owner = {} if newest is None else checkpoint_owner(newest / "state.json")
@@ -66,10 +65,10 @@ def check_owner(home: Home, source: ModelSource, *, lora: bool | None) -> None:
 
 
 def trained_runs(home: Home) -> list[str]:
-    """Return the ids of the runs that the home's checkpoints say they were trained in, the newest's first.
+    """Return the run id that each of the home's checkpoints names, newest first.
 
-    More than one says that a checkpoint is damaged, not the home another's. Empty for a home that is yet to be brought
-    to the present schema: run ids were others then.
+    A home has one run, so different ids mean a damaged checkpoint. Return an empty list for a home of an older schema,
+    because run ids were different then.
     """
     if marked_schema(home) != HOME_SCHEMA:
         return []
@@ -79,9 +78,9 @@ def trained_runs(home: Home) -> list[str]:
 
 
 def known_runs(home: Home) -> list[str]:
-    """`trained_runs`; of a home that has trained nothing (a generator's never does) the run that its last status names.
+    """Return `trained_runs`, or the run id in the last status if the home has no checkpoint, as a generator's home.
 
-    Empty where that cannot be read either.
+    Return an empty list if the status cannot be read either.
     """
     if trained := trained_runs(home):
         return trained
@@ -93,10 +92,10 @@ def known_runs(home: Home) -> list[str]:
 
 
 def check_finished(home: Home, settings: NodeSettings) -> None:
-    """Raise ConfigError if the settings name another model, or train something else of it, than the last start.
+    """Raise ConfigError if the settings differ from the last start in the model, or in full weights versus LoRA.
 
-    A finished home ends before `check_owner` of a running one. The last start's own model needs no look, which may
-    ask the hub. Raises ModelError for a model that cannot be had.
+    A start of a finished home ends before `prepare` calls `check_owner`. Settings that match the last start are not
+    checked, because resolving a model may query the Hugging Face hub. Raise ModelError for a model that is not found.
     """
     last = last_settings(home)
     if settings.model != last.get("model") or settings.lora not in (None, last.get("lora")):
@@ -132,7 +131,7 @@ def check_saved(home: Home, source: ModelSource, settings: NodeSettings, *, step
 
 
 def checkpoint_bytes(source: ModelSource, settings: NodeSettings) -> int:
-    """Return the bytes of one checkpoint: float32 weights and Adam's moments, of all weights or of the adapter."""
+    """Return the bytes of one checkpoint: float32 weights and Adam's moments, of the full model or the adapter."""
     num_trained = parameter_count(source)
     if settings.lora:
         with suppress(ModelError):  # of a model that cannot be planned it is at most as much

@@ -1,4 +1,4 @@
-"""What a node needs before it keeps, starts or sends anything. What a user can have done wrong is found here.
+"""Prepares and checks a node's inputs before it starts workers or sends anything; a user's mistakes fail here.
 
 settings, ports -> model found -> what is trained is chosen -> it fits the home and the disk -> memory planned
                 -> tokenizer -> task
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PreparedNode:
-    """What the parts are made of. `training` is what is trained, and why, in one line."""
+    """The checked inputs of a node's components. `training` is one line: full weights or LoRA, with the reason."""
 
     settings: NodeSettings
     manifest: RunManifest
@@ -59,14 +59,14 @@ class PreparedNode:
 async def prepare(
     settings: NodeSettings, plan: RunPlan, home: Home, makers: NodeFactory | None, on_progress: OnProgress
 ) -> tuple[NodeFactory, PreparedNode]:
-    """Return the factory (`None`: of real workers and a real network) and its inputs.
+    """Return the factory and its inputs. If `makers` is None, the factory makes real workers and a real network.
 
     Raise ModelError, TaskError, ConfigError, UsageError, NetworkError, MachineError.
     """
-    settings = settings.model_copy(update={"task": plan.domain_spec or ""})  # what a later start goes on with
+    settings = settings.model_copy(update={"task": plan.domain_spec or ""})  # so that a later start keeps the domain
     _check_codec(settings, plan.manifest)
     if makers is None:
-        makers = ProcessNodeFactory(settings, home)  # a malformed address is found before anything starts
+        makers = ProcessNodeFactory(settings, home)  # raises for a malformed address before anything starts
         check_ports(makers.listen_addresses, settings.status_port)
     _check_followed(settings)
     check_installed(settings.tracking.to)
@@ -77,7 +77,7 @@ async def prepare(
     if settings.learns:
         await in_background(check_owner, home, source, lora=settings.lora)
     least = settings if settings.lora is not None else settings.model_copy(update={"lora": True})
-    await in_background(check_disk_space, home, source, least)  # before torch is loaded, which the choice needs
+    await in_background(check_disk_space, home, source, least)  # first: `choose_training` has to load torch
     on_progress(None, "planning the memory")
     choice = await in_background(choose_training, settings, plan.manifest, home, source)
     settings = choice.settings
@@ -108,7 +108,7 @@ async def prepare(
 
 
 def load_tasks(plan: RunPlan) -> tuple[Task, Task, tuple[Task, ...]]:
-    """Return the run's task, the part that this node generates for, and the held-out tasks to evaluate on."""
+    """Return the run's task, this node's domain of it, and the held-out tasks to evaluate on."""
     task = load_task(plan.task_spec, split="train")
     domain = load_task(plan.domain_spec, split="train") if plan.domain_spec else task
     return task, domain, tuple(load_task(spec, split="test") for spec in plan.eval_specs)
@@ -125,7 +125,7 @@ def _check_codec(settings: NodeSettings, manifest: RunManifest) -> None:
 
 
 def _check_followed(settings: NodeSettings) -> None:
-    """Raise ConfigError if the learner that is followed has no peer id."""
+    """Raise ConfigError if the address of the learner to follow has no peer id."""
     if settings.roles.follow:
         try:
             peer_id_from_text(settings.roles.follow)

@@ -1,13 +1,13 @@
-"""Recovery of a home before its node starts: no step needs a person.
+"""Recovery of a damaged home before its node starts, without the operator. The third column is the event.
 
-    lines that are no events              left out; the original log is kept in damaged/      `recovered`
+    malformed lines of the event log      left out; the original log is kept in damaged/      `recovered`
     a damaged `peers.sqlite`              moved to damaged/; readable rows are kept           `recovered`
     a damaged `replay.sqlite`             moved to damaged/; the buffer starts empty          `recovered`
     a buffer that lost commits            moved to damaged/; the buffer starts empty          `buffer_rolled_back`
-    a group that differs from its sum     released unused                                     `released`, damaged
-    checkpoints ahead of the event log    training goes on after them                         `steps_unknown`
+    a group that fails its checksum       released unused                                     `released`, damaged
+    checkpoints ahead of the event log    training continues after them                       `steps_unknown`
 
-A node fetches lost groups of peers no more: they may be used already. New ones take their place within minutes.
+A node does not fetch lost groups of peers again, because it may have trained on them. Within minutes it has new ones.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def rescue_files(home: Home) -> None:
 
 
 def repair_event_log(path: Path, damaged: Path) -> int:
-    """Remove the lines that are no events, also in rotated files; return their number. Raise OSError.
+    """Remove malformed lines from the event log and its rotated files; return their number. Raise OSError.
 
-    Lines that a disk corrupted, or zeros after a power cut, must not keep a node from starting. `damaged` keeps the
-    original file. A half-written last line is no damage: `telemetry/events.py` removes it.
+    A node must start in spite of lines that a disk corrupted, or zeros after a power cut. The folder `damaged` keeps
+    the original file. A half-written last line is no damage: `telemetry/events.py` removes it.
     """
     return sum(_repair_file(file, damaged) for file in event_log_files(path))
 
@@ -79,9 +79,9 @@ def _rescue_peers(home: Home) -> None:
 
 
 def reset_buffer_if_damaged(home: Home, record: EventLogSummary) -> None:
-    """Replace the buffer by an empty one if its file is damaged, or if `record` has commits that it lost.
+    """Replace the buffer by an empty one if its file is damaged, or if it lost commits that `record` contains.
 
-    `record` is of the event log, which also has the sequence numbers of own groups.
+    `record` summarizes the event log, which also has the sequence numbers of own groups.
     """
     found: list[LostCommits] = []
 
@@ -133,17 +133,17 @@ def _write(home: Home, name: str, **fields: str | int) -> None:
 
 
 def release_damaged(buffer: ReplayBuffer, events: EventLog) -> None:
-    """Release groups that differ from what was stored."""
+    """Release groups whose bytes do not match their checksum."""
     for group_id in buffer.release_damaged():
         log.warning("group %s is damaged: released unused", group_id.hex()[:12])
         events.write("released", group=group_id, reason=ReleaseReason.DAMAGED)
 
 
 def log_unknown_steps(state: LearnerState, *, done: int, holds: Callable[[bytes], object], events: EventLog) -> None:
-    """Log and record that the checkpoint is of steps that the event trail does not know; change nothing.
+    """Log and record that the checkpoint includes steps that are not in the event log; change nothing.
 
-    `done` is the trail's last step, `holds` gives None for a group that the buffer does not have. One step further is
-    what a node left that ended before it wrote the step down; the buffer has that step's groups then.
+    `done` is the last step in the event log. `holds` returns None for a group that the buffer does not have. A node
+    that ends before it records a step leaves a checkpoint one step ahead. The buffer then has that step's groups.
     """
     groups = [bytes.fromhex(name) for name in state.last_groups or ()]
     is_next = state.step == done + 1 and (not groups or any(holds(group) is not None for group in groups))

@@ -1,4 +1,4 @@
-"""The loops of each role, wired and run: `full`, `learner` and `generator`. The tables of loops: `node/daemon.py`."""
+"""Builds and runs the loops of each role: `full`, `learner` and `generator`. `node/daemon.py` lists the loops."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ BUDGET_POLL_S = 0.2
 async def run_node(
     node: NodeComponents, *, steps: int | None, observed: MonitoringApi | None = None, watchdog: Watchdog | None = None
 ) -> None:
-    """Run the loops of the node's role until the last step is done or until canceled. Raises what a loop raised.
+    """Run the loops of the node's role until its work is done or until canceled. Raise the error of a failed loop.
 
-    `observed` shows the status from now on; `watchdog` is watching already.
+    `observed` serves the status from now on. `watchdog` already runs.
     """
     wiring = Wiring(node)
     health = RunningLoops(wiring.intake.turns)
@@ -90,7 +90,7 @@ def _learner_work(wiring: Wiring, last_step: int | None) -> RoleLoops:
 
 
 async def _generator_work(wiring: Wiring) -> RoleLoops:
-    """Return the work of a node that generates by the weights of the learner that it follows."""
+    """Return the work of a node that generates with the weights of the learner that it follows."""
     node, context = wiring.node, wiring.node.context
     follow = wiring.follow_loop()
     await follow.resume()
@@ -110,7 +110,7 @@ async def _generator_work(wiring: Wiring) -> RoleLoops:
 
 
 async def _wait_until_generated(wiring: Wiring) -> None:
-    """Wait until the token budget is used up and every group is published; without a budget for ever."""
+    """Wait until the token budget is used up and every group is published; without a budget, wait forever."""
     while wiring.step_shares.makes_more:
         with waiting_for("the clock"):
             await asyncio.sleep(BUDGET_POLL_S)

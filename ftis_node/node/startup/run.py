@@ -1,4 +1,4 @@
-"""From settings to a running node and back to nothing."""
+"""Runs a node in this process: start, loops and shutdown."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run_until_stopped(
 ) -> None:
     """Run a node in this process until its steps are done, or SIGINT or SIGTERM arrives.
 
-    `on_progress` is called with each part of the start that is waited for.
+    The start calls `on_progress` with each component that it waits for.
 
     Raise FtisError: HomeInUseError, ConfigError, ModelError, NetworkError, MachineError, WorkerError.
     """
@@ -75,7 +75,7 @@ async def _run(
                     await run_node(parts, steps=steps, observed=observed, watchdog=watchdog)
                 finally:
                     watchdog.events = None
-    except asyncio.CancelledError:  # by a signal: an end as good as any other
+    except asyncio.CancelledError:  # by a signal, which is a clean end
         _check_saved(parts)
         _log_end(observed, home, settings, watchdog, parts)
         raise

@@ -1,4 +1,4 @@
-"""What a node is to run: the manifest that the swarm shares, and where this node's own data files lie."""
+"""The plan of a start: the run manifest that the swarm shares, and the paths of this node's data files."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class RunPlan:
     """The run, task and evaluations of one start.
 
     `manifest.task` is the canonical SPEC; `task_spec` is the same with this node's paths. `eval_specs` are the tasks to
-    evaluate on; empty: this node has no held-out problems. `domain_spec` is the task that this node generates for:
-    parts of the run's task in different proportions; None: the whole task.
+    evaluate on, empty if this node has no held-out problems. `domain_spec` is the task that this node generates for:
+    some parts of the run's task, in its own proportions; None for the whole task.
     """
 
     manifest: RunManifest
@@ -71,7 +71,7 @@ def plan_run(
     asked = parse_spec(task) if task else None if own is None else kept_domain(home, manifest)
     manifest = manifest.model_copy(update={"task": (asked or mixture).canonical})
     domain = None
-    is_run_meant = run is not None or own is not None  # else the preset is only the pattern of a run of this task
+    is_run_meant = run is not None or own is not None  # else the preset is only a template for a run of this task
     is_own = own is not None and own.run_id == manifest.run_id  # by an older version, to which a part was a run
     if asked is not None and is_run_meant and not is_own and is_domain(asked, mixture):
         domain = _checked_domain(asked, manifest)
@@ -92,7 +92,7 @@ def kept_domain(home: Home, manifest: RunManifest) -> TaskSpec | None:
     try:
         spec = parse_spec(read_object(home.settings)["task"])
     except (OSError, FileError, KeyError, TypeError, AttributeError, TaskError):
-        return None  # an older version's, a damaged one, or none
+        return None  # settings of an older version, damaged, or missing
     return spec if is_domain(spec, parse_spec(manifest.task)) else None
 
 
@@ -123,7 +123,7 @@ def _from_anywhere(paths: Mapping[str, str]) -> dict[str, str]:
 def own_manifest(home: Home, *, is_given: bool) -> RunManifest | None:
     """Return the home's manifest; None in a new home, and if it is damaged but the start names the run.
 
-    Only the checkpoints, or the last status, know then whether that is the home's run. Raise DamagedError.
+    For a damaged manifest, only the checkpoints or the last status show the home's run. Raise DamagedError.
     """
     check_regular(home.run_toml)
     if not home.run_toml.exists():
@@ -147,7 +147,7 @@ def own_manifest(home: Home, *, is_given: bool) -> RunManifest | None:
 
 
 def _check_same_run(manifest: RunManifest, own: RunManifest | None, home: Home) -> None:
-    """Raise if the home belongs to another run: it holds the checkpoints and groups of one."""
+    """Raise ConfigError if the home belongs to another run: a home holds checkpoints and groups of one run."""
     if own is not None and own.run_id != manifest.run_id:
         raise ConfigError(
             f"{home.root} belongs to run {own.name} ({own.run_id[:12]}, task {own.task}), not to {manifest.name} "

@@ -1,4 +1,4 @@
-"""Components that several loops share: made once a node, at first use."""
+"""Components that several loops share. Each node makes them once, at first use."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class SharedComponents:
 
     @cached_property
     def own_domain(self) -> OwnDomain | None:
-        """The domain whose groups are preferred; None if the run or this node has no preference."""
+        """Return the domain whose groups the node prefers; None if the run or this node has no preference."""
         share, domain = self.node.context.manifest.step.own_domain_fraction, self.node.about.domain
         return OwnDomain(part_names(domain), share) if share is not None and domain else None
 

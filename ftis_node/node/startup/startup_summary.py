@@ -1,6 +1,6 @@
-"""The two blocks that `join` shows: what a start is about to do, and what it did. Pure functions from facts to lines.
+"""The summaries that `join` prints before and after a start. Pure functions from status and settings to lines.
 
-The first has at most ten lines. It says what leaves the machine, because a volunteer decides by it.
+The first summary has at most ten lines. It lists which data the node sends to others, so that users can consent.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def start_lines(prepared: PreparedNode, *, num_parameters: int, step: int) -> li
 def end_lines(
     before: Status, after: Status, home: Home, *, settings: NodeSettings, counters: NodeCounters
 ) -> list[str]:
-    """Return the lines for the end of a start, from its first and its last status and what it counted."""
+    """Return the lines for the end of a start, from its first and last status and its counters."""
     lines = [_heading(before, after)]
     facts = {
         "pass@1": _accuracy(after),
@@ -64,9 +64,9 @@ def end_lines(
 
 
 def finished_lines(last: Status, home: Home, *, settings: NodeSettings) -> list[str] | None:
-    """Return the lines for a home whose budget of training is used up already; None if there is work to do.
+    """Return the lines for a home whose training budget is already used up; None if there is work to do.
 
-    `last` is the status that the home's last start left.
+    `last` is the status that the home's last start saved.
     """
     limits, used = settings.budget, last.budget
     if not settings.learns or not last.node.peer_id:
@@ -108,7 +108,7 @@ def _peers(prepared: PreparedNode) -> str:
 
 
 def _shared(settings: NodeSettings) -> str:
-    """Return what leaves the machine."""
+    """Return the data that the node sends to other machines, as text."""
     what = "weights" if settings.role == "learner" else CONTENT
     whom = "members of the run" if settings.peers else "peers that dial it"
     more = f"; figures go to {', '.join(settings.tracking.to)}" if settings.tracking.to else ""

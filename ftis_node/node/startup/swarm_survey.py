@@ -1,4 +1,4 @@
-"""The view of a swarm through given peers, for a visitor without a node."""
+"""The view of a swarm through given peers, for a user without a node."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TIMEOUT_S = 60.0
 
 
 def survey_run(run_id: str, peers: tuple[str, ...]) -> SwarmView:
-    """Return the view of a run through `peers` (multiaddrs). Raises NetworkError if no member is found."""
+    """Return the view of a run through `peers` (multiaddrs). Raise NetworkError if no member is found."""
     from ftis_node.gossip.directory.remote_survey import survey_remotely
     from ftis_node.gossip.settings import NetworkSettings
 

@@ -1,4 +1,4 @@
-"""Composition root: passes each loop and component of a node what it uses. `roles.py` chooses the loops of a role."""
+"""Composition root: passes its dependencies to each loop and component. `roles.py` chooses the loops of a role."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Wiring(SharedComponents):
     """Makes the loops of one node."""
 
     def rollout_loops(self) -> dict[str, Coroutine[None, None, None]]:
-        """Return the loops that bring own and foreign groups into the buffer. What trains on them is not among them."""
+        """Return the loops that bring own and foreign groups into the buffer, without the train loop."""
         scored: asyncio.Queue[Group] = asyncio.Queue(self.node.slots.capacity)
         return {
             "generate": self.generate_loop(scored).run(),
@@ -251,7 +251,7 @@ class Wiring(SharedComponents):
         )
 
     def train_loop(self, gate: StepGate, *, last_step: int | None, deliver: DeliverWeights | None = None) -> TrainLoop:
-        """Return the train loop. `deliver`: where new weights go; None: into this node's generation worker."""
+        """Return the train loop. `deliver` takes new weights; None delivers them to this node's generation worker."""
         node = self.node
         guard = node.gossip.guard
         selection = StepSelection(

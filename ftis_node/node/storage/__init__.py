@@ -1,1 +1,1 @@
-"""What a home takes of its disk, what is removed from it, and what is copied out of it."""
+"""Disk use of a home: quota, cleanup, log rotation, exports and backups."""

@@ -1,11 +1,11 @@
-"""What goes when a home is nearly full, the least needed first, and no more than is needed.
+"""Cleanup of a nearly full home: removes the least needed data first, and only as much as necessary.
 
-    0  pages of the buffer's file that hold nothing
-    1  used groups, the oldest first: peers that want them find them elsewhere
-    2  turned-over logs, then turned-over events, the oldest first
-    3  checkpoints that were set aside as damaged, then all but the newest
+    0  free pages of the buffer's file
+    1  released groups, oldest first: other peers still have them
+    2  rotated logs, then rotated event logs, oldest first
+    3  checkpoints that were set aside as damaged, then all except the newest
 
-What is READY or in a step stays, and so do the newest checkpoint, the identity, and whatever the node did not write.
+It never removes READY groups, groups of a step, the newest checkpoint, the identity, or files of other programs.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ async def reclaim(
     learns: bool,
     measure: Callable[[], Awaitable[HomeUse]],
 ) -> AsyncIterator[tuple[str, int]]:
-    """Remove files until `missing_bytes` are free or no file may go; yield what went and how many bytes that freed.
+    """Remove files until `missing_bytes` are free or no file is removable; yield each kind with the freed bytes.
 
-    `measure` returns the present use of the home.
+    `measure` returns the present disk use of the home.
     """
     wanted_bytes = (await measure()).used_bytes - missing_bytes
     saved_step = _saved_step(home) if learns else None
@@ -80,12 +80,12 @@ def _old_logs(home: Home) -> Iterator[Path]:
 
 
 async def _remove_old_events(home: Home, num_bytes: int) -> None:
-    """Remove the oldest first, so that the rest is contiguous. Runs in the event loop, which also rotates the trail."""
+    """Remove the oldest event logs, so that the rest is contiguous. Run in the event loop, which also rotates them."""
     _remove_first((path for path in event_log_files(home.events) if path != home.events), num_bytes)
 
 
 def _remove_first(paths: Iterator[Path], num_bytes: int) -> None:
-    """Remove files until so much has gone."""
+    """Remove files in order until `num_bytes` are freed."""
     for path in paths:
         if num_bytes <= 0:
             return

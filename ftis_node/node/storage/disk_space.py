@@ -17,7 +17,7 @@ class DiskSpace:
     """Gate that is closed while the home is full. Open until the first measurement. For one event loop."""
 
     def __init__(self, limit: HomeLimit | None = None) -> None:
-        """`limit` None: the size of the disk alone."""
+        """If `limit` is None, only the size of the disk limits the home."""
         self.limit = limit or HomeLimit(UNLIMITED_BYTES, reserve_bytes=0)
         self.use: HomeUse | None = None
         self.why_full = ""

@@ -1,4 +1,4 @@
-"""The trained model out of a home: the newest checkpoint, loaded as the learner would, written in the hub's format."""
+"""Export of a home's newest checkpoint as a model in the format of the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ADAPTER_FILE = "adapter_config.json"
 
 
 def export_model_of(home: Home, out: Path, *, merge: bool, on_progress: OnProgress = unwatched) -> int:
-    """Write the model and its card to `out` and return its training step. It reads the home; an older one is upgraded.
+    """Write the model and its card to `out` and return its training step. Upgrade a home of an older schema first.
 
     Raise ConfigError if no node has run with the home, or `out` is in use.
     """

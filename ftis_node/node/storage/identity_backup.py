@@ -1,8 +1,8 @@
-"""The identity of a home while no node runs: show it, back it up, restore it.
+"""Backup and restore of a home's identity while no node runs.
 
-A peer's groups are numbered, and its peers take each number once. A restored identity may come to a home that does not
-know its last number (a new disk, another machine). Then numbers continue at the seconds since 1970. That is above any
-used number, because no node makes a group a second for its whole life.
+A node numbers its groups, and its peers accept each number once. A home on a new disk or machine does not know the last
+number of a restored identity. Then numbers continue at the present Unix time in seconds. That is above any used number,
+because no node generates a group per second for years.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KEPT_NAME = "%Y%m%dT%H%M%SZ"
 
 @dataclass(frozen=True, slots=True)
 class RestoredIdentity:
-    """What `restore_identity` did: `kept` is where the key that was there lies now, if there was another."""
+    """Result of `restore_identity`. `kept` is the new path of the previous key, None if there was no other key."""
 
     peer_id: str
     changed: bool
@@ -40,7 +40,7 @@ class RestoredIdentity:
 def back_up_identity(home: Home, out: Path, *, passphrase: str | None, replace: bool) -> str:
     """Write the home's identity to the file `out` (0600) and return its peer id.
 
-    Raise ConfigError if there is no sound identity, UsageError if `out` exists (unless `replace`) or cannot be
+    Raise ConfigError if there is no valid identity, UsageError if `out` exists (unless `replace`) or cannot be
     written.
     """
     identity = Identity.load(home.identity)
@@ -55,10 +55,10 @@ def back_up_identity(home: Home, out: Path, *, passphrase: str | None, replace: 
 
 
 def restore_identity(home: Home, source: Path, *, ask_passphrase: Callable[[], str], replace: bool) -> RestoredIdentity:
-    """Put the identity of a backup into a home on which no node runs; a key that was there is kept under another name.
+    """Restore the identity of a backup into a home without a running node; keep a previous key under another name.
 
     Raise UsageError and ConfigError: no readable backup, wrong passphrase, another identity in the home (unless
-    `replace`); HomeInUseError where a node runs.
+    `replace`); HomeInUseError if a node runs.
     """
     identity = unpack_backup(_read(source), name=str(source), ask_passphrase=ask_passphrase)
     with opened(home):
@@ -86,7 +86,7 @@ def _read(source: Path) -> bytes:
 
 
 def _present(path: Path) -> Identity | None:
-    """Return the present identity; None if there is none, or none that a node could use."""
+    """Return the present identity; None if it is missing or invalid."""
     try:
         return Identity.load(path)
     except ConfigError:
@@ -94,7 +94,7 @@ def _present(path: Path) -> Identity | None:
 
 
 def _keep(path: Path) -> Path | None:
-    """Link the present key to a second name, so that a key exists at each moment."""
+    """Hard-link the present key to a second name, so that the home has a key at any time."""
     if not path.exists():
         return None
     kept = path.with_name(f"{path.name}.{time.strftime(KEPT_NAME, time.gmtime())}")

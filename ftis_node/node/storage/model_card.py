@@ -36,7 +36,7 @@ Trained with ftis-node {version}.
 
 
 def model_card(manifest: RunManifest, status: Status, *, base: str, step: int, is_adapter: bool) -> str:
-    """Return the card's text. `status` is the node's last one; accuracies after `step` are left out."""
+    """Return the card's text. `status` is the node's last status. Omit evaluations after `step`."""
     learner = status.learner
     total = learner.own_groups + learner.foreign_groups
     share = f", {learner.foreign_groups / total:.0%} from peers" if total else ""

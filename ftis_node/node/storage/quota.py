@@ -1,4 +1,4 @@
-"""How much a node's home may take of its disk: as set, or what its parts come to; and what must be refused at once."""
+"""The size limit of a home: the setting, or else the sum of its parts. A setting that is too small is an error."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from ftis_node.models import ModelSource
     from ftis_node.workers.weights.shared_weights import Way
 
-GROUPS_BYTES = 16 << 20  # groups under way, lines of events, the buffer's journal
+GROUPS_BYTES = 16 << 20  # groups in progress, event log lines, the buffer's journal
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def limit_of(settings: NodeSettings, source: ModelSource) -> HomeLimit:
-    """Return the home's limit. Raise ConfigError if what the node needs at least is more than it."""
+    """Return the home's limit. Raise ConfigError if the node's minimum is above the limit."""
     checkpoint = checkpoint_bytes(source, settings) if settings.learns else 0
     limits, reserve = settings.limits, checkpoint + GROUPS_BYTES
     if not limits.home_bytes:
@@ -47,16 +47,16 @@ def limit_of(settings: NodeSettings, source: ModelSource) -> HomeLimit:
 
 
 def num_versions(settings: NodeSettings, way: Way = "file") -> int:
-    """Return how many versions wait between learner and generator; a learner node holds some for those who fetch them.
+    """Return the number of versions on disk between learner and generator, plus those that a learner node offers.
 
-    By the `way` "ipc" a file is written only for an engine that cannot map the weights.
+    With the `way` "ipc" the learner writes a file only for an engine that cannot map its GPU memory.
     """
     at_once = VERSIONS_AS_A_RESERVE if way == "ipc" else VERSIONS_AT_ONCE
     return at_once + (0 if settings.generates else settings.roles.max_published_versions)
 
 
 def version_bytes(settings: NodeSettings, source: ModelSource) -> int:
-    """Return the bytes of one hand-over of new weights."""
+    """Return the size of the weights in one weight sync, in bytes."""
     if serves_adapters(settings):
         num_values = read_shape(source).adapter_parameters(settings.lora_adapter.rank)
     else:

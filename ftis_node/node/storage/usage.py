@@ -1,9 +1,9 @@
-"""The disk use of a home, from a scan of its files, and whether it is too much, from the figures alone.
+"""The disk use of a home, measured from its files, and the rule that compares it with the limit.
 
-    free     what may still be written: up to the limit, or to the end of the disk, whichever is nearer
-    reserve  what will be written soon: the next checkpoint, groups and lines that are under way
+    free     the smaller of the space below the limit and the free space of the disk
+    reserve  space for the next checkpoint, groups in progress and log lines
 
-    free < reserve + cushion     near: files that are not needed are removed (cleanup.py)
+    free < reserve + cushion     nearly full: the node removes files that are not needed (cleanup.py)
     free < reserve               full: the node pauses
     free >= reserve + cushion/2  after full: the node continues
 
@@ -32,8 +32,8 @@ MAX_CUSHION_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class HomeUse:
-    """Bytes: of the home's files, and free on its disk. Checkpoints that are being written, or are going, are in
-    neither: the reserve is for them."""
+    """Disk use in bytes: the home's files, and the free space of the disk. Checkpoints in progress, and those to be
+    removed soon, count as free, because the reserve covers them."""
 
     used_bytes: int
     free_bytes: int
@@ -41,22 +41,22 @@ class HomeUse:
 
 @dataclass(frozen=True, slots=True)
 class HomeLimit:
-    """How much a home may take. All in bytes."""
+    """The size limit of a home and the reserve below it, in bytes."""
 
     limit_bytes: int
     reserve_bytes: int
 
     @property
     def cushion_bytes(self) -> int:
-        """Bytes freed above the reserve, so that not each look has to free some."""
+        """Return the extra bytes to free above the reserve, so that not every check has to free some."""
         return min(self.limit_bytes // CUSHION_SHARE, MAX_CUSHION_BYTES)
 
     def missing_bytes(self, use: HomeUse) -> int:
-        """Return how many bytes should be removed; 0 if there is enough space."""
+        """Return the number of bytes to remove; 0 if there is enough space."""
         return max(0, self.reserve_bytes + self.cushion_bytes - self._room(use))
 
     def why_full(self, use: HomeUse, *, was_full: bool) -> str:
-        """Return the reason why nothing may be made or pulled, as a clause for the operator; "" if there is space."""
+        """Return the reason for a pause of generation and pulls, as a clause; "" if there is enough space."""
         needed = self.reserve_bytes + (self.cushion_bytes // 2 if was_full else 0)
         if self._room(use) >= needed:
             return ""
@@ -70,7 +70,7 @@ class HomeLimit:
 
 
 def measure_usage(home: Home, *, keep_checkpoints: int) -> HomeUse:
-    """Return the present use of the home; checkpoints above `keep_checkpoints` will be removed soon."""
+    """Return the present use of the home. Count checkpoints beyond the newest `keep_checkpoints` as free space."""
     checkpoints: dict[str, int] = {}
     used = passing = 0
     for path, num_bytes in _files(home.root):
@@ -87,7 +87,7 @@ def measure_usage(home: Home, *, keep_checkpoints: int) -> HomeUse:
 
 
 def _files(root: Path) -> list[tuple[Path, int]]:
-    """Each file with its size; what goes while we look is left out."""
+    """Return each file with its size in bytes; skip files that are removed meanwhile."""
     found = []
     for folder, _, names in os.walk(root):
         for name in names:

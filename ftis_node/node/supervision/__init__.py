@@ -1,1 +1,1 @@
-"""Stuck tasks, blocking work, limits of the process, and the end of the node."""
+"""Detection of stuck tasks, threads for blocking work, process limits, and shutdown of the node."""

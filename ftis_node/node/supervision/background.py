@@ -1,7 +1,7 @@
-"""Work and its end: blocking work that may have to be abandoned, and work that must complete.
+"""Cancellation of work: blocking work that is abandoned, and work that must complete.
 
-The process waits at its end for the threads of the loop's pool: a download of an hour would keep a stopped node alive.
-It does not wait for a daemon thread.
+At exit, Python waits for the threads of asyncio's default executor, so a long download would keep a stopped node
+alive. It does not wait for daemon threads.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ async def in_background(function: Callable[P, R], *args: P.args, **kwargs: P.kwa
             result, error = function(*args, **kwargs), None
         except BaseException as caught:
             result, error = None, caught
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed: no task waits for the result
             loop.call_soon_threadsafe(settle, result, error)
 
     threading.Thread(target=work, name=getattr(function, "__name__", "background"), daemon=True).start()
@@ -44,9 +44,9 @@ async def in_background(function: Callable[P, R], *args: P.args, **kwargs: P.kwa
 
 
 async def to_the_end(work: Coroutine[None, None, R]) -> R:
-    """Return the result of `work`. A cancellation takes effect after the work; a second one, at once.
+    """Return the result of `work`. A cancellation takes effect after the work; a second one takes effect at once.
 
-    Raise what the work raised, also if it is canceled.
+    Raise the error of the work, even if the caller is canceled.
     """
     running = asyncio.ensure_future(work)
     try:

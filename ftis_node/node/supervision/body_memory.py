@@ -1,4 +1,4 @@
-"""Memory for bodies between the wire and the disk: each pull takes as much as it may bring, and waits for it."""
+"""Memory budget for bodies between network and disk: each pull waits until it can reserve its maximum size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class HeldBytes:
-    """At most `capacity_bytes` at a time; who needs more than that goes alone. For one event loop."""
+    """Semaphore of `capacity_bytes`. A larger reservation waits until it is the only one. For one event loop."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self._capacity_bytes = capacity_bytes
@@ -20,7 +20,7 @@ class HeldBytes:
 
     @asynccontextmanager
     async def of(self, num_bytes: int) -> AsyncIterator[None]:
-        """Hold that many bytes while the block runs."""
+        """Reserve `num_bytes` while the block runs."""
         while self.held_bytes and self.held_bytes + num_bytes > self._capacity_bytes:
             self._changed.clear()
             await self._changed.wait()

@@ -15,7 +15,7 @@ R = TypeVar("R")
 
 
 class DiskThread:
-    """Calls run one after the other, in the order in which they were made."""
+    """Single-thread executor that runs calls in the order of submission."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="disk")
@@ -25,5 +25,5 @@ class DiskThread:
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(function, *args, **kwargs))
 
     def close(self) -> None:
-        """Finish the work that was begun."""
+        """Wait for the calls in progress, and stop the thread."""
         self._thread.shutdown(wait=True)

@@ -1,10 +1,10 @@
 """Health of a node: the answers of `/healthz` and `/readyz`, for probes that restart or wait.
 
-`/healthz` reports only what a restart fixes: a worker given up, a loop that ended, or one that has work and makes no
-progress. It does not report an engine that hangs, because the supervisors restart it, nor a swarm without answers. A
-daemon whose event loop is blocked does not answer, and the time limit of the probe covers that.
+`/healthz` reports only faults that a restart fixes. They are a worker that stays down, a loop that ended, and a loop
+with queued work and no progress. It does not report an engine that hangs, because the supervisor restarts it, nor peers
+that do not answer. If the event loop is blocked, the daemon does not answer and the probe times out.
 
-Facts in, findings out; the caller gives the clock.
+All functions are pure: the caller passes states and the time.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 STILL_S = 300.0  # scoring one hostile group, or pruning a full disk, takes a while
-WORKER = " worker"  # ends the names of tasks that only watch over one, and end at once where the role has none
+WORKER = " worker"  # suffix of supervisor tasks, which end at once if the role has no such worker
 
 
 class LoopProgress(NamedTuple):
-    """How a loop fares: `done` changes with every piece of work, `waiting` pieces lie in front of it."""
+    """Progress of a loop: `done` changes with every item of work, `waiting` is the number of queued items."""
 
     done: int
     waiting: int
@@ -29,7 +29,7 @@ class LoopProgress(NamedTuple):
 
 @dataclass(slots=True)
 class LoopWatch:
-    """Detector of stalled loops: loops that have work and did none of it for `still_s` seconds."""
+    """Detector of stalled loops: loops with queued work that completed none of it for `still_s` seconds."""
 
     still_s: float = STILL_S
     _seen: dict[str, tuple[int, float]] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class LoopWatch:
 
 @dataclass(slots=True)
 class RunningLoops:
-    """The node's loops as health checks see them: their tasks, and the progress of loops that report it."""
+    """The node's loops for health checks: their tasks, and the progress of loops that report it."""
 
     turns: Mapping[str, Callable[[], LoopProgress]] = field(default_factory=dict)
     tasks: Sequence[asyncio.Task[None]] = ()
@@ -64,7 +64,7 @@ class RunningLoops:
 
 
 def worker_problems(states: Mapping[str, str]) -> list[str]:
-    """Return a sentence for each worker that will not come back."""
+    """Return a sentence for each worker that its supervisor no longer restarts."""
     given_up = [name for name, state in states.items() if state == "failed"]
     return [f"the {name} worker was given up: look into logs/{name}.log" for name in given_up]
 

@@ -1,4 +1,4 @@
-"""The section of the status that describes the node's health."""
+"""The status section `health`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 class HealthReporter:
-    """Makes the section from the states of workers, network and loops."""
+    """Builds the section from the states of workers, network and loops."""
 
     def __init__(
         self, *, workers: WorkerReporter, gossip: Gossip, watchdog: Watchdog, loops: RunningLoops | None = None
     ) -> None:
-        """`loops` are those whose health the section reports. `watchdog` checks that they turn."""
+        """`loops` are the loops whose health the section reports. `watchdog` checks that they make progress."""
         self._workers = workers
         self._gossip = gossip
         self._watchdog = watchdog

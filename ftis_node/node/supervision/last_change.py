@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class LastChange:
-    """When a count last changed, in Unix seconds; None before it did. The first value is no change."""
+    """Time of a count's last change in Unix seconds; None before a change. The first value is no change."""
 
     at: float | None = None
     _value: int | None = None

@@ -1,4 +1,4 @@
-"""What a node sets for its own process at its start, and so for all that it starts: open files, priority, threads."""
+"""Process limits that a node sets at its start, and that its child processes inherit: open files, priority, threads."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MIN_OPEN_FILES = 512  # daemon and p2pd: a connection or two for each peer and stream, the home's files
+MIN_OPEN_FILES = 512  # daemon and p2pd: one or two connections per peer and stream, and the home's files
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "GOMAXPROCS")  # numpy and torch; p2pd
-MANY_OPEN_FILES = 1 << 16  # more helps nobody, and some programs walk over all that they may open
+MANY_OPEN_FILES = 1 << 16  # more has no use, and some programs iterate over all possible descriptors
 
 
 class OpenFiles(NamedTuple):
-    """How many files a process may open: now, and at most by its own wish."""
+    """The soft and hard limit of open files (RLIMIT_NOFILE)."""
 
     soft: int
     hard: int
 
     @property
     def reachable(self) -> int:
-        """Return the limit that a node sets for itself."""
+        """Return the soft limit that a node sets."""
         return max(self.soft, min(self.hard, MANY_OPEN_FILES))
 
 
 def open_files() -> OpenFiles:
-    """Return the limits that the system sets for this process."""
+    """Return the present limits of this process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MANY_OPEN_FILES
     return OpenFiles(*(most if limit == resource.RLIM_INFINITY else limit for limit in (soft, hard)))
@@ -49,14 +49,14 @@ def num_open_files() -> int:
 
 
 class FileShortage:
-    """Passes over work of a loop that comes again soon, while no file can be opened. `count` is how often."""
+    """Skips a run of periodic work while no file descriptor is free, and counts the skipped runs."""
 
     def __init__(self) -> None:
         self._seldom = RateLimitedLog()
 
     @property
     def count(self) -> int:
-        """How often a file could not be opened."""
+        """Return the number of skipped runs."""
         return self._seldom.count
 
     async def passed_over(self, work: Callable[[], Awaitable[object]]) -> None:
@@ -95,7 +95,7 @@ def apply_limits(limits: LimitsSection) -> None:
     """
     allow_open_files()
     os.setpriority(os.PRIO_PROCESS, 0, max(limits.nice, os.getpriority(os.PRIO_PROCESS, 0)))
-    for name in THREAD_VARIABLES:  # the workers get their own
+    for name in THREAD_VARIABLES:  # the workers get separate values
         if limits.daemon_threads or name not in os.environ:
             os.environ[name] = str(limits.num_daemon_threads)
     if torch := sys.modules.get("torch"):  # it has read the environment already

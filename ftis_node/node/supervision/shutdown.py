@@ -1,7 +1,7 @@
-"""Signals and errors of a long-running command: a signal is a good end, of several errors the first of ours counts.
+"""Shutdown of a long-running command on a signal or an error.
 
-An error that nobody waits for ends it, too, in the same order as a signal does, and is raised when all is saved. An end
-that does not come is forced: a node that neither runs nor ends helps nobody.
+A signal is a clean end. Of several errors, the first FtisError is raised. An error in a task that no code awaits also
+stops the command like a signal, and is raised after everything is saved. A shutdown that takes too long is forced.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-STOP_LIMIT_S = 60.0  # what is slow has its own, shorter limit
+STOP_LIMIT_S = 60.0  # each slow component has a separate, shorter limit
 FORCED_EXIT_CODE = 1
 
 
 async def until_signalled(
     work: Coroutine[None, None, None], *, on_fault: OnFault | None = None, stop_limit_s: float = STOP_LIMIT_S
 ) -> None:
-    """Await `work`; SIGINT and SIGTERM cancel it. Raise what it raised, one exception of a group.
+    """Await `work`; SIGINT and SIGTERM cancel it. Raise its error, or one exception of an exception group.
 
-    An error in a task that no code awaits (`telemetry/faults.py`) also cancels it, and is raised. `on_fault` is called
-    with it first.
+    An error in a task that no code awaits (`telemetry/faults.py`) also cancels it, and is raised after a call of
+    `on_fault`.
     """
     task = asyncio.create_task(work, name="node")
     ending = _Ending(task, stop_limit_s=stop_limit_s)
@@ -59,7 +59,7 @@ async def until_signalled(
 
 
 class _Ending:
-    """The end of a task: begun once, and bounded."""
+    """Cancellation of a task, once and with a deadline."""
 
     def __init__(self, task: asyncio.Task[None], *, stop_limit_s: float) -> None:
         self._task = task
@@ -77,7 +77,7 @@ class _Ending:
 
     @contextmanager
     def by_signals(self) -> Iterator[None]:
-        """Begin the end on SIGINT and SIGTERM."""
+        """Cancel the task on SIGINT and SIGTERM."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self.begin, number.name)
@@ -88,7 +88,7 @@ class _Ending:
 
 
 def _force_end(loop: asyncio.AbstractEventLoop, limit_s: float) -> None:
-    """Log what the event loop waits for, then exit at once: the workers and p2pd end with this process."""
+    """Log the tasks that the event loop waits for, then exit at once. The workers and p2pd end with this process."""
     for task in asyncio.all_tasks(loop):
         log.error("the end waits for the task %s: %s", task.get_name(), " > ".join(stack_of(task)))
     log.error("not stopped within %.0f s: ended by force; the next start goes on from what is on disk", limit_s)

@@ -1,11 +1,11 @@
-"""Task monitor: what each task of the node's loops waits for, to distinguish a stuck task from an idle one.
+"""Task monitor: records what each task of the node's loops waits for, to distinguish a stuck task from an idle one.
 
     with waiting_for("an envelope"):                 no time limit: it is no fault if none comes
         arrival = await self._arrivals.get()
     await self._judge(arrival)                       work, also if it awaits something: bounded by the monitor's limit
 
-The monitor tracks a task from its first `waiting_for` on. Each wait that begins or ends starts the count again. Time is
-counted in ticks of the event loop: a process that was stopped for an hour has not waited an hour.
+The monitor tracks a task from its first `waiting_for` on. The start and end of each wait reset its waiting time. Time
+advances with ticks of the event loop, so it does not count an hour in which the process was suspended.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(__file__).parents[1]
 AT_WORK = "its own work"
-MAX_TICK_S = 5.0  # between two ticks no more is counted: the process was stopped, or the event loop was blocked
+MAX_TICK_S = 5.0  # most time that one tick adds: a longer gap means a suspended process or a blocked event loop
 _board: ContextVar[TaskMonitor | None] = ContextVar("board", default=None)
 
 
 @dataclass(slots=True)
 class TaskState:
-    """One task: what it waits for now, and since when, by the board's time."""
+    """State of one task: the name of its present wait, and the start of that wait in the monitor's time (s)."""
 
     task: asyncio.Task[Any]
     since: float
@@ -51,7 +51,7 @@ class Stuck(NamedTuple):
 
 @dataclass(slots=True)
 class TaskMonitor:
-    """All strands of one node. What runs in a task that was made after `install` writes on it."""
+    """Table of task states of one node. `waiting_for` writes to it in tasks that are created after `install`."""
 
     limit_s: float
     now: float = 0.0
@@ -62,18 +62,18 @@ class TaskMonitor:
         _board.set(self)
 
     def tick(self, elapsed_s: float) -> None:
-        """Add the elapsed time."""
+        """Advance the monitor's time."""
         self.now += min(elapsed_s, MAX_TICK_S)
 
     def strands(self) -> Iterator[tuple[str, TaskState, float]]:
-        """Return each task's name, state and waiting time (s); forget ended tasks."""
+        """Yield each task's name, state and waiting time (s); remove ended tasks."""
         for task in [task for task in self._strands if task.done()]:
             del self._strands[task]
         for task, strand in self._strands.items():
             yield task.get_name(), strand, self.now - strand.since
 
     def stuck(self) -> list[Stuck]:
-        """Return all tasks that are stuck now."""
+        """Return all tasks that are stuck: their waiting time has reached `limit_s`."""
         return [_stuck(name, strand, for_s) for name, strand, for_s in self.strands() if self._is_stuck(strand, for_s)]
 
     def changes(self) -> tuple[list[Stuck], list[str]]:
@@ -96,13 +96,13 @@ class TaskMonitor:
         return self._strands.setdefault(task, TaskState(task, since=self.now))
 
 
-class waiting_for:  # read as words: with waiting_for("an envelope")
-    """Names what the current task waits for inside. Without a `TaskMonitor` nothing happens."""
+class waiting_for:  # lower case, so that it reads as words: with waiting_for("an envelope")
+    """Context manager that names the wait of the current task. Without a `TaskMonitor` it does nothing."""
 
     __slots__ = ("_before", "_board", "_is_endless", "_strand", "_what")
 
     def __init__(self, what: str, *, endless: bool = True) -> None:
-        """`endless`: it may never come, and that is no fault; else the board's limit holds."""
+        """If `endless`, the wait may last forever without a fault; else the monitor's limit applies."""
         self._what = what
         self._is_endless = endless
         self._strand: TaskState | None = None
@@ -129,7 +129,7 @@ def _stuck(name: str, strand: TaskState, for_s: float) -> Stuck:
 def stack_of(task: asyncio.Task[Any]) -> list[str]:
     """Return the stack of a suspended task, the innermost frame last: `node/loops/intake.py:97 _judge_all`.
 
-    `Task.get_stack` returns the outermost frame alone. Each coroutine references the next by what it awaits.
+    `Task.get_stack` returns only the outermost frame. So follow the attribute that references the awaited coroutine.
     """
     places: list[str] = []
     awaited: Any = task.get_coro()
@@ -143,6 +143,6 @@ def stack_of(task: asyncio.Task[Any]) -> list[str]:
 
 
 def short_path(filename: str) -> str:
-    """A file of ours within the package; any other by its last two parts."""
+    """Return the path of a file relative to the package; for a file outside it, the last two parts."""
     path = Path(filename)
     return str(path.relative_to(PACKAGE)) if path.is_relative_to(PACKAGE) else "/".join(path.parts[-2:])

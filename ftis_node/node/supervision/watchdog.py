@@ -1,14 +1,14 @@
-"""Watchdog of the event loop and its tasks: reports what makes no progress by name, with its stack.
+"""Watchdog of the event loop and its tasks: reports blocked code and stuck tasks with their stacks.
 
     the loop  --beat, every half second--> count, lag, the task monitor (task_monitor.py), systemd's watchdog
-    a thread  --looks at the count-------> none for `event_loop_stall_warn_s`: logs the stack of the code that blocks it
-                                           none for `event_loop_stall_exit_s`: ends the process with exit code 1
+    a thread  --polls the count----------> no beat for `event_loop_stall_warn_s`: logs the stack of the blocking code
+                                           no beat for `event_loop_stall_exit_s`: ends the process with exit code 1
 
-The thread counts its own looks and reads no clock. So a process that was stopped, or a machine without CPU time, shows
-as one look without a beat, not as a blocked loop. The thread logs from one more thread. The loop may be blocked in
-writing a log line, and a thread that waits for the same lock could not end the process.
+The thread counts its polls and reads no clock. So a suspended process, or a machine without CPU time, causes one poll
+without a beat, not a blocked loop. The watchdog writes log lines from another thread. The loop may be blocked in a log
+call, and then a thread that waits for the same lock could not end the process.
 
-Code that holds the interpreter's lock stops this thread, too. systemd's watchdog sees that, since nothing is sent then.
+Code that holds the GIL also stops this thread. systemd's watchdog detects that, because it gets no notification.
 """
 
 from __future__ import annotations
@@ -44,29 +44,30 @@ NUM_FRAMES = 12  # of a stack, the innermost
 
 @dataclass(slots=True)
 class LoopDelay:
-    """How late the event loop was, in seconds, over the last minute."""
+    """Delay of the event loop's beats over the last minute, in seconds."""
 
     _late_s: deque[float] = field(default_factory=lambda: deque(maxlen=round(LAG_WINDOW_S / BEAT_S)))
 
     def note(self, late_s: float) -> None:
-        """Note by how much a beat came late."""
+        """Add the delay of a beat."""
         self._late_s.append(max(0.0, late_s))
 
     @property
     def mean_s(self) -> float | None:
-        """None before the first beat."""
+        """Return the mean delay; None before the first beat."""
         return sum(self._late_s) / len(self._late_s) if self._late_s else None
 
     @property
     def longest_s(self) -> float | None:
-        """None before the first beat."""
+        """Return the longest delay; None before the first beat."""
         return max(self._late_s, default=None)
 
 
 class Watchdog:
-    """`with watchdog.watching():` in the loop that is watched.
+    """Watchdog of one event loop: use `with watchdog.watching():` in that loop.
 
-    `events` is set while the node runs. Before that, imports of large libraries block the loop, and that is no news.
+    `events` is set while the node runs. Before that, imports of large libraries block the loop, and no event is
+    written.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Watchdog:
         end_process: Callable[[int], object] = os._exit,
         poll_interval_s: float = BEAT_S,
     ) -> None:
-        """`end_process` is called with the exit code, from the thread, for a loop that stays blocked."""
+        """If the loop stays blocked, the thread calls `end_process` with the exit code."""
         self.board = TaskMonitor(limit_s=settings.task_stuck_s)
         self.lag = LoopDelay()
         self.events: EventLog | None = None
@@ -87,7 +88,7 @@ class Watchdog:
         self._end_process = end_process
         self._poll_interval_s = poll_interval_s
         self._num_beats = 0
-        self._blocked_since: float | None = None  # set by the thread, taken back by the loop
+        self._blocked_since: float | None = None  # the thread sets it, the loop resets it
         self._is_over = threading.Event()
 
     @contextmanager
@@ -106,7 +107,7 @@ class Watchdog:
             self._cancel_beat()
 
     def log_fault(self, where: str, error: BaseException) -> None:
-        """Record the reason of an unhandled error, which ends this node (`telemetry/faults.py`), in the trail."""
+        """Record in the event log an unhandled error, which ends this node (`telemetry/faults.py`)."""
         self.has_fault = True
         self._write("failed", where=where, error=f"{type(error).__name__}: {error}")
 

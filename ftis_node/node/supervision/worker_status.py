@@ -1,4 +1,4 @@
-"""The sections of the status that describe the two workers and the model that they hold."""
+"""The status sections for the two workers and their model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MISMATCH_FIGURES = ("mismatch_kl", "mismatch_share", "mismatch_version")
 
 
 class WorkerReporter:
-    """Makes the sections from the workers' clients and the figures of the newest step."""
+    """Builds the sections from the workers' clients and the report of the newest step."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class WorkerReporter:
         return {"generation": str(self._generation.state), "learner": str(self._learner.worker_state)}
 
     def note(self, counts: BufferFigures) -> None:
-        """Note when a group was made and when a step was done."""
+        """Note the times of the last group and the last step, when their counts change."""
         self._groups_made.note(counts.groups_own)
         self._step.note(self._context.state.step)
 
@@ -78,7 +78,7 @@ class WorkerReporter:
         )
 
     def learner(self, counts: BufferFigures) -> LearnerStatus:
-        """Return the learner's section, with the figures of its newest step."""
+        """Return the learner's section, with the report of its newest step."""
         client, counters = self._learner, self._counters
         fields: dict[str, Any] = {}
         if report := counters.last_report:

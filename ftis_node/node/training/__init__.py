@@ -1,1 +1,1 @@
-"""When a step starts, with which groups, and what follows from its result."""
+"""Policy of training steps: when a step starts, which groups it takes, and what its report changes."""

@@ -1,4 +1,4 @@
-"""Bounds of the replay buffer: evicts foreign groups beyond them and prunes released ones from the disk."""
+"""Bounds of the replay buffer: evicts foreign groups beyond the bounds, and deletes released groups from the disk."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class BufferLimits:
-    """Keeps the buffer within `[buffer]` of the settings and each peer within its share."""
+    """Enforces the bounds of the settings section `[buffer]`, and each peer's share of the buffer."""
 
     def __init__(
         self, *, context: NodeContext, buffer: ReplayBuffer, reader: ReplayReader, disk: DiskThread, peers: PeerManager
@@ -43,7 +43,7 @@ class BufferLimits:
             self._context.events.write("released", group=group.id, reason=ReleaseReason.EVICTED)
 
     async def prune(self) -> None:
-        """Delete released groups beyond the disk bound, oldest first; groups after the saved step stay."""
+        """Delete released groups beyond the disk bound, oldest first; keep the groups of steps after the checkpoint."""
         max_disk_bytes = self._context.settings.buffer.max_disk_bytes
         saved_step = self._context.state.saved_step
         await self._disk(self._buffer.prune, max_disk_bytes=max_disk_bytes, saved_step=saved_step)

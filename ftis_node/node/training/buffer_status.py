@@ -1,4 +1,4 @@
-"""The sections of the status that describe the buffer and what of the budget is used."""
+"""The status sections for the buffer and the used part of the token budget."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class BufferReporter:
         self._slots = slots
 
     async def counts(self) -> BufferFigures:
-        """Count over the whole buffer: it is slow, so it runs in the disk thread, on a separate connection."""
+        """Count over the whole buffer. This is slow, so it runs in the disk thread, on a separate connection."""
         return await self._disk(self._count)
 
     def _count(self) -> BufferFigures:

@@ -1,7 +1,8 @@
-"""What this node generates of each part of its mixture, if the run has `step.task_allocation = "advantage"`.
+"""Shares of the parts of a task mixture in this node's generation, if the run has `step.task_allocation = "advantage"`.
 
-The train loop notes which groups of a step had a signal, own groups and peers'. The generate loop skips problems so
-that the parts come in the resulting shares (`algorithms/division.py`). Kept in memory: after a start shares are even.
+A group has a signal if its advantages are not all 0. The train loop counts such groups of each step, own and foreign.
+The generate loop skips problems to match the resulting shares (`algorithms/division.py`). A restart resets the shares
+to the mixture's proportions.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class Division:
-    """The shares of the parts of one node's domain; groups of other tasks are ignored."""
+    """Shares of the parts of one node's domain. It ignores groups of other tasks."""
 
     def __init__(self, proportions: Mapping[str, float]) -> None:
-        """`proportions` of the mixture, by part; they add up to 1."""
+        """`proportions` of the mixture by part, with sum 1."""
         self._proportions = dict(proportions)
         self._own = dict.fromkeys(proportions, SignalCount())
         self._peers = dict.fromkeys(proportions, SignalCount())
@@ -34,13 +35,13 @@ class Division:
         self._chances = keep_chances(self.shares, proportions)
 
     def note(self, task: str, rewards: Sequence[float], *, own: bool) -> None:
-        """Note a group of a step, or one that was skipped when its groups were chosen."""
+        """Count a group that a step used, or that the selection of the step's groups discarded."""
         counts = self._own if own else self._peers
         if task in counts:
             counts[task] = counts[task].with_group(has_signal=has_signal(rewards))
 
     def end_step(self) -> dict[str, dict[str, float]]:
-        """Compute shares from the groups of a step. Return them, and the signal rates behind them."""
+        """Compute the shares from the groups of a step. Return them with the signal rates of the parts."""
         self.shares = division_shares(self._proportions, self._own, self._peers)
         self._chances = keep_chances(self.shares, self._proportions)
         own, peers = ({part: count.rate for part, count in counts.items()} for counts in (self._own, self._peers))
@@ -49,14 +50,14 @@ class Division:
         return {"shares": self.shares, "own_rates": own, "peer_rates": peers}
 
     def keeps(self, task: str, draw: float) -> bool:
-        """Return whether to generate for a problem of that part; `draw` is uniform in [0, 1)."""
+        """Return whether to generate for a problem of the part `task`; `draw` is uniform in [0, 1)."""
         return draw < self._chances[task]
 
 
 def division_of(manifest: RunManifest, domain: str) -> Division | None:
     """Return the division of a node that generates for the canonical SPEC `domain`.
 
-    None if the run takes its parts evenly, or there is one alone.
+    Return None if the run divides tasks evenly, or the domain has only one part.
     """
     if manifest.step.task_allocation == "even" or len(by_part := proportions(domain)) == 1:
         return None
@@ -72,9 +73,9 @@ def note_signals(
     guard: PeerGuard,
     events: EventLog,
 ) -> None:
-    """What the groups of a step, and those that its choice passed over, say of where own ones are wanted.
+    """Count the groups of a step and the discarded candidates in `division`, and record the new shares.
 
-    Rules that discard groups without a signal would leave every part a rate of 1, were those not counted.
+    A rule may discard groups without a signal. If only used groups counted, every part would have a signal rate of 1.
     """
     if division is None:
         return

@@ -1,4 +1,4 @@
-"""Greedy pass@1 on held-out problems by the node's own engine, for the status, the event log and the trackers."""
+"""Evaluation of pass@1 by greedy decoding on held-out problems, with the node's own engine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_EVALUATIONS = 1024  # in the status, which is sent every second; the event log has all
+MAX_EVALUATIONS = 1024  # in the status, which HTTP clients read every second; the event log has all evaluations
 
 
 class EvaluationHistory:
@@ -34,7 +34,7 @@ class EvaluationHistory:
         self.entries: list[EvalStatus] = []
 
     def add(self, evaluation: EvalStatus) -> None:
-        """Add one. Beyond the bound drop the oldest, except those of the first step, the baseline of comparisons."""
+        """Add an evaluation. Beyond the bound, drop the oldest after the first step, which is the baseline."""
         known = [*self.entries, evaluation]
         first = [entry for entry in known if entry.step == known[0].step]
         num_later = max(1, MAX_EVALUATIONS - len(first))

@@ -1,10 +1,10 @@
-"""Estimates how many foreign groups of a step own groups replace, if the run has `step.backfill_with_own`.
+"""Estimates how many own groups replace foreign groups in a step, if the run has `step.backfill_with_own`.
 
-Foreign groups that do not come, or are refused, make a step smaller. The next step makes up for the shortfall. This
-node and each peer whose groups came make an even part of it more, because all of them get what one makes. If peers
-send more again, the node makes less, by as many groups as all of them can leave out without a new shortfall. The
-remainder of that division is added to the surplus of the next steps. So a peer slower than a group a step counts too.
-I + J stays as it is.
+A step takes I own and J foreign groups; I + J is constant. A step is smaller if foreign groups do not arrive or are
+refused. This node and the senders of the present foreign groups then share the shortfall evenly, because each of them
+gets the groups of all others. If there is a surplus of foreign groups, the node generates fewer extra groups. It
+divides the surplus by the same number of nodes and keeps the remainder for the next steps. So peers that send less
+than one group per step also count.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class ForeignShortfall:
-    """`extra` own groups beyond I in the next step, in place of as many foreign ones; none at first."""
+    """Controller of `extra`: the own groups beyond I in the next step, which replace foreign ones; 0 at the start."""
 
     def __init__(self) -> None:
         self.extra = 0
         self._left = 0
-        self._plenty = 0  # of steps before, not yet left out
+        self._plenty = 0  # surplus of earlier steps that has not reduced `extra` yet
 
     def shares(self, own: int, foreign: int) -> tuple[int, int]:
         """Return I and J for the next step."""
@@ -29,9 +29,9 @@ class ForeignShortfall:
         return own + extra, foreign - extra
 
     def note(self, wanted: int, senders: Sequence[str]) -> None:
-        """Note the start of a step of up to `wanted` foreign groups; `senders` has the sender of each present group.
+        """Note the start of a step that takes up to `wanted` foreign groups. `senders` has one entry per READY group.
 
-        More than were wanted is a plenty only where so many came since the last step: a stock is used up.
+        Groups left from the last step are no surplus, because the buffer's stock shrinks: only new arrivals count.
         """
         ready, sharers = len(senders), 1 + len(set(senders))
         missing, plenty = wanted - ready, ready - self._left - wanted

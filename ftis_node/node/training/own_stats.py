@@ -1,4 +1,4 @@
-"""The measurements that this node publishes of itself in its directory record."""
+"""The statistics that this node publishes about itself in its directory record."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MINUTE_S = 60.0
 
 
 class OwnStats:
-    """Maker of the measurements; `make` is called once for each directory record."""
+    """Builder of the statistics; the directory loop calls `make` once for each record."""
 
     def __init__(self, *, context: NodeContext, counters: NodeCounters, evaluations: EvaluationHistory) -> None:
         self._context = context
@@ -27,7 +27,7 @@ class OwnStats:
         self._samples: deque[tuple[float, int]] = deque(maxlen=NUM_SAMPLES)
 
     def make(self, *, last_number: int) -> PeerStats | None:
-        """Return the measurements; None if `swarm.publish_stats` is false. `last_number` counts the groups sent."""
+        """Return the statistics; None if `swarm.publish_stats` is false. `last_number` counts the groups sent."""
         self._samples.append((time.monotonic(), last_number))
         if not self._context.settings.swarm.publish_stats:
             return None

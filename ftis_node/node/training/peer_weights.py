@@ -1,10 +1,10 @@
-"""How much each peer's completions count in this node's steps, by how far they agreed with its own.
+"""Weights of peers' completions in this node's steps, by the agreement of their gradients with the node's own.
 
     weight of a peer = clamp(its agreement / the own halves' agreement, MIN_WEIGHT, 1)
 
-Both are exponential means over the steps in which they were measured (`learner/step/agreement.py`). A peer that was not
-measured yet, or at a time when the own halves do not agree among themselves, counts fully. The least weight is not 0,
-or a peer could not be measured again. Kept in memory: after a start every peer counts fully.
+Both are exponential means over the steps with a measurement (`learner/step/agreement.py`). The weight of a peer is 1
+before its second measurement, and while the halves of the own groups do not agree with each other. The minimum is
+above 0, since a peer of weight 0 could not be measured again. A restart resets all weights to 1.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-DECAY = 0.8  # of an exponential mean, a step
-MIN_STEPS = 2  # measured, before a peer counts less
+DECAY = 0.8  # of an exponential mean, per step
+MIN_STEPS = 2  # measurements of a peer before its weight may fall below 1
 MIN_WEIGHT = 0.02
 MIN_OWN_AGREEMENT = 0.05
 MAX_PEERS = 4096
@@ -38,19 +38,19 @@ class RunningMean:
 
     @property
     def value(self) -> float:
-        """0 before the first."""
+        """Return the mean; 0 without a value."""
         return self.total / self.norm if self.norm else 0.0
 
 
 class PeerWeights:
-    """The weights of all peers that a step took groups of; of too many the ones measured longest ago are forgotten."""
+    """Bounded table of peer weights; beyond the bound it drops the peers that were measured longest ago."""
 
     def __init__(self) -> None:
         self._own = RunningMean()
         self._peers: dict[str, RunningMean] = {}
 
     def note(self, agreement: Mapping[str, float], among_own: float | None) -> None:
-        """Note a step's figures."""
+        """Add the measurements of a step: agreement by peer id, and the agreement between the own halves."""
         if among_own is not None:
             self._own.add(among_own)
         for peer_id, value in agreement.items():
@@ -61,7 +61,7 @@ class PeerWeights:
             del self._peers[next(iter(self._peers))]
 
     def weight(self, peer_id: str) -> float:
-        """In [MIN_WEIGHT, 1]."""
+        """Return the weight of a peer, in [MIN_WEIGHT, 1]."""
         mean = self._peers.get(peer_id)
         if mean is None or mean.steps < MIN_STEPS or self._own.value < MIN_OWN_AGREEMENT:
             return 1.0

@@ -1,7 +1,7 @@
-"""SlotPool: how many own groups may be under way between a prompt and the hand-over of the weights they trained.
+"""SlotPool: a semaphore over own groups, from the choice of a prompt to the weight sync of the step that uses them.
 
-A slot is charged before generation and freed when the generator serves the weights of the step that used the group.
-So the generator can run ahead of the learner by a bounded number of steps, and no further.
+The generate loop takes a slot before generation. It becomes free when the generator serves the new weights of that
+step. So generation runs ahead of training by a bounded number of steps.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import asyncio
 
 
 class SlotPool:
-    """`capacity` slots: `waiting` for a group that is being made, or held by one in the buffer. For one event loop."""
+    """Semaphore of `capacity` slots. `waiting` slots have a group in generation; the others in use have one in the
+    buffer. For one event loop."""
 
     def __init__(self, capacity: int, *, held: int = 0) -> None:
-        """`held` slots are in use from the start, by groups that a former run left in the buffer."""
+        """`held` slots are in use from the start, by groups of an earlier start in the buffer."""
         self.capacity = capacity
         self.waiting = 0
         self._held = held
@@ -27,17 +28,17 @@ class SlotPool:
         self.waiting += 1
 
     def fill(self) -> None:
-        """A charged slot's group is stored. WAITING -> READY."""
+        """Note that the group of a charged slot is stored. WAITING -> READY."""
         self.waiting -= 1
         self._held += 1
 
     def cancel(self) -> None:
-        """A charged slot's group will not come. WAITING -> (nothing)."""
+        """Free a charged slot without a group. WAITING -> (nothing)."""
         self.waiting -= 1
         self._changed.set()
 
     def resize(self, capacity: int) -> None:
-        """Set the number of slots; groups under way beyond it complete."""
+        """Set the number of slots. If more are in use, their groups still complete."""
         self.capacity = capacity
         self._changed.set()
 

@@ -1,7 +1,7 @@
-"""The gate before a step: it opens when the groups of the step are there, or when waiting for more is not worth it.
+"""The gate before a step: it opens when the groups of the step are in the buffer, or when the time limit has passed.
 
-A node's own gate goes by the run's patience (`step_policy.py` has the rule). An experiment uses another one, which
-keeps all nodes at the same step and needs no clock.
+`TimedStepGate` waits for foreign groups up to `step.foreign_wait_s` of the run, called the patience (`step_policy.py`).
+An experiment uses another gate, which keeps all nodes at the same step and needs no clock.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-RECHECK_INTERVAL_S = 0.5  # patience and staleness pass without an event
+RECHECK_INTERVAL_S = 0.5  # no event reports that the patience has passed or a group is stale
 
 
 class StepGate(Protocol):
-    """What the train loop waits for before it takes a step's groups."""
+    """Interface of the gate on which the train loop waits before it takes a step's groups."""
 
     async def wait(self, step: int) -> bool:
         """Wait until step `step` may start, and return True; return False if no more groups will come for it."""
         ...
 
     def shares(self, step: int) -> tuple[int, int]:
-        """Return how many own and foreign groups step `step` takes, by who signed them."""
+        """Return how many own and foreign groups step `step` takes, by signer."""
         ...
 
 
 class TimedStepGate:
-    """Waits for all own groups, and for foreign ones as long as the run's patience lasts."""
+    """Gate that waits for all own groups, and for foreign ones up to the run's patience."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class TimedStepGate:
         self._needs = StepQuota.of(context.manifest)
 
     async def wait(self, step: int) -> bool:
-        """Wait until the step may start, or never will; release stale groups meanwhile."""
+        """Wait until the step may start (True) or can never start (False); release stale groups meanwhile."""
         self._own_ready_since = None
         while True:
             self._stored.clear()
@@ -94,17 +94,17 @@ class TimedStepGate:
             ):
                 log.info("no more groups are generated, and none will come for step %d: the node ends", step)
                 return False
-            with suppress(TimeoutError):  # not `wait_for`: in Python 3.11 it loses a cancellation that meets the event
+            with suppress(TimeoutError):  # Python 3.11's `wait_for` loses a cancellation that coincides with the event
                 async with asyncio.timeout(RECHECK_INTERVAL_S):
                     await self._stored.wait()
 
     def shares(self, step: int) -> tuple[int, int]:
-        """Return the run's own and foreign shares, or their replacement if no more own groups are made."""
+        """Return the run's own and foreign shares, adjusted if the node generates no more groups."""
         return self._step_shares.of_next_step(self._needs)
 
     @property
     def _fills(self) -> bool:
-        """Return whether own groups may replace foreign ones: not in a node that generates none, or no more."""
+        """Return whether own groups may replace foreign ones: the run allows it and the node still generates."""
         return self._context.manifest.step.backfill_with_own and self._step_shares.makes_more
 
     def _wanted(self) -> StepQuota:
@@ -116,7 +116,7 @@ class TimedStepGate:
         return replace(needs, own=own, foreign=foreign)
 
     def _plan_next(self) -> None:
-        """Note that a step starts: the node generates its missing groups for the next one."""
+        """Note the start of a step, and resize the slots for the own groups of the next step."""
         if not self._fills:
             return
         step = self._context.manifest.step

@@ -1,4 +1,4 @@
-"""The groups that steps took from the buffer: how they are released, or go back to READY."""
+"""The groups that steps took from the buffer: release them, or return them to READY."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class StepGroups:
-    """The transitions of TAKEN groups, and the slots that they free."""
+    """State transitions of TAKEN groups, and the slots that they free."""
 
     def __init__(
         self, *, buffer: ReplayBuffer, reader: ReplayReader, disk: DiskThread, slots: SlotPool, limits: BufferLimits
@@ -40,14 +40,14 @@ class StepGroups:
         await self._disk(self._buffer.note_failed, step)
 
     async def reconcile(self, state: LearnerState) -> None:
-        """Return the groups of steps that the learner's checkpoint does not prove: TAKEN -> READY."""
+        """Make the groups of steps that are not in the learner's checkpoint ready again: TAKEN -> READY."""
         last_groups = None if state.last_groups is None else [bytes.fromhex(name) for name in state.last_groups]
         returned = await self._disk(self._buffer.reconcile, state.step, last_groups)
         if returned:
             log.warning("the learner is at step %d: %d groups are ready again", state.step, returned)
 
     async def release_poisoned(self) -> dict[bytes, HeldGroup | None]:
-        """Release groups on which the learner failed repeatedly, so that they cannot block the node; return them."""
+        """Release and return groups on which the learner failed repeatedly, so that they cannot block the node."""
         poisoned = await self._disk(self._buffer.release_poisoned)
         if poisoned:
             log.warning("the learner failed %d times on the same %d groups: left out", MAX_FAILED_STEPS, len(poisoned))
@@ -58,5 +58,5 @@ class StepGroups:
         await self._limits.prune()
 
     def free_slots(self) -> None:
-        """Hold the slots of own groups that are READY or TAKEN, and no others."""
+        """Free all slots except those of own groups that are READY or TAKEN, or in generation."""
         self._slots.set_held(self._reader.own_held())

@@ -1,4 +1,4 @@
-"""The peers of a step: the weights of their groups before it, credits and charges after it."""
+"""The peers of a step: weights of their groups before the step, credits and charges to their reputation after it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ UNREADABLE = "malformed"
 
 
 class StepPeers:
-    """The accounting of a step: it weights the groups of peers, then credits and charges their senders."""
+    """Weights the groups of peers before a step, then credits or charges their senders."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class StepPeers:
         self._peer_weights = PeerWeights()
 
     def batch(self, groups: Sequence[StoredGroup]) -> list[TrainGroup]:
-        """Return the groups in the learner's form, without those of a peer that cannot be converted."""
+        """Return the groups in the learner's form, without foreign groups whose conversion fails."""
         batch = []
         for group in groups:
             with self._guard.work_for(group.sender, Place.BATCH, passes=(Exception,) if group.own else ()):
@@ -68,7 +68,7 @@ class StepPeers:
         )
 
     def weigh(self, report: StepReport, batch: Sequence[TrainGroup]) -> None:
-        """Apply the peers' agreement in a step from the next step on; record the weights that applied in this one."""
+        """Record the peer weights of this step, and update them for the next step from the measured agreement."""
         if self._context.manifest.method.peer_weights is None or report.repeated:
             return
         weights = {group.sender: round(group.weight, 4) for group in batch if not group.own}
@@ -87,7 +87,7 @@ class StepPeers:
         self._note_unreadable(report, groups)
 
     def _note_understated(self, report: StepReport, groups: Sequence[StoredGroup]) -> None:
-        """Charge the senders of groups that the learner left out as false claims; a repeated step is charged once."""
+        """Charge the senders of groups that the learner left out as false claims, once if a step repeats."""
         if report.repeated:
             return
         for group in groups:
@@ -118,15 +118,16 @@ class StepPeers:
 
 
 def note_contributor(peers: PeerManager, group: StoredGroup) -> None:
-    """Credit the sender of a group of unequal rewards; the advantages of any other group are 0."""
+    """Credit the sender of a foreign group with unequal rewards. With equal rewards all advantages are 0."""
     if not group.own and len(set(group.rewards)) > 1:
         peers.note(group.sender, Behaviour.CONTRIBUTED)
 
 
 def train_group(group: StoredGroup, *, share: Share, of_own_weights: bool = False, weight: float = 1.0) -> TrainGroup:
-    """Return a stored group as the learner takes it. `of_own_weights`: see `PeerManager.is_of_own_weights`.
+    """Return a stored group in the learner's form. For `of_own_weights` see `PeerManager.is_of_own_weights`.
 
-    Vertical: one advantage group per generator's group. Horizontal: one per prompt, over all its generators.
+    With `share` "vertical", advantages compare the completions of one group. With "horizontal", they compare all
+    completions of a prompt, over all generators.
     """
     return TrainGroup(
         group_id=group.id.hex(),

@@ -1,11 +1,12 @@
-"""Step policy: whether a step may start, and with which groups; a pure rule over counts and a clock.
+"""Step policy: decides whether a step may start, and with which groups. Pure functions of counts and times.
 
-A step takes I own and J foreign groups. It waits for its own groups as long as it takes. It waits for foreign ones only
-up to the run's patience, and not at all if no peer could send any.
+A step takes I own and J foreign groups. It waits for own groups without a limit. It waits for foreign ones up to the
+run's patience (`step.foreign_wait_s`). If no peer is connected, it waits only in the first `foreign_wait_s` after the
+start of the node.
 
-A learner that generates nothing takes I + J groups of any peers: the first I replace its own ones. So does a node that
-generates no more, with the remaining own groups. It may end in two cases: the run takes no foreign groups, or no peer
-was there to send any for the whole patience.
+A learner that generates nothing takes I + J groups of any peers: the first I replace its own ones. A node that has
+stopped generating first uses its remaining own groups, and then does the same. It may end in two cases: the run takes
+no foreign groups, or no peer was connected for the whole patience.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StepQuota:
-    """I and J of the manifest, and the patience limit in seconds.
+    """I and J of the manifest, and the patience in seconds.
 
-    Where more own groups are `generated` than a step takes, it waits for all of them.
+    If the node generates more groups per step (`generated`) than a step takes, the step waits for all of them.
     """
 
     own: int
@@ -31,7 +32,7 @@ class StepQuota:
 
     @property
     def own_waited_for(self) -> int:
-        """Own groups that are there when the step starts."""
+        """Return the number of own groups that must be READY before the step starts."""
         return max(self.own, self.generated)
 
     @classmethod
@@ -47,9 +48,9 @@ class StepQuota:
 
 
 def shares_of_step(needs: StepQuota, *, generates: bool, own_left: int = 0) -> tuple[int, int]:
-    """Return how many own and foreign groups a step takes, by who signed them.
+    """Return how many own and foreign groups a step takes, by signer.
 
-    `own_left` are READY ones of a node that generates no more.
+    `own_left` is the number of READY own groups of a node that has stopped generating.
     """
     if generates:
         return needs.own, needs.foreign
@@ -58,16 +59,16 @@ def shares_of_step(needs: StepQuota, *, generates: bool, own_left: int = 0) -> t
 
 
 def substitute_foreign(ready: int, *, needs: StepQuota) -> tuple[int, int]:
-    """READY groups of a node that generates nothing, or no more, counted as (own, foreign)."""
+    """Return the READY groups as (own, foreign) for a node that does not generate: the first I count as own."""
     standing_in = min(ready, needs.own)
     return standing_in, ready - standing_in
 
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """What is there. `waited_s`: since all own groups were ready. `uptime_s`: since the node started.
+    """Inputs of the policy. `waited_s` is the time since all own groups were READY, `uptime_s` since the node started.
 
-    `alone_s`: since a member was there, or since the start.
+    `alone_s` is the time since a member was last connected, or since the start.
     """
 
     own_ready: int
@@ -79,7 +80,7 @@ class StepInputs:
 
 
 def may_start(needs: StepQuota, outlook: StepInputs) -> bool:
-    """Return whether the step goes now."""
+    """Return whether the step may start now."""
     if outlook.own_ready < needs.own_waited_for:
         return False
     if outlook.foreign_ready >= needs.foreign:
@@ -91,7 +92,7 @@ def may_start(needs: StepQuota, outlook: StepInputs) -> bool:
 
 
 def never_starts(needs: StepQuota, outlook: StepInputs) -> bool:
-    """Return whether a node that generates no more need not wait for its next step: no peer will complete it."""
+    """Return whether the next step of a node that has stopped generating can never start: no peer will complete it."""
     if outlook.own_ready >= needs.own and outlook.own_ready + outlook.foreign_ready > 0:
         return False
     return not needs.foreign or (not outlook.has_members and outlook.alone_s >= needs.foreign_wait_s)

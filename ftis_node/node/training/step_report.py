@@ -26,7 +26,7 @@ IN_WORDS = {"no signal": "all answers of each group are equally good, so there i
 
 
 class StepReporter:
-    """Writes down each step's report, and the changes of the log-prob mismatch."""
+    """Records each step's report, and the transitions of the log-prob mismatch."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class StepReporter:
         self._mismatch = MismatchWatch(limits_of(settings.mismatch, dtype=dtype_of(settings)))
 
     async def note(self, report: StepReport) -> None:
-        """Take in the report of a finished step."""
+        """Record the report of a finished step in state, counters, event log and trackers."""
         state = self._context.state
         state.step, state.policy_version = report.step, report.policy_version
         self._counters.last_report = report

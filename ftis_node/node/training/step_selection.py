@@ -1,4 +1,4 @@
-"""Selection of a step's groups: READY groups by the run's rule; passed-over ones are released."""
+"""Selection of a step's groups by the run's rule: takes some READY groups, and releases those that it discards."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class StepSelection:
-    """Takes the groups of a step from the buffer. READY -> TAKEN, or RELEASED if the rule discards them."""
+    """Selects the groups of a step from the buffer: READY -> TAKEN, or RELEASED if the rule discards them."""
 
     def __init__(
         self,
@@ -78,6 +78,6 @@ class StepSelection:
 
 
 def write_taken(events: EventLog, groups: Sequence[StoredGroup], *, step: int) -> None:
-    """Write one event a group, with its origin: the line of its admission and the buffer may be damaged one day."""
+    """Write one event per group, with its origin, in case the buffer or the event of its admission gets damaged."""
     for group in groups:
         events.write("taken", group=group.id, step=step, sender=group.sender, number=group.number)

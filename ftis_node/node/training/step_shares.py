@@ -1,4 +1,4 @@
-"""How many own and foreign groups the next step takes, and whether this node still generates groups."""
+"""Shares of own and foreign groups in the next step, and whether this node still generates groups."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class StepShares:
-    """The manifest's shares of a step, corrected for a node that generates nothing or has used up its budget."""
+    """Computes the shares of a step from the manifest, adjusted if the node generates nothing or its budget is used."""
 
     def __init__(self, *, context: NodeContext, budget: GenerateBudget, slots: SlotPool, reader: ReplayReader) -> None:
         self._context = context
@@ -24,17 +24,17 @@ class StepShares:
 
     @property
     def makes_more(self) -> bool:
-        """Return whether own groups will come: the node generates, and its budget is not used up and published."""
+        """Return whether more own groups will be stored: budget is left, or a group is still in generation."""
         return self._context.settings.generates and not (self._budget.is_used_up and not self._slots.waiting)
 
     @property
     def is_learned_out(self) -> bool:
-        """Return whether the tokens that may be trained on are used up."""
+        """Return whether the budget of training tokens (`budget.learn_tokens`) is used up."""
         limit = self._context.settings.budget.learn_tokens
         return limit is not None and self._reader.trained_tokens() >= limit
 
     def of_next_step(self, needs: StepQuota | None = None) -> tuple[int, int]:
-        """Return the own and foreign groups of the next step, by signer. `needs`: the manifest's if not given."""
+        """Return the own and foreign groups of the next step, by signer. `needs` defaults to the manifest's quota."""
         needs = needs or StepQuota.of(self._context.manifest)
         generates = self._context.settings.generates
         if not generates or self.makes_more or not needs.foreign:

@@ -1,7 +1,7 @@
-"""What remains of a node's `[budget]`, counted over all starts of its home.
+"""The remaining part of a node's `[budget]`, counted over all starts of its home.
 
-The count is of what the home keeps: tokens of own groups in the buffer, with those that were pruned. So a restart
-neither forgets tokens nor counts them twice. A group that a crash cut off does not count.
+The buffer stores the token counts of all own groups, also of deleted ones. So a restart neither loses tokens nor counts
+them twice. A group that a crash interrupted does not count.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ log = logging.getLogger(__name__)
 
 
 class GenerateBudget:
-    """Tokens that may be generated. A group that is under way counts as a usual one, so that little is made beyond."""
+    """Budget of tokens to generate. A group in generation counts with the mean group size, to limit the excess."""
 
     def __init__(self, limit: int | None = None, *, num_tokens: int = 0, num_groups: int = 0) -> None:
-        """`num_tokens` in `num_groups` were generated in former lives."""
+        """`num_tokens` in `num_groups` were generated in earlier starts of the home."""
         self._limit = limit
         self._num_tokens = num_tokens
         self._num_groups = num_groups
@@ -31,32 +31,32 @@ class GenerateBudget:
 
     @property
     def may_begin(self) -> bool:
-        """Return whether another group may be begun."""
+        """Return whether another group may start."""
         if self._limit is None:
             return True
-        if not self._num_groups:  # nobody knows yet how much one takes
+        if not self._num_groups:  # the mean group size is unknown before the first group
             return not self._num_under_way
         usual = self._num_tokens / self._num_groups
         return self._num_tokens + usual * self._num_under_way < self._limit
 
     @property
     def is_used_up(self) -> bool:
-        """Return whether no group will be made any more, and none is under way."""
+        """Return whether no further group may start, and none is in generation."""
         return self._limit is not None and not self._num_under_way and self._num_tokens >= self._limit
 
     def begin(self) -> None:
-        """Note that a group is under way."""
+        """Note the start of a group."""
         self._num_under_way += 1
 
     def end(self, num_tokens: int) -> None:
-        """Note that a group is made."""
+        """Note the end of a group of `num_tokens` tokens."""
         self._num_under_way -= 1
         self._num_tokens += num_tokens
         self._num_groups += 1
         self._changed.set()
 
     async def until_more(self) -> None:
-        """Wait until another group may be begun; forever if the budget is used up."""
+        """Wait until another group may start; forever if the budget is used up."""
         while not self.may_begin:
             self._changed.clear()
             if self.is_used_up:
@@ -69,5 +69,5 @@ class GenerateBudget:
 
 
 def generate_budget(limits: BudgetSection, *, num_tokens: int, num_groups: int) -> GenerateBudget:
-    """Return the budget of a node whose home has so many own tokens in so many own groups."""
+    """Return the budget for a home that has generated `num_tokens` in `num_groups` groups."""
     return GenerateBudget(limits.generate_tokens, num_tokens=num_tokens, num_groups=num_groups)

@@ -1,6 +1,6 @@
-"""What a node sends to its trackers: step reports, the generation rate, swarm counters and evaluations.
+"""Sends step reports, the generation rate, swarm counters and evaluations to the experiment trackers.
 
-Every number of the report and of the swarm section is a curve. A new field there needs no line here.
+Each numeric field of the report and of the status section `swarm` becomes a curve, including new fields.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def make_tracking(
     settings: NodeSettings, manifest: RunManifest, home: Home, *, name: str, peer_id: str, model: str
 ) -> Tracking:
-    """Return the trackers of the settings. `startup/prepare.py` has checked that they are installed."""
+    """Return the trackers that the settings name. `startup/prepare.py` checks that they are installed."""
     run = TrackedRun(
         project=settings.tracking.project,
         name=settings.tracking.name or name,
@@ -58,5 +58,5 @@ class StepTracker:
 
 
 def track_evaluation(tracking: Tracking, evaluation: EvalStatus) -> None:
-    """Log one evaluation; the key holds the task's name."""
+    """Log one evaluation under a key with the task's name."""
     tracking.log(evaluation.step, {f"eval/{evaluation.task}/pass_at_1": evaluation.pass_at_1})

@@ -1,7 +1,7 @@
-"""New weights on their way from the learner to the generator.
+"""Weight sync from the learner to the generator after a step.
 
-The learner publishes them, then computes their proof, then writes its checkpoint. The generator loads them meanwhile,
-so that its first new token waits only for what it needs.
+The learner publishes the weights, then computes their proof (log-probs of fixed probe tokens), then writes its
+checkpoint. The generator loads the weights meanwhile, so that its first new token does not wait for the checkpoint.
 
     learner    | step | publish | prove | checkpoint ........ | reply
     generator  |   old weights  | load | probe | new weights
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from ftis_node.workers.weights.store import WeightProof
 
 DeliverWeights: TypeAlias = "Callable[[PublishedWeights, ProofToCome | WeightProof | None], Awaitable[None]]"
-"""Where new weights go: `update_engine`, or the `OfferLoop.take` of a node that learns only."""
+"""Receiver of new weights: `update_engine`, or `OfferLoop.take` of a learner node."""
 
 log = logging.getLogger(__name__)
 
 
 class WeightSync:
-    """Weight update of one step: `take` what the learner publishes, then `finish` with its reply, or `give_up`."""
+    """Weight sync of one step: call `take` with weights and proof, then `finish` with the reply, or `give_up`."""
 
     def __init__(self, deliver: DeliverWeights) -> None:
         self._deliver = deliver
@@ -41,24 +41,24 @@ class WeightSync:
         self._task: asyncio.Task[None] | None = None
 
     def take(self, news: PublishedWeights | WeightProof) -> None:
-        """Take the weights, or their proof."""
+        """Take the published weights, or their proof, as the learner reports them."""
         if not isinstance(news, PublishedWeights):
             self._proof.set_result(news)
         elif self._task is None:
             self._task = asyncio.create_task(self._work(news), name="hand-over")
 
     async def finish(self, reply: TrainReply) -> None:
-        """Return when the generator serves what the step made, and has proved it."""
+        """Wait until the generator serves the new weights and has verified them."""
         if self._task is not None:
             await self._task
-        elif reply.weights is not None:  # the step had been done before: no progress was reported
+        elif reply.weights is not None:  # a repeated step: the learner reported no progress
             await self._deliver(reply.weights, reply.proof)
 
     async def _work(self, weights: PublishedWeights) -> None:
         await self._deliver(weights, self._proof)
 
     async def give_up(self) -> None:
-        """End what the generator has begun: the learner died."""
+        """Finish the transfer without a proof after the learner died."""
         if not self._proof.done():
             self._proof.set_result(None)
         if self._task is not None:
@@ -77,7 +77,7 @@ async def update_engine(
     generation: Generation,
     events: EventLog,
 ) -> None:
-    """Return when the generator serves a version and has verified it; a worker that dies restarts with it."""
+    """Wait until the generator serves a version and has verified it. A worker that dies restarts with that version."""
     try:
         await generation.update_weights(weights, proof)
     except WorkerError as error:

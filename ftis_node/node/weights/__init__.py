@@ -1,1 +1,1 @@
-"""Versions of the weights between a learner and those who follow it."""
+"""Transfer of weight versions from a learner to the generators that follow it."""

@@ -1,10 +1,10 @@
-"""One version's file on its way from the learner into this home: in chunks, each checked, resumable at any of them.
+"""Resumable download of one version's file from the learner, in chunks that are verified one by one.
 
-    partial/<sha256>.part      the chunks so far, from the first on: all of them were checked when they came
-    partial/<sha256>.hashes    the list of chunk hashes, whose own hash is in the signed offer
+    partial/<sha256>.part      the verified chunks so far, from the first on
+    partial/<sha256>.hashes    the list of chunk hashes; the signed offer contains the hash of this list
 
-After a cut, a restart of p2pd or of the node, the partial file is read once and goes on after its last right chunk. A
-wrong chunk costs that chunk. Names here are made of hashes that we checked and of numbers, never of a peer's text.
+After a restart of the node, the download reads the partial file once and continues after its last valid chunk. It
+requests a wrong chunk again. File names contain only verified hashes and numbers, never a peer's text.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ HASHES_PER_ITEM = MAX_CHUNK_BYTES // DIGEST_BYTES
 
 
 class OfferWithdrawnError(Exception):
-    """The learner does not hold this version any longer."""
+    """The learner no longer offers this version."""
 
 
 @dataclass(slots=True)
 class DownloadProgress:
-    """Of one download. `num_resumed` chunks were here already, `num_fetched` came, `num_wrong` were thrown away."""
+    """Counts of chunks: `num_resumed` were already on disk, `num_fetched` arrived, `num_wrong` were discarded."""
 
     num_resumed: int = 0
     num_fetched: int = 0
@@ -48,7 +48,7 @@ class DownloadProgress:
 
 
 class Download:
-    """Fetches the file of one offer into `folder`; the peer is asked again every `pause_s` seconds while it is away."""
+    """Fetches the file of one offer into `folder`; retries every `pause_s` seconds while the peer does not answer."""
 
     def __init__(
         self,
@@ -71,10 +71,10 @@ class Download:
         self.progress = DownloadProgress()
 
     async def run(self) -> Path:
-        """Return the complete, checked file, still under its temporary name; `discard` when it is not wanted.
+        """Return the path of the complete, verified file under its temporary name.
 
-        Raise OfferWithdrawnError, RecordError (`hash`: the offer contradicts itself, `chunk`: too many wrong ones) and
-        OSError if the disk refuses.
+        Raise OfferWithdrawnError, RecordError (`hash`: the hashes contradict the offer; `chunk`: too many wrong chunks)
+        and OSError. After an error, `discard` removes the files.
         """
         self._part.parent.mkdir(parents=True, exist_ok=True)
         self._hashes = await self._chunk_hashes()
@@ -95,7 +95,7 @@ class Download:
         self._list.unlink(missing_ok=True)
 
     async def _chunk_hashes(self) -> bytes:
-        """Return the list, from a former try or from the peer. Raise OfferWithdrawnError, RecordError (`hash`)."""
+        """Return the chunk hashes, from disk or from the peer. Raise OfferWithdrawnError, RecordError (`hash`)."""
         if self._list.exists() and self._offer.lists(hashes := self._list.read_bytes()):
             return hashes
         question = WeightsRequest(WeightsPart.HASHES, file=self._offer.sha256)
@@ -111,7 +111,7 @@ class Download:
             await self._pause(fetched)
 
     def _read_part(self) -> int:
-        """Return how many right chunks the partial file begins with; what follows them is cut off."""
+        """Return the number of valid chunks at the start of the partial file; truncate the file after them."""
         num_right = 0
         with self._part.open("a+b") as file:
             file.seek(0)
@@ -125,7 +125,7 @@ class Download:
         return num_right
 
     async def _next_chunks(self) -> list[bytes]:
-        """Return the next verified chunks; none from a peer that fails. Raise OfferWithdrawnError, RecordError."""
+        """Return the next verified chunks, none if the request fails. Raise OfferWithdrawnError, RecordError."""
         count = min(CHUNKS_AT_ONCE, self._offer.num_chunks - self._num_here)
         question = WeightsRequest(WeightsPart.CHUNKS, file=self._offer.sha256, first=self._num_here, count=count)
         fetched = await self._ask(question, max_items=count)
@@ -141,13 +141,13 @@ class Download:
         self.progress.num_fetched += len(right)
         self.progress.num_bytes += sum(map(len, right))
         if is_wrong:
-            await asyncio.sleep(self._pause_s)  # a fault of its disk or of the network may pass
+            await asyncio.sleep(self._pause_s)  # the peer's disk or the network may have a temporary fault
         elif fetched.outcome is not FetchOutcome.COMPLETE:
             await self._pause(fetched)
         return right
 
     async def _ask(self, question: WeightsRequest, *, max_items: int) -> Fetched:
-        """Ask a peer. One that answers completely with no item does not hold the file: raise OfferWithdrawnError."""
+        """Send a request to the learner. Raise OfferWithdrawnError for a complete but empty answer."""
         fetched = await self._gossip.request_weights(self._offer.peer_id, question.to_bytes(), max_items=max_items)
         if fetched.outcome is FetchOutcome.COMPLETE and not fetched.bodies:
             raise OfferWithdrawnError(f"version {self._offer.version} is not offered any longer")

@@ -1,12 +1,13 @@
-"""The follow loop: a generator takes the weights of the learner that it trusts, with the delay of its settings.
+"""The follow loop: a generator fetches and serves the weights of its learner, with the delay of its settings.
 
     consumes: offers and chunks of the followed learner     produces: a new version in the generation worker
     waits for: a newer offer; its file; its delay           unblocked by: the learner's offer loop, time
 
-    offer --signature, rules--> fetch (download.py) --> held, complete --delay--> engine --proof--> served
-                                                               the newest that arrived; never one before it
+    offer --signature, rules--> fetch (download.py) --> complete file --delay--> engine --proof--> served
+                                                              the newest due version; never an older one
 
-If a signature, a chunk or the proof fails, the generator continues with the weights that it has, and logs why.
+The proof is the log-probs of fixed probe tokens, which the engine must reproduce. If a signature, a chunk or the proof
+is wrong, the generator continues with its present weights and logs the reason.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_TRIES = 2  # of weights over which the worker dies
+MAX_TRIES = 2  # attempts to load weights if the worker dies meanwhile
 
 
 class ReceivedOffer(NamedTuple):
@@ -62,7 +63,7 @@ class ReceivedOffer(NamedTuple):
 
 
 class FollowLoop:
-    """`resume` first, then `run`."""
+    """Loop that follows one learner. Call `resume` before `run`."""
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class FollowLoop:
         registry: PeerRegistry,
         counters: NodeCounters,
     ) -> None:
-        """`folder` keeps the versions; `learner` is the null object that knows the model's parameter count."""
+        """`folder` stores the versions. `learner` is the null object that has the model's parameter count."""
         self._context = context
         self._about = about
         self._source = source
@@ -94,18 +95,18 @@ class FollowLoop:
         self._settings = context.settings.roles
         self._held = VersionStore(folder)
         self._transit = VersionsInTransit(self._settings.delay, random.Random())
-        self._newest: WeightsOffer | None = None  # the newest that was taken as far as the disk
-        self._refused: bytes | None = None  # the offer refused last: it comes again at each look, and is logged once
+        self._newest: WeightsOffer | None = None  # the newest offer whose file is on disk
+        self._refused: bytes | None = None  # the last refused offer: each poll returns it again, the log has it once
         self._wanted_at = -math.inf  # when the offer of the last fetched version was received
         self._is_away = False
         self._arrived = asyncio.Event()
         self._follower: Follower | None = None
 
     async def resume(self) -> None:
-        """Serve what was served before this node stopped; count held versions as in transit again."""
+        """Serve the version that was served before the node stopped; let newer stored versions wait for their delay."""
         served = 0
         for offer, was_served in await in_background(self._held.find):
-            if refuse_offer(offer, await self._self_as_follower()):  # the settings are others than they were
+            if refuse_offer(offer, await self._self_as_follower()):  # the settings may have changed since
                 self._held.remove(offer.version)
                 continue
             self._newest = offer
@@ -134,7 +135,7 @@ class FollowLoop:
                 await asyncio.sleep(self._settings.poll_interval_s)
 
     async def _poll(self) -> ReceivedOffer | None:
-        """Return the learner's newest offer, if there is one that may be taken."""
+        """Return the learner's newest offer; None without an answer, or if the offer is refused."""
         question = WeightsRequest(WeightsPart.OFFER).to_bytes()
         fetched = await self._gossip.request_weights(
             self._settings.follow, question, max_items=1, timeout_s=self._settings.poll_timeout_s
@@ -156,13 +157,13 @@ class FollowLoop:
         return None
 
     def _is_older_offer(self, offer: WeightsOffer) -> Refusal | None:
-        """Refuse an offer that goes back: a learner that lost its last steps is followed again once it passes them."""
+        """Refuse an offer of an older version, from a learner that lost steps, until it passes the newest version."""
         if self._newest is None or offer.version >= self._newest.version:
             return None
         return Refusal("goes_back", f"version {offer.version} was offered after {self._newest.version}")
 
     def _should_fetch(self, received: ReceivedOffer) -> bool:
-        """Return whether the offer is new, and worth its disk space."""
+        """Return whether the offer is new, and the delay policy allows another pending version."""
         if self._newest is not None and received.offer.version <= self._newest.version:
             return False
         return should_fetch(
@@ -227,10 +228,10 @@ class FollowLoop:
                     await self._arrived.wait()
 
     async def _evaluate_if_due(self, version: int, *, before: int) -> None:
-        """Evaluate as often as the run asks, if this generator evaluates; the next version waits meanwhile."""
+        """Evaluate at the run's interval if this generator evaluates; the next version waits meanwhile."""
         every_steps = self._context.manifest.eval.every_steps
         if self._settings.evaluate and every_steps and version // every_steps > before // every_steps:
-            with waiting_for("an evaluation"):  # each of its requests has a limit
+            with waiting_for("an evaluation"):  # each of its requests has a time limit
                 await self._evaluator.evaluate(step=version)
 
     async def _serve_guarded(self, version: int, *, before: int) -> bool:
@@ -244,11 +245,11 @@ class FollowLoop:
         return is_served
 
     async def _serve(self, version: int, *, before: int) -> bool:
-        """Load the version into the engine and check its proof. If that fails, return False and keep `before`."""
+        """Load the version into the engine and verify its proof. If that fails, return False and keep `before`."""
         offer, began_at = self._held.offer(version), time.monotonic()
         weights, proof = self._held.for_engine(version)
         try:
-            with waiting_for(f"weights {version} in the generator"):  # its supervisor has the limits
+            with waiting_for(f"weights {version} in the generator"):  # its supervisor has time limits
                 await self._try(weights, proof)
         except (ModelError, WorkerDiedError) as error:
             self._refuse(Refusal("proof", str(error)), version=version)
@@ -265,7 +266,7 @@ class FollowLoop:
         return True
 
     async def _try(self, weights: PublishedWeights, proof: WeightProof) -> None:
-        """Try once more if the worker died meanwhile: that may have had another cause."""
+        """Load the weights; try again if the worker dies, since its death may have another cause."""
         for _ in range(MAX_TRIES - 1):
             try:
                 return await self._generation.try_weights(weights, proof)
@@ -288,7 +289,7 @@ class FollowLoop:
         self._context.events.write("weights_wrong_chunk", peer=self._settings.follow, chunk=index)
 
     def _note_presence(self, *, is_away: bool, why: FetchOutcome) -> None:
-        """Log one line when the learner leaves, and one when it returns."""
+        """Log one line when the learner stops answering, and one when it answers again."""
         if is_away == self._is_away:
             return
         self._is_away = is_away

@@ -1,11 +1,11 @@
-"""The offer loop: hashes, signs and holds a learner's new weights for the generators that follow it.
+"""The offer loop: hashes, signs and stores a learner's new weights for the generators that follow it.
 
     consumes: published weights and their proof (train loop)     produces: a signed offer; chunks for each request
     waits for: new weights                                       unblocked by: the train loop
 
-The train loop does not wait for any of this. A version that comes while another is being hashed replaces the one
-before it in the queue. The learner's own store overwrites its old files. So the loop holds a file by a separate hard
-link until no generator needs it: `swarm/transit.py` has the rule.
+The train loop waits only for the hard link to the file. A version that arrives during hashing replaces a version that
+still waits in the queue. The learner's weight store overwrites its old files. So the loop keeps a separate hard link to
+each file until no generator needs it (`swarm/transit.py`).
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ log = logging.getLogger(__name__)
 
 OFFERED = "offered"  # folder beside the published versions: hard links need one file system
 HASHES_PER_ITEM = MAX_CHUNK_BYTES // DIGEST_BYTES
-MAX_READERS = 256  # peers whose downloads are timed; the oldest is forgotten
+MAX_READERS = 256  # downloads with a start time; beyond that, drop the oldest
 
 
 @dataclass(frozen=True, slots=True)
 class FileDigests:
-    """What is said of a file: its size and SHA-256, and that of each chunk one after the other."""
+    """Size and SHA-256 of a file; `chunks` is the concatenated SHA-256 digests of its chunks."""
 
     num_bytes: int
     sha256: bytes
@@ -77,7 +77,7 @@ class OfferedVersion:
 
 
 class OfferLoop:
-    """`take` is the train loop's hand-over, `give` the network's question."""
+    """Loop that offers weights. The train loop calls `take`; the network calls `give` for each request."""
 
     def __init__(
         self, *, context: NodeContext, about: NodeDescription, source: ModelSource, disk: DiskThread, peers: PeerManager
@@ -96,7 +96,7 @@ class OfferLoop:
         self._num_taken = 0
 
     async def take(self, weights: PublishedWeights, proof: ProofToCome | WeightProof | None) -> None:
-        """Take new weights, whose proof may still be computed. Return when their file is held."""
+        """Queue new weights, whose proof may not be computed yet. Return when the hard link to their file exists."""
         if (
             self._newest
             and 0 <= weights.version - self._newest.offer.version < self._context.settings.roles.publish_every_steps
@@ -127,9 +127,9 @@ class OfferLoop:
 
     async def _offer(self, pending: PendingVersion, *, started_from: str) -> None:
         began_at = time.monotonic()
-        with waiting_for("the learner's proof"):  # its end, or its death, brings one
+        with waiting_for("the learner's proof"):  # the learner sets it; `give_up` sets None if the learner dies
             proof = await asyncio.shield(pending.proof) if isinstance(pending.proof, asyncio.Future) else pending.proof
-        if proof is None:  # the learner died before it could prove them: it will make others
+        if proof is None:  # the learner died before the proof: it repeats the step and publishes other weights
             pending.path.unlink()
             return
         with waiting_for("the hashes of a large file"):
@@ -151,7 +151,7 @@ class OfferLoop:
             adapter_config=pending.adapter_config,
         )
         for version in [version for version in self._held if version >= offer.version]:
-            self._drop(version)  # of a life that the learner lost: these numbers mean other weights now
+            self._drop(version)  # from before a learner restart: these version numbers now name other weights
         self._newest = OfferedVersion(offer, seal_offer(offer, self._context.identity), pending.path, digests.chunks)
         self._held[offer.version], self._requested_at[offer.version] = self._newest, time.monotonic()
         for version in outdated_offers(
@@ -164,14 +164,14 @@ class OfferLoop:
         )
 
     def _drop(self, version: int) -> None:
-        """Remove the file; a peer that is reading it reads on, because its bytes go with the last reader."""
+        """Unlink the file. A transfer in progress continues, because the open file keeps its bytes."""
         self._held.pop(version).path.unlink()
         del self._requested_at[version]
 
     async def give(self, peer_id: str, data: bytes) -> AsyncGenerator[bytes, None]:
-        """Return items for a question: none for a version that is not held, or not for this peer.
+        """Yield the items of the answer to a request; none if this node does not offer the version to this peer.
 
-        Raise RecordError for a malformed one.
+        Raise RecordError for a malformed request.
         """
         question = open_weights_request(data)
         if self._context.settings.roles.weights_for == "trusted" and not self._peers.is_trusted(peer_id):
@@ -190,7 +190,7 @@ class OfferLoop:
                 yield held.chunk_hashes[at : at + HASHES_PER_ITEM * DIGEST_BYTES]
             return
         last = min(question.first + question.count, held.offer.num_chunks)
-        with held.path.open("rb") as file:  # stays readable when the version is dropped meanwhile
+        with held.path.open("rb") as file:  # stays readable if the version is dropped meanwhile
             for chunk in range(question.first, last):
                 yield await asyncio.to_thread(
                     os.pread, file.fileno(), held.offer.size_of(chunk), chunk * held.offer.chunk_bytes
@@ -204,7 +204,7 @@ class OfferLoop:
             del self._begun_at[next(iter(self._begun_at))]
 
     def _note_end(self, peer_id: str, held: OfferedVersion) -> None:
-        """Record that the last chunk was sent; the duration is known if the hashes were requested first."""
+        """Record that the last chunk was sent. The duration is None if the peer did not request the hashes first."""
         begun_at = self._begun_at.pop((peer_id, held.offer.sha256), None)
         self._context.events.write(
             "weights_served",
@@ -219,8 +219,9 @@ class OfferLoop:
 def newest_offered(context: NodeContext, learner: Learning) -> int | None:
     """Return the newest version of this node's weights that an honest follower may name; None if it offers none.
 
-    Until the learner reports its version, any version may be named. A version is offered before its step is complete.
-    A learner that died may go back by as many steps as its checkpoints leave out, while its followers keep theirs.
+    Until the learner reports its version, a follower may name any version. The bound includes one version more, since
+    the loop offers a version before its step is complete. It also includes the steps that the kept checkpoints span. A
+    learner that dies may go back by that many steps, while its followers keep their versions.
     """
     if context.settings.role != "learner":
         return None
@@ -244,12 +245,12 @@ def digests_of(path: Path, *, chunk_bytes: int = MAX_CHUNK_BYTES) -> FileDigests
 
 
 def _keep_file(file: Path, path: Path, *, afresh: bool) -> None:
-    """Link the file to a second name; `afresh`: first remove what a former start held."""
+    """Hard-link `file` to `path`. With `afresh`, first remove the files of an earlier start."""
     if afresh:
         shutil.rmtree(path.parent, ignore_errors=True)
     path.parent.mkdir(exist_ok=True)
     try:
         os.link(file, path)
-    except OSError as error:  # a file system without hard links
+    except OSError as error:  # for example a file system without hard links
         log.debug("%s is copied: %s", file, error)
         shutil.copyfile(file, path)

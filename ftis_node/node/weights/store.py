@@ -1,9 +1,9 @@
-"""The versions that a generator keeps on its disk: fetched, complete, and served or waiting for their delay to pass.
+"""The store of complete versions on a generator's disk: each is served, or waits for its delay to pass.
 
-    version-00000012/   model.safetensors, the signed offer; the file `served` once its proof has held
-    partial/            what is on its way (download.py)
+    version-00000012/   model.safetensors, the signed offer; the file `served` once its proof is verified
+    partial/            downloads in progress (download.py)
 
-File names are made of version numbers and of hashes that were checked, never of a peer's text.
+File names contain only version numbers and verified hashes, never a peer's text.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ SERVED_MARK = "served"
 
 
 class StoredVersion(NamedTuple):
-    """A version that lies here."""
+    """A complete version in the store."""
 
     offer: WeightsOffer
     was_served: bool
 
 
 class VersionStore:
-    """One folder; one writer. Everything here blocks on the disk, `put` for as long as a sync of the file takes."""
+    """Folder of versions with one writer. All methods block on the disk; `put` blocks until the file is synced."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -49,11 +49,11 @@ class VersionStore:
 
     @property
     def partial(self) -> Path:
-        """The folder of what is on its way."""
+        """Return the folder of downloads in progress."""
         return self._folder / "partial"
 
     def find(self) -> list[StoredVersion]:
-        """Return the versions that a former start left, oldest first; remove partial ones."""
+        """Return the versions of earlier starts, oldest first; remove incomplete ones."""
         remove_leftovers(self._folder, PREFIX)
         found = []
         for folder in sorted(self._folder.glob(f"{PREFIX}*")):
@@ -63,7 +63,7 @@ class VersionStore:
         return found
 
     def put(self, file: Path, offer: WeightsOffer, signed: bytes) -> None:
-        """Take a fetched file under its name, with what is said of it; whole and on the disk, or not there."""
+        """Move a fetched file and its signed offer into the store. After a crash the version is complete or absent."""
         with complete_folder(self._path(offer.version)) as temporary:
             os.replace(file, temporary / _file_name(offer))
             (temporary / OFFER_FILE).write_bytes(signed)
@@ -83,7 +83,7 @@ class VersionStore:
         return weights, WeightProof(version=version, probe_ids=offer.probe_ids, logprobs=offer.probe_logprobs)
 
     def mark_served(self, version: int) -> None:
-        """Note that a version's proof was verified: earlier versions are not needed any more."""
+        """Mark a version as verified, and remove all earlier versions."""
         (self._path(version) / SERVED_MARK).touch()
         for older in [held for held in tuple(self._offers) if held < version]:
             self.remove(older)
