@@ -1,8 +1,8 @@
-"""`ftis-node`: the table of commands, and the conversion of errors into one line and an exit code.
+"""`ftis-node`: the table of commands. It converts an error to one line and an exit code.
 
-Command modules import only what parsing needs; the rest is imported when a command runs. So `--help` and `status`
-load neither torch, vllm nor hivemind. Help is plain text because Rich's boxes double its start-up time.
-`short_help` is the line in the list of commands, which would otherwise cut the docstring's first sentence.
+Command modules import only what parsing needs, and import the rest when the command runs. So `--help` and `status` load
+neither torch, vllm nor hivemind. Help is plain text, because Rich's boxes double its start-up time. `short_help` is the
+line in the list of commands, which would otherwise cut the docstring's first sentence.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ INTERNAL_FAULT = 1
 MACHINE_CANNOT = 3
 INTERRUPTED = 130
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-LASTING = ("join", "bootstrap")  # commands that run until a signal, and then end soon
-EXIT_LIMIT_S = 5.0  # for what libraries do at exit
+LASTING = ("join", "bootstrap")  # commands that run until a signal, and must end soon after it
+EXIT_LIMIT_S = 5.0  # limit for the exit handlers of libraries
 _debug = False
 
 
@@ -109,7 +109,7 @@ def main() -> None:
     """Run the console script. Exit codes: 0 done, 1 internal fault, 2 wrong use, 3 machine too small, 4 no network."""
     forbid_telemetry()
     sys.excepthook = show_traceback
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as ctrl-C: a command ends its processes cleanly
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like ctrl-C: a command ends its processes cleanly
     open_closed_files()
     if _is_lasting(sys.argv[1:]):
         drop_what_cannot_be_written()
@@ -141,7 +141,7 @@ def _output_lost(error: OSError) -> int:
 
 
 def _end_at_once(code: int) -> NoReturn:
-    """Exit without the interpreter's clean-up, which takes half a minute with torch; everything is closed by now."""
+    """Exit without the interpreter's cleanup, which takes half a minute with torch. Everything is closed by now."""
     limit = threading.Timer(EXIT_LIMIT_S, os._exit, (code,))
     limit.daemon = True
     limit.start()
@@ -186,5 +186,5 @@ def _complain(line: str) -> None:
     if is_json():
         log.error("%s", one_line(redacted(line)))
         return
-    with contextlib.suppress(OSError):  # stderr on a full disk: the exit code remains
+    with contextlib.suppress(OSError):  # stderr may be on a full disk; the exit code remains
         typer.echo(f"ftis-node: {one_line(redacted(line))}", err=True)

@@ -1,7 +1,8 @@
-"""Bash's word breaks in completion: bash splits `arithmetic:a` at the colon, and Typer's script does not join it.
+"""Word breaks of bash in completion. Bash splits `arithmetic:a` at the colon, and Typer's script does not rejoin it.
 
-The words of the request are joined before Typer reads them, and the answer loses what bash keeps on the line. This is
-what `__ltrim_colon_completions` of the bash-completion package does, in Python: scripts installed earlier work, too.
+This file joins the words of the request before Typer reads them, and removes from each suggestion the part that bash
+keeps. `__ltrim_colon_completions` of the bash-completion package does the same. This is Python, so it also works with
+scripts that were installed earlier.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 INSTRUCTION = "_FTIS_NODE_COMPLETE"
-BREAKS = re.compile(r"[:=]+")  # those of COMP_WORDBREAKS that names of tasks and options contain
+BREAKS = re.compile(r"[:=]+")  # the characters of COMP_WORDBREAKS in names of tasks and options
 
 
 @contextlib.contextmanager
 def joined_words() -> Iterator[None]:
-    """Answer a request of bash as if it split words at spaces alone. Does nothing for other commands."""
+    """Handle a completion request of bash as if it split words only at spaces. Does nothing for other commands."""
     words = os.environ.get("COMP_WORDS", "").split("\n")
     if os.environ.get(INSTRUCTION) != "complete_bash" or len(words) < 2:
         yield

@@ -1,8 +1,8 @@
 """Shell completion of option values and arguments.
 
-Completion must be fast and must not disturb the user. It imports nothing heavy; a test compares the names here with
-those of the code. A home that cannot be read and a node that does not answer give no suggestions. Shells evaluate
-suggestions, so peers' data gives only ids of letters and digits.
+Completion must be fast and must not disturb the user. It imports nothing heavy, so it repeats some names; a test
+compares them with those in the code. If the home cannot be read or the node does not reply, there are no suggestions.
+Shells evaluate suggestions, so from peers' data only ids of letters and digits are suggested.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ ENGINES = ("auto", "vllm", "torch")
 ENSEMBLE_MODES = ("posterior", "cached", "mean", "answer", "vote", "confidence", "route", "gate")
 ROLES = ("full", "generator", "learner")
 STATES = ("ready", "taken", "released")
-TASK_GROUP = "ftis_node.tasks"  # as tasks/plugins.py has it
+TASK_GROUP = "ftis_node.tasks"  # same as in tasks/plugins.py
 NUM_GROUPS = 200
-NUM_ID_CHARACTERS = 12  # as lists show them
+NUM_ID_CHARACTERS = 12  # length of ids in lists
 NODE_ANSWERS_S = 0.5
 PLAIN = re.compile(r"[A-Za-z0-9]+")
 

@@ -1,6 +1,6 @@
 """`ftis-node docs --serve`: the pages over HTTP on 127.0.0.1.
 
-It serves the site that `make site` built, or else the Markdown drawn as plain HTML in the same places.
+It serves the site that `make site` built. Without a site, it serves the Markdown pages as plain HTML at the same paths.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def serve_pages(pages: dict[str, Path], name: str, anchor: str, port: int) -> No
 
 
 def render_pages(pages: dict[str, Path], root: Path) -> Path:
-    """Write each page as HTML below `root/docs`, with the pictures that came with the pages. Return `root`."""
+    """Write each page as HTML to `root/docs`, with the pictures of the package. Return `root`."""
     from markdown_it import MarkdownIt
 
     parser = MarkdownIt("commonmark").enable("table")
@@ -80,7 +80,7 @@ def render_pages(pages: dict[str, Path], root: Path) -> Path:
 
 
 def _body(parser: MarkdownIt, source: str, name: str, pages: Container[str]) -> str:
-    """Return a page as HTML: headings have their anchors, and links to pages lead to the pages' HTML."""
+    """Return a page as HTML: headings have their anchors, and links between pages point to HTML files."""
     tokens = parser.parse(source)
     anchors = iter(documentation.sections(source))
     for token in tokens:
@@ -91,7 +91,7 @@ def _body(parser: MarkdownIt, source: str, name: str, pages: Container[str]) -> 
             page = os.path.normpath(os.path.join(os.path.dirname(name), target.removesuffix(".md")))
             if part.type == "link_open" and target.endswith(".md") and page in pages:
                 part.attrSet("href", f"{target.removesuffix('.md')}.html{mark}{anchor}")
-            elif part.type == "link_open" and target and ":" not in target:  # a file that did not come with the package
+            elif part.type == "link_open" and target and ":" not in target:  # a file that is not in the package
                 del part.attrs["href"]
     rendered: str = parser.renderer.render(tokens, parser.options, {})
     return rendered

@@ -92,7 +92,7 @@ def _completions(story: GroupHistory) -> Iterator[str]:
 
 
 def _with_text(head: str, completion: CompletionDetails) -> Iterator[str]:
-    """Append the text to the head line if it fits, else put it below. It is never shortened."""
+    """Yield the head line with the text behind it if it fits, else the text below. The text is never shortened."""
     text = completion.text
     inline = str(completion.token_ids) if text is None else repr(text)
     if cells(f"{head}: {inline}") <= WIDTH:
@@ -103,7 +103,7 @@ def _with_text(head: str, completion: CompletionDetails) -> Iterator[str]:
 
 
 def _quoted(text: str) -> Iterator[str]:
-    """Return each line behind a margin, without characters that control a terminal."""
+    """Yield each line after a margin, without characters that control a terminal."""
     return (MARGIN + piece for line in text.splitlines() or [""] for piece in cut(line, WIDTH - len(MARGIN)))
 
 

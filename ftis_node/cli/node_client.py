@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 5.0
 OK = 200
-TOKEN_HEADER = "X-Ftis-Token"  # as node/http_api/operator_api.py has it, which imports an HTTP server
+TOKEN_HEADER = "X-Ftis-Token"  # copied from node/http_api/operator_api.py, which imports an HTTP server
 
 
 def read_document(home: Home, path: str, *, timeout_s: float = TIMEOUT_S) -> Any:
     """Return `/status`, `/peers` or `/swarm` of the node on this home. Raises ConfigError if no node has run there.
 
-    For a node that is stopped or still starting, these are its last documents.
+    For a node that is stopped or still starting, it returns the last documents in the home.
     """
     if url := home.running_url():
         return _get(url, path, timeout_s)
@@ -69,7 +69,7 @@ def post_document(home: Home, path: str, asked: dict[str, Any]) -> Any:
 def _call(
     url: str, method: str, path: str, body: str | None, headers: dict[str, str], timeout_s: float
 ) -> tuple[int, Any]:
-    import http.client  # with the mail parser it brings, not for those who read files
+    import http.client  # imports a mail parser, so load it only for a change
     from urllib.parse import urlsplit
 
     address = urlsplit(url)
@@ -96,7 +96,7 @@ def _as_stopped(saved: dict[str, Any], home: Home) -> dict[str, Any]:
     from ftis_node.telemetry.status import EndWord, Status, stopped
 
     status = stopped(Status.from_json(json.dumps(saved).encode()))
-    is_finished = status.node.end == EndWord.FINISHED  # else the budgets are no reason why it ended
+    is_finished = status.node.end == EndWord.FINISHED  # if the node did not finish, it did not use up its budget
     command = start_command(home, raised=raised_budgets(saved.get("budget", {})) if is_finished else None)
     document: dict[str, Any] = json.loads(stopped(status, resume=command).to_json())
     return document

@@ -48,14 +48,14 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def home_at(path: Path | None) -> Home:
-    """Return the named or the default home. Raises ConfigError if a newer version has written it."""
+    """Return the home at `path`, or the default home. Raises ConfigError if a newer version has written it."""
     home = Home((path or default_home()).expanduser())
     refuse_newer(home)
     return home
 
 
 def spread_over(tensor_parallel: int | None) -> dict[str, Any] | None:
-    """Return `--tensor-parallel` as settings of `[generation]`."""
+    """Return the settings of `[generation]` for `--tensor-parallel`; None if the option is not given."""
     return None if tensor_parallel is None else {"engine_options": {"tensor_parallel_size": tensor_parallel}}
 
 

@@ -1,4 +1,4 @@
-"""One peer in full, as text and as JSON."""
+"""One peer with all its values, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _reasons(name: str, nothing: str, explained: list[dict[str, Any]]) -> Iterat
 
 
 def _explained(counts: dict[str, int]) -> list[dict[str, Any]]:
-    """Return the reasons with their explanations, the most frequent first."""
+    """Return each reason with its count and its explanation, the most frequent first."""
     return [
         {"reason": reason, "count": count, "sentence": sentence(reason)}
         for reason, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))

@@ -1,7 +1,7 @@
-"""Progress of long work on stderr: a bar with the time left on a terminal, a line from time to time in a log.
+"""Progress of long work on stderr: on a terminal a bar with the time left, in a log one line per period.
 
-The bar disappears at the end; log lines appear above it. A dumb terminal or a file gets whole lines only. Short work
-writes no log line, because the first one comes after a full period.
+The bar disappears at the end, and log lines appear above it. A dumb terminal or a file gets only whole lines. Short
+work writes no log line, because the first one comes after a full period.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ftis_node.telemetry.progress import OnProgress
 
 LOG_PERIOD_S = 10.0
-MIN_FRACTION = 0.005  # done before a time left is shown
+MIN_FRACTION = 0.005  # fraction done before the estimate of the time left is shown
 MINUTE_S, HOUR_S = 60, 3600
 
 
@@ -38,7 +38,7 @@ class ProgressState:
     began_at: float = field(default_factory=time.monotonic)
 
     def update(self, fraction: float | None, what: str) -> None:
-        """Update the state. A new measure, or a new thing to wait for, restarts the clock."""
+        """Update the state. A restart of the fraction, or a different text without a fraction, restarts the clock."""
         is_other = what != self.what if fraction is None else self.fraction is None or fraction < self.fraction
         if is_other:
             self.began_at = time.monotonic()
@@ -62,7 +62,7 @@ class ProgressState:
 
 @contextmanager
 def show_fraction(title: str, *, log_period_s: float = LOG_PERIOD_S) -> Iterator[OnProgress]:
-    """Yield a function that takes the fraction done (0 to 1, or None) and a text; without text it shows nothing."""
+    """Yield a function that takes the fraction done (0 to 1, or None) and a text. A call without text shows nothing."""
     work = ProgressState(title)
     if _is_terminal():
         with _bar(work) as tell:
@@ -96,7 +96,7 @@ def _bar(work: ProgressState) -> Iterator[OnProgress]:
     from rich.text import Text
 
     class TimeColumn(ProgressColumn):
-        """Column with the time of `ProgressState`, updated at each drawing."""
+        """Column with the time of `ProgressState`, updated at each redraw."""
 
         max_refresh = 0.5
 
@@ -104,7 +104,7 @@ def _bar(work: ProgressState) -> Iterator[OnProgress]:
             return Text(work.time(), style="dim")
 
     class MeasuredBar(BarColumn):
-        """Bar that leaves its place to the text if the fraction is unknown."""
+        """Bar that is hidden if the fraction is unknown."""
 
         def render(self, task: Task) -> Any:
             return Text("") if task.total is None else super().render(task)

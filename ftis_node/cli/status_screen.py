@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     Document = dict[str, Any]
 
 WIDTH = 80
-HEIGHT = 23  # of the 24 lines one is left to the prompt
+HEIGHT = 23  # one of the 24 lines is for the prompt
 INDENT = 12
 ID_TAIL = 8
 SKEW_WORTH_SAYING_S = 1.0
@@ -51,7 +51,7 @@ def screen(document: Document, *, now: float, width: int = WIDTH) -> list[str]:
 
 
 def log_line(document: Document, *, now: float) -> str:
-    """Return one line for a log: the answers, reasons for those that are not yes, and the values that change."""
+    """Return one line for a log: the answers, the reasons of those that are not yes, and the values that change."""
     verdict = summarize_health(document, now=now)
     answers = [
         f"{question} {answer.word}" + ("" if answer.word is AnswerWord.YES else f" ({answer.why})")
@@ -73,7 +73,7 @@ def log_line(document: Document, *, now: float) -> str:
 
 
 def _explanations(verdict: HealthSummary) -> Iterator[str]:
-    """Return why an answer is not yes, and what to do. Reasons that two answers share appear once."""
+    """Yield the reason of each answer that is not yes, and the remedy. A reason of two answers appears once."""
     shown_reasons: set[str] = set()
     for question, answer in verdict.items():
         text = answer.why + (f": {answer.advice}" if answer.advice else "")
@@ -84,7 +84,7 @@ def _explanations(verdict: HealthSummary) -> Iterator[str]:
 
 def _facts(document: Document, now: float) -> Iterator[tuple[str, str]]:
     node, run, model = document["node"], document["run"], document["model"]
-    if not node["peer_id"]:  # it starts for the first time
+    if not node["peer_id"]:  # the node has never started before
         return
     generation, swarm, replay = document["generation"], document["swarm"], document["replay"]
     yield "node", f"{node['name']} (..{node['peer_id'][-ID_TAIL:]}), {node['role']}, {_state(document, now)}"
@@ -172,7 +172,7 @@ def _state(document: Document, now: float) -> str:
 
 
 def _disk(limits: Document) -> Iterator[tuple[str, str]]:
-    """Return the disk use of the home and of its groups against their limits."""
+    """Yield the disk use of the home and of its groups, each with its limit."""
     if limits.get("home_bytes") is not None:
         used = {part: size(limits[f"{part}_bytes"]) for part in ("home", "buffer", "disk_free")}
         most = {part: size(limits[f"{part}_limit_bytes"]) for part in ("home", "buffer")}
@@ -193,7 +193,7 @@ def _restarts(worker: Document) -> str:
 
 
 def _skew(swarm: Document) -> str:
-    """Return the clock's error if it matters."""
+    """Return the clock's error if it is relevant."""
     skew_s = swarm["clock_skew_s"]
     if skew_s is None or abs(skew_s) < SKEW_WORTH_SAYING_S:
         return ""
@@ -209,7 +209,7 @@ def _weights(swarm: Document) -> str:
 
 
 def _evaluations(evaluations: list[Document]) -> Iterator[tuple[str, str]]:
-    """Return the newest evaluation of each task beside its first."""
+    """Yield the newest evaluation of each task beside the first one."""
     first: dict[str, Document] = {}
     newest: dict[str, Document] = {}
     for evaluation in evaluations:

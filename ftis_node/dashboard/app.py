@@ -1,4 +1,4 @@
-"""The application: the watcher's thread, and the keys that open screens."""
+"""Application of the dashboard: the watcher's thread, and the keys that open screens."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ class DashboardApp(DashboardContext):
         period_s: float = PERIOD_S,
         once: bool = False,
     ) -> None:
-        """`open_watcher` runs in the watcher's thread, `read_swarm` (the document of `/swarm`) in that of its screen.
+        """Store the two sources of the screens, and paint nothing yet.
+
+        `open_watcher` runs in the watcher's thread. `read_swarm` returns the document of `/swarm` and runs in the
+        thread of its screen.
 
         `once` ends the application after the first paint.
         """

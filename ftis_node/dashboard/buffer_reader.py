@@ -1,4 +1,4 @@
-"""Groups of the replay buffer for the screens: the newest, those of one peer, and one in full with its history."""
+"""Groups of the replay buffer for the screens: the newest groups, those of one peer, and one group with its history."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NUM_LISTED = 200
 class CompletionDetail:
     """One completion. `text` is None without a tokenizer; `pieces` are its decoded tokens.
 
-    A completion that arrived as text has no token ids; of its log-probs only the mean is known.
+    A completion that arrived as text has no token ids, and of its log-probs only the mean is known.
     """
 
     text: str | None

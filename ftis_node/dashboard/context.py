@@ -1,4 +1,4 @@
-"""The base of the application: what its screens use. It imports no screen."""
+"""Base of the applications: the interface that their screens use. It imports no screen."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class DashboardContext(App[None]):
         self._home = home
         self._decoder: Decoder | None = None
         self.is_leaving = False
-        self.snapshot: NodeSnapshot | None = None  # None before the first one
+        self.snapshot: NodeSnapshot | None = None  # None before the first snapshot
 
     def open_page(self, page: Screen[None]) -> None:
         """Show a page above the current screen."""

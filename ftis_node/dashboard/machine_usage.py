@@ -18,7 +18,7 @@ CLOCK_SLACK_S = 2.0
 def running_process(home: Home) -> psutil.Process | None:
     """Return the process that the home's lock file names; None if it has ended or another process has its id.
 
-    The lock is not acquired, because a node that starts at that moment would find it taken.
+    The function does not acquire the lock, because a node that starts at that moment would find it taken.
     """
     try:
         written_at = home.lock.stat().st_mtime
@@ -53,12 +53,12 @@ class MachineMeter:
             return ()
         try:
             return tuple(_gpu(self._nvml, index) for index in range(self._nvml.nvmlDeviceGetCount()))
-        except self._nvml.NVMLError:  # the driver went away, or may not be asked
+        except self._nvml.NVMLError:  # the driver was unloaded, or access is denied
             return ()
 
 
 def _disk_free_bytes(home: Home) -> int:
-    """Return 0, which is not shown, if the home no longer exists."""
+    """Return the free disk space of the home; 0, which the screen omits, if the home no longer exists."""
     try:
         return shutil.disk_usage(home.root).free
     except OSError:
@@ -66,7 +66,7 @@ def _disk_free_bytes(home: Home) -> int:
 
 
 def _resident_bytes(process: psutil.Process) -> list[int]:
-    """Return the resident memory of the node and its children; a process that ends meanwhile is left out."""
+    """Return the resident memory of the node and each child process, without processes that end meanwhile."""
     sizes = []
     try:
         family = [process, *process.children(recursive=True)]
@@ -87,7 +87,7 @@ def _open_nvml() -> Any:
         return None
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError:  # no driver here
+    except pynvml.NVMLError:  # this machine has no driver
         return None
     return pynvml
 

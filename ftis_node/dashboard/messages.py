@@ -22,7 +22,7 @@ class NodeSeen(Message):
 
 @dataclass
 class GroupsListed(Message):
-    """Groups that a screen requested; `problem` says why the list is empty."""
+    """Groups that a screen requested. `problem` is the reason why the list is empty."""
 
     groups: list[GroupSummary]
     problem: str = ""
@@ -38,6 +38,6 @@ class GroupOpened(Message):
 
 @dataclass
 class SwarmRead(Message):
-    """Lines of the swarm's view, or the cause of its absence."""
+    """Lines of the swarm's view, or the reason why they are missing."""
 
     lines: list[str]

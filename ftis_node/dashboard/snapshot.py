@@ -1,4 +1,4 @@
-"""State of a node at one moment, seen from outside: everything that the dashboard shows, as a frozen record."""
+"""State of a node at one moment, as a frozen record with everything that the dashboard shows."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class NodePhase(StrEnum):
     """State of the node's process."""
 
     RUNNING = "running"
-    STARTING = "starting"  # the process is there, its status port not yet: models are loaded now
-    SILENT = "silent"  # it runs, and its port does not answer
+    STARTING = "starting"  # the process runs and loads models; its status port is not open yet
+    SILENT = "silent"  # the process runs, but its port does not answer
     STOPPED = "stopped"
 
 
@@ -33,7 +33,7 @@ class GpuUsage:
 
 @dataclass(frozen=True, slots=True)
 class MachineUsage:
-    """Memory of the node's processes (shared pages counted in each) and of the machine."""
+    """Memory of the node's processes and of the machine. Shared pages count in each process."""
 
     num_processes: int = 0
     resident_bytes: int = 0
@@ -63,5 +63,5 @@ class NodeSnapshot:
 
     @property
     def is_live(self) -> bool:
-        """Whether the values are current."""
+        """Return whether the values are current."""
         return self.phase is NodePhase.RUNNING

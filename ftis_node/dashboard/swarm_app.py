@@ -1,4 +1,4 @@
-"""The application of `dashboard --swarm`: the view of a whole swarm."""
+"""Application of `dashboard --swarm`: the view of a whole swarm."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ if TYPE_CHECKING:
 
 
 class SwarmApp(App[None]):
-    """Application with the swarm's screen alone."""
+    """Application that shows only the screen of the swarm."""
 
     ENABLE_COMMAND_PALETTE = False
     TITLE = "ftis-node"
     CSS = "* { scrollbar-size: 1 1; }"
 
     def __init__(self, read: Callable[[], Any], *, period_s: float = PERIOD_S, once: bool = False) -> None:
-        """`read` returns the document of `/swarm`, in a thread. `once` ends the application after the first paint."""
+        """Store `read`, which returns the document of `/swarm` and runs in a thread.
+
+        `once` ends the application after the first paint.
+        """
         super().__init__()
         self.theme = "ansi-dark"
         self._read = read
@@ -34,6 +37,6 @@ class SwarmApp(App[None]):
         return SwarmScreen(self._read, period_s=self._period_s)
 
     def on_mount(self) -> None:
-        """End after the first paint if that was asked."""
+        """End after the first paint if `once` is set."""
         if self._once:
             self.call_after_refresh(self.exit)

@@ -8,7 +8,7 @@
                   | yes
                   `------------------------> RUNNING
 
-Each snapshot starts afresh, so it also finds a node that was restarted. Only the last values are kept.
+Each snapshot starts from the lock file, so it also finds a node that was restarted. Only the last values are kept.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from ftis_node.telemetry.status import Status
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
 
-NUM_EVENTS = 1000  # of all, and as many worth a look
+NUM_EVENTS = 1000  # of all events, and as many notable ones
 
 
 class ReadDocument(Protocol):
-    """Reader of `/status` or `/peers` of a running or stopped node. Raises FtisError if the home has none."""
+    """Function that reads `/status` or `/peers` of a running or stopped node. Raises FtisError if the home has none."""
 
     def __call__(self, home: Home, path: str) -> Any: ...
 
 
 class Watcher:
-    """Poller of one node. `poll` takes about as long as the node's port needs to answer."""
+    """Poller of one node. `poll` takes about as long as the node's port needs to reply."""
 
     def __init__(self, home: Home, read: ReadDocument) -> None:
         self._home = home
@@ -76,7 +76,7 @@ class Watcher:
         )
 
     def _ask(self, phase: NodePhase) -> tuple[NodePhase, str]:
-        """Read the documents; if that fails, the last ones remain."""
+        """Read the documents and return the phase and the problem. If reading fails, the last documents remain."""
         try:
             status = msgspec.convert(self._read(self._home, "/status"), Status)
             peers = tuple(self._read(self._home, "/peers"))

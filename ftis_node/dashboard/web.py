@@ -1,10 +1,10 @@
-"""The dashboard in a browser: textual-serve runs one dashboard for each open page and relays keys and frames.
+"""Dashboard in a browser: textual-serve runs one dashboard for each open page and relays keys and frames.
 
-By default it listens on the loopback interface only. It changes nothing in the node.
+By default it listens only on the loopback interface. It changes nothing in the node.
 
-The `Origin` header keeps out pages of other sites that are open in the same browser. The `Host` header keeps out
-foreign names that resolve to 127.0.0.1. If other machines can reach the port, it requires a token that is new at
-every start. The printed address contains the token; the first response moves it into a cookie.
+The server checks the `Origin` header, so that pages of other sites in the same browser cannot use it. It checks the
+`Host` header, because foreign names can resolve to 127.0.0.1. If other machines can reach the port, it requires a token
+that is new at every start. The printed address contains the token; the first response moves it into a cookie.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ftis_node.config.home import Home
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
-MAX_PAGES = 8  # each is a process
+MAX_PAGES = 8  # each page runs a process
 TOKEN_BYTES = 24
 COOKIE = "ftis-dashboard-{port}"  # a browser sends a cookie to every port of a machine
 PAGES = Path(__file__).parent / "pages"
@@ -107,7 +107,7 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve has no typ
     async def handle_index(self, request: web.Request) -> web.Response:
         """Return the page. It derives its own address, so that it works through a tunnel.
 
-        Without `?fontsize=N` the page selects a size with which 80 columns fit its width.
+        Without `?fontsize=N`, the page selects the font size at which 80 columns fit its width.
         """
         import aiohttp_jinja2
 
@@ -127,7 +127,7 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve has no typ
             await runner.cleanup()
 
     def serve(self, debug: bool = False) -> None:
-        """Serves until SIGINT or SIGTERM."""
+        """Serve until SIGINT or SIGTERM."""
         asyncio.run(self._until_signalled())
 
     async def _until_signalled(self) -> None:
@@ -167,7 +167,7 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve has no typ
         return self._token is not None and is_same_secret(token, self._token)
 
     def _admitted(self, request: web.Request) -> web.Response:
-        """Redirect to the page with a cookie if the address has the token; else answer 401."""
+        """Set the cookie and redirect to the page if the address has the token; else reply 401."""
         if not self._is_shown(request.query.get("token", "")):
             return web.Response(
                 status=401, text="the token is missing: open the address that `ftis-node dashboard --web` printed"

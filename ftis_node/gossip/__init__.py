@@ -1,7 +1,7 @@
 """The network of a node: announcements, group bodies, confirmations, the directory. Only this package imports hivemind.
 
-What is exported here is light. `ftis_node.gossip.libp2p.Libp2pGossip` and `ftis_node.gossip.bootstrap.BootstrapNode`
-import hivemind: import them only where a network is started.
+These exports do not import hivemind. `ftis_node.gossip.libp2p.Libp2pGossip` and
+`ftis_node.gossip.bootstrap.BootstrapNode` do: import them only in code that starts a network.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A bootstrap node: directory, relay and forwarder for any number of runs, member of none.
+"""A bootstrap node: directory, relay and forwarder for any number of runs, without membership in any.
 
 It stores the directory in which members of a run find each other, forwards announcements, and relays bodies between
 members that cannot dial each other.
@@ -61,7 +61,7 @@ class BootstrapNode:
         await self._supervisor.start()
 
     async def run_until_closed(self) -> None:
-        """Wait until the node is closed. Raises the error that ended it otherwise."""
+        """Wait until the node is closed. Raises the error if one ended it earlier."""
         await self._has_ended.wait()
         if self._error is not None:
             raise self._error

@@ -1,7 +1,7 @@
 """Payload encryption for a swarm with a shared secret: outsiders can read neither its messages nor its names.
 
 Two keys are derived from the secret and the run id (HKDF-SHA256). One makes the name that replaces the run id on the
-wire, so that nodes with another secret or none never meet this run. The other encrypts announcements, requests, items
+wire, so that nodes with another secret or none never find this run. The other encrypts announcements, requests, items
 and directory payloads with ChaCha20-Poly1305:
 
     encrypted = nonce (12, random) + ciphertext + tag (16)
@@ -45,7 +45,7 @@ class PayloadCipher(Protocol):
 
     @property
     def overhead_bytes(self) -> int:
-        """Number of bytes that `encrypt` adds."""
+        """Return the number of bytes that `encrypt` adds."""
         ...
 
     def wire_name(self, run_id: str) -> str:
@@ -139,6 +139,6 @@ def _unhexed(content: bytes) -> bytes:
 
 
 def _packed(context: tuple[str | bytes, ...]) -> bytes:
-    """Return the concatenated hashes of the context's parts, so that no two contexts are equal."""
+    """Return the concatenated hashes of the context's parts, so that different contexts have different bytes."""
     parts = (part.encode() if isinstance(part, str) else part for part in context)
     return b"".join(hashlib.sha256(part).digest() for part in parts)

@@ -5,8 +5,8 @@ signed envelope, an id is its 32-byte hash. The caller validates the contents; t
 time limits. Two classes implement the protocol `Gossip`: `libp2p.Libp2pGossip` and, within one process,
 `loopback.LoopbackGossip`.
 
-A peer that does not answer, or sends invalid data, raises no exception. A fetch returns an outcome, and counters count
-it.
+Calls raise no exception if a peer does not answer or sends invalid data. A fetch returns its outcome, and counters
+record it.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class GossipMessage(NamedTuple):
 
 
 class FetchOutcome(StrEnum):
-    """How a fetch ended. Bodies that arrived before the end are kept."""
+    """Outcome of a fetch. Bodies that arrived before the end are kept."""
 
     COMPLETE = "complete"  # the peer sent everything that it holds of the request
     BUSY = "busy"  # the peer is at its limits: ask another peer, or retry later
@@ -97,7 +97,7 @@ class FetchOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """The bodies that a fetch brought, and how it ended."""
+    """The bodies that a fetch received, and its outcome."""
 
     bodies: tuple[bytes, ...]
     outcome: FetchOutcome
@@ -105,7 +105,7 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class GossipLimits:
-    """Limits on what is sent, stored and waited for; they have the same meaning at both ends of a stream."""
+    """Limits on sizes, rates and waiting times. They have the same meaning at both ends of a stream."""
 
     max_announcement_bytes: int = 1024
     max_queued_announcements: int = 8192  # the oldest is dropped
@@ -132,7 +132,7 @@ class GossipLimits:
 
 @dataclass(slots=True)
 class GossipCounters:
-    """Counts since the start. Only this package changes them."""
+    """Counters since the start. Only this package changes them."""
 
     announcements_sent: int = 0
     announcements_received: int = 0
@@ -173,37 +173,37 @@ class Gossip(Protocol):
 
     @property
     def peer_id(self) -> str:
-        """This node's peer id (`12D3Koo...`)."""
+        """Return this node's peer id (`12D3Koo...`)."""
         ...
 
     @property
     def guard(self) -> PeerGuard:
-        """Exception barrier for work on behalf of peers; the node sets its `on_fault` before `start`."""
+        """Return the exception barrier for work for peers. The node sets its `on_fault` before `start`."""
         ...
 
     @property
     def addresses(self) -> list[str]:
-        """Multiaddrs with `/p2p/ID` at which peers can dial this node; empty until started."""
+        """Return the multiaddrs with `/p2p/ID` at which peers can dial this node; empty before the start."""
         ...
 
     @property
     def state(self) -> SwarmState:
-        """Current state of the connection to the swarm."""
+        """Return the current state of the connection to the swarm."""
         ...
 
     @property
     def counters(self) -> GossipCounters:
-        """Counts since the start."""
+        """Return the counters since the start."""
         ...
 
     @property
     def clock_skew_s(self) -> float | None:
-        """Clock offset to peers in seconds (peer minus local); None before the first measurement."""
+        """Return the clock offset to peers in seconds (peer minus local); None before the first measurement."""
         ...
 
     @property
     def reachability(self) -> Reachability:
-        """How peers can dial this node, as far as known."""
+        """Return how peers can dial this node, as far as known."""
         ...
 
     def serve(
@@ -217,7 +217,7 @@ class Gossip(Protocol):
         on_sent: OnSent | None = None,
         on_refusal: OnRefusal | None = None,
     ) -> None:
-        """Set where bodies come from, and the callbacks for confirmations and queries.
+        """Set the look-ups of bodies, and the callbacks for confirmations and queries.
 
         `lookup_text` returns, for ids of this node's own bodies, the same groups re-encoded as text. Streams of peers
         for which `is_refused` is true are closed before they are read. `on_sent` is called for each body sent
@@ -226,7 +226,7 @@ class Gossip(Protocol):
         ...
 
     def serve_weights(self, give: ServeWeights) -> None:
-        """Set the handler for requests about weights; until then they get no items. May be called at any time."""
+        """Set the handler for requests about weights, at any time. Before that such requests get no items."""
         ...
 
     async def start(self) -> None:
@@ -248,11 +248,11 @@ class Gossip(Protocol):
         ...
 
     async def read_shards(self, shards: Collection[int]) -> None:
-        """Read exactly these shards from now on. New ones are subscribed to before old ones are left."""
+        """Read exactly these shards from now on. Subscribe to new ones before leaving old ones."""
         ...
 
     def announcements(self) -> AsyncIterator[GossipMessage]:
-        """Iterate over messages of others in order of arrival, until closed. One reader at a time."""
+        """Iterate over messages of other nodes in order of arrival, until closed. One reader at a time."""
         ...
 
     async def fetch(
@@ -265,7 +265,7 @@ class Gossip(Protocol):
         ...
 
     async def request_backfill(self, peer_id: str, question: bytes, *, timeout_s: float | None = None) -> Fetched:
-        """Send a query (at most `max_announcement_bytes`), such as which groups a peer holds; return its answers."""
+        """Send a query for a peer's groups (at most `max_announcement_bytes`); return its answers."""
         ...
 
     async def request_weights(
@@ -275,11 +275,11 @@ class Gossip(Protocol):
         ...
 
     async def confirm(self, peer_id: str, ids: Sequence[bytes]) -> bool:
-        """Confirm to a peer that its bodies were fetched and validated; return whether it received that."""
+        """Confirm to a peer that its bodies were fetched and validated; return whether it received the confirmation."""
         ...
 
     async def publish_record(self, value: bytes, *, ttl_s: float) -> bool:
-        """Store this node's record in the directory; return whether it was kept. Raises ValueError above the limits."""
+        """Store this node's record in the directory; return the success. Raises ValueError above the limits."""
         ...
 
     async def publish_manifest(self, canonical: bytes, *, ttl_s: float) -> bool:
@@ -302,9 +302,9 @@ class Gossip(Protocol):
         ...
 
     async def known_members(self) -> list[str]:
-        """Return members, connected or recently listed in the directory: all of a small run, many of a large one."""
+        """Return members that are connected or were recently listed: all of a small run, many of a large one."""
         ...
 
     async def shard_members(self) -> list[str]:
-        """Return the other members of this node's own shard, connected or listed in the directory."""
+        """Return the other members of this node's own shard that are connected or listed in the directory."""
         ...

@@ -57,7 +57,7 @@ class Libp2pGossip(PeerCalls):
         num_shards: int = 1,
         secret: bytes | None = None,
     ) -> None:
-        """Read all of the run's `num_shards` until `read_shards` is called. A `secret` admits only its holders.
+        """Read all of the run's `num_shards` until `read_shards` is called. With a `secret` only its holders can join.
 
         Raises ValueError for an invalid run id, and for a secret of fewer than 32 bytes.
         """
@@ -92,7 +92,7 @@ class Libp2pGossip(PeerCalls):
 
     @property
     def addresses(self) -> list[str]:
-        """Multiaddrs at which this node can be dialed, as of the last poll."""
+        """Return the multiaddrs at which peers can dial this node, as of the last poll."""
         return list(self._membership.addresses)
 
     @property
@@ -109,12 +109,12 @@ class Libp2pGossip(PeerCalls):
 
     @property
     def reachability(self) -> Reachability:
-        """How peers can dial this node, as of the last poll."""
+        """Return how peers can dial this node, as of the last poll."""
         return reachability_of(self.addresses)
 
     @property
     def process_id(self) -> int | None:
-        """Process id of p2pd, None while it is down."""
+        """Return the process id of p2pd, None while it is down."""
         return None if self._supervisor.session is None else self._supervisor.session.process.pid
 
     async def start(self) -> None:
@@ -183,14 +183,14 @@ class Libp2pGossip(PeerCalls):
             return []
 
     async def members(self) -> list[str]:
-        """Connected members of this run, as of the last poll."""
+        """Return the connected members of this run, as of the last poll."""
         return [] if self._supervisor.session is None else self._membership.members
 
     async def known_members(self) -> list[str]:
         return self._membership.known_members()
 
     async def shard_members(self) -> list[str]:
-        """Other members of this node's own shard, as of the last poll."""
+        """Return the other members of this node's own shard, as of the last poll."""
         return self._membership.shard_members
 
     async def _pull(

@@ -100,7 +100,7 @@ class LoopbackSwarm:
 
 
 class LoopbackGossip(PeerCalls):
-    """Implementation of `interface.Gossip` in memory. Made by `LoopbackSwarm.join`."""
+    """Implementation of `interface.Gossip` in memory. `LoopbackSwarm.join` creates it."""
 
     def __init__(
         self, swarm: LoopbackSwarm, *, peer_id: str, run_id: str, limits: GossipLimits, num_shards: int
@@ -115,7 +115,7 @@ class LoopbackGossip(PeerCalls):
 
     @property
     def clock_skew_s(self) -> float:
-        """Always 0: all nodes share one clock."""
+        """Return 0, because all nodes share one clock."""
         return 0.0
 
     @property
@@ -124,7 +124,7 @@ class LoopbackGossip(PeerCalls):
 
     @property
     def addresses(self) -> list[str]:
-        """One address, valid only within this swarm."""
+        """Return one address, valid only within this swarm."""
         return [f"/memory/loopback/p2p/{self._peer_id}"] if self._is_up else []
 
     @property
@@ -186,7 +186,7 @@ class LoopbackGossip(PeerCalls):
         return self._is_up
 
     async def publish_manifest(self, canonical: bytes, *, ttl_s: float) -> bool:
-        """Do nothing: all nodes of the process have the manifest."""
+        """Do nothing, because all nodes of the process have the manifest."""
         return self._is_up
 
     async def get_record(self, peer_id: str) -> bytes | None:

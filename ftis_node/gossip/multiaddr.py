@@ -1,6 +1,6 @@
-"""Addresses as users type them, with error messages that show the right form; parsed by `records/addresses.py`.
+"""Parses addresses that users type, with error messages that show the right form. See `records/addresses.py`.
 
-An address that can be dialed names a path to a machine and the peer expected there, and ends in `/p2p/ID`:
+A dialable address names a path to a machine and the peer expected there. It ends in `/p2p/ID`:
 
     /ip4/203.0.113.7/tcp/4001/p2p/12D3KooWFLAyEDfpb3cDnXBP7JfUnuKAgz7tPeRwEUSmSunbS8dP
     /dns4/meet.example.org/tcp/4001/p2p/12D3KooW...
@@ -30,7 +30,7 @@ class PeerAddress:
 
     @property
     def transport(self) -> str:
-        """The path without the peer: `text` without its last `/p2p/ID`."""
+        """Return `text` without its final `/p2p/ID`."""
         return self.text.rsplit("/p2p/", 1)[0]
 
 
@@ -49,7 +49,7 @@ class ListenAddress:
 
 
 def parse_multiaddr(text: str) -> PeerAddress:
-    """Return the peer address in `text`. Raises ConfigError with one line that says what is wrong."""
+    """Return the peer address in `text`. Raises ConfigError with the defect in one line."""
     address = _parsed(text)
     if address.peer_id is None:
         problem = f"the peer address {shown(text)} does not say which peer"

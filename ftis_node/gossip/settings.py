@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkSettings:
-    """Settings of the network process and of the loops that keep it connected. ConfigError: an invalid address.
+    """Settings of the network process and its connection loops. Raises ConfigError for an invalid address.
 
     `sockets_dir` belongs to this node alone; it is created if missing and emptied at each start.
     """
@@ -26,14 +26,14 @@ class NetworkSettings:
     announce: tuple[str, ...] = ()  # published instead of the detected addresses; without /p2p/ID
     peers: tuple[str, ...] = ()  # dialed first: bootstrap nodes or members
     use_nat_helpers: bool = True  # port mapping, reachability checks, hole punching, relays
-    is_unreachable: bool = False  # known not to be reachable: use a relay at once
+    is_unreachable: bool = False  # this node is known to be unreachable: use a relay at once
     start_timeout_s: float = 30.0
     num_start_tries: int = 2
     stop_timeout_s: float = 2.0
     num_relay_tries: int = 20  # starts of a bootstrap node until its relay has the limits below
-    relay_bytes: int = 1 << 32  # relayed per connection and direction by a bootstrap node, then it is closed
+    relay_bytes: int = 1 << 32  # relayed per connection and direction, before a bootstrap node closes the connection
     relay_connections_per_peer: int = 64
-    relay_reservations: int = 1024  # peers that a bootstrap node makes reachable
+    relay_reservations: int = 1024  # peers for which a bootstrap node relays
     control_timeout_s: float = 20.0  # requests that p2pd answers itself
     dial_timeout_s: float = 10.0
     directory_rpc_timeout_s: float = 3.0
@@ -41,7 +41,7 @@ class NetworkSettings:
     heartbeat_s: float = 1.0  # of gossipsub: a new member receives nothing during its first heartbeat
     poll_s: float = 1.0  # of the connected peers
     check_s: float = 60.0  # rounds of dialling; also the renewal of this node's directory entry
-    forward_s: float = 5.0  # period at which a bootstrap node looks for runs to forward
+    forward_s: float = 5.0  # period of a bootstrap node's search for runs to forward
     member_ttl_s: float = 300.0
     num_members_wanted: int = 8  # members to dial; more may dial this node
     # Between rounds of dialling while no member is connected.
@@ -69,5 +69,5 @@ class NetworkSettings:
 
     @property
     def peer_addresses(self) -> tuple[PeerAddress, ...]:
-        """`peers`, parsed; IPv4 first, because most home networks are reachable by IPv4."""
+        """Return `peers` parsed, IPv4 first, because most home networks are reachable by IPv4."""
         return tuple(sorted(map(parse_multiaddr, self.peers), key=lambda peer: not peer.text.startswith("/ip4/")))

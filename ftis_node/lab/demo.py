@@ -1,9 +1,9 @@
-"""The demo: a bootstrap node and two nodes with different models train together, each as a real `ftis-node join`.
+"""Demo: a bootstrap node and two nodes with different models that train together, each a real `ftis-node join`.
 
     tiny s, tiny m  -->  bootstrap  -->  join s <== announcements, bodies ==> join m  -->  table, curves.png, verdict
 
-Three commands are started as a user would start them, and their results are read from their homes. The nodes are
-watched through files instead of HTTP, so that the loopback interface carries only the traffic of the swarm.
+The demo starts these three commands as a user would, and reads the results from their homes. It watches the nodes
+through files instead of HTTP, so that the loopback interface carries only the traffic of the swarm.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ POLL_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class DemoPlan:
-    """What to run. `out` receives models, homes, logs, `results.json` and `curves.png`."""
+    """Parameters of the demo. The folder `out` receives models, homes, logs, `results.json` and `curves.png`."""
 
     out: Path
     steps: int
@@ -65,18 +65,18 @@ class NodeResult:
 
     @property
     def gain(self) -> float:
-        """Greedy pass@1 after training minus before."""
+        """Return greedy pass@1 after training minus before."""
         return self.pass_after - self.pass_before
 
     @property
     def foreign_fraction(self) -> float:
-        """Fraction of remote groups among those that the learner used."""
+        """Return the fraction of remote groups among those that the learner used."""
         return self.foreign_groups / max(1, self.own_groups + self.foreign_groups)
 
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """The demo's table. `interface_bytes_per_token`: at the loopback interface, per token received by either node."""
+    """Result of the demo. `interface_bytes_per_token` is the traffic on the loopback interface per received token."""
 
     nodes: list[NodeResult]
     interface_bytes_per_token: float | None
@@ -84,7 +84,7 @@ class DemoResult:
     seconds: float
 
     def wire_lines(self) -> list[str]:
-        """Describe the traffic for users."""
+        """Return the traffic in lines for users."""
         in_demo = ", ".join(f"{node.envelope_bytes_per_token:.1f}" for node in self.nodes)
         return [
             f"bytes a token in envelopes of 12 x 300 tokens: {self.wire.envelope_bytes_per_token:.2f} (limit 8.25); "
@@ -94,7 +94,7 @@ class DemoResult:
         ]
 
     def failures(self) -> list[str]:
-        """Why the demo failed; empty if it succeeded."""
+        """Return the reasons why the demo failed; empty if it succeeded."""
         complaints = []
         for node in self.nodes:
             if node.gain < MIN_GAIN:

@@ -23,12 +23,12 @@ class LearningCurves:
 
     @property
     def step(self) -> int:
-        """The last completed step."""
+        """Return the last completed step."""
         return self.reward[-1][0] if self.reward else 0
 
     @property
     def foreign_fraction(self) -> float:
-        """Fraction of remote groups among the used ones."""
+        """Return the fraction of remote groups among those that the learner used."""
         return self.foreign_groups / max(1, self.own_groups + self.foreign_groups)
 
 

@@ -1,4 +1,4 @@
-"""Child processes of the demo: `ftis-node` commands with output in files; all are stopped at the end."""
+"""Child processes of the demo: `ftis-node` commands whose output goes to files. All are stopped at the end."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class ChildProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs."""
+        """Return the exit code; None while the command runs."""
         return self.process.poll()
 
     def last_words(self) -> str:
-        """The last line of its stderr."""
+        """Return the last line of its stderr."""
         lines = self.log.read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "no message"
 
@@ -52,7 +52,7 @@ class ChildProcess:
 
 
 class ChildProcesses:
-    """The commands of one demo."""
+    """Owner of the demo's running commands."""
 
     def __init__(self, logs: Path) -> None:
         self._logs = logs
@@ -70,7 +70,7 @@ class ChildProcesses:
         return child
 
     def stop(self) -> None:
-        """Stop those that still run: SIGTERM, wait, SIGKILL."""
+        """Stop the commands that still run: SIGTERM, then SIGKILL after `STOP_GRACE_S`."""
         running = [child for child in self._children if child.exit_code is None]
         for child in running:
             child.process.terminate()
@@ -85,7 +85,7 @@ class ChildProcesses:
 
 @contextmanager
 def children(logs: Path) -> Iterator[ChildProcesses]:
-    """Context manager that stops all commands at its end."""
+    """Yield an owner of child processes, and stop all of them at the end."""
     logs.mkdir(parents=True, exist_ok=True)
     started = ChildProcesses(logs)
     try:

@@ -1,8 +1,7 @@
 """Models with realistic shapes and random weights, for measurements without downloads.
 
-`12m`, `12m-wide` (fewer and wider layers, for the learner) and `110m` are for a CPU; `0.5b` and `3b` have the shapes of
-Qwen2.5's models. The tokenizer is that of the tiny models. It has an entry for each row of the embedding only on
-request.
+`12m`, `12m-wide` (fewer and wider layers, for the learner) and `110m` run on a CPU; `0.5b` and `3b` have the shapes of
+Qwen2.5's models. The tokenizer is that of the tiny models. On request it has an entry for each row of the embedding.
 """
 
 from __future__ import annotations
@@ -54,10 +53,10 @@ def save_random_model(
     pads_tokenizer: bool = False,
     device: str = "cpu",
 ) -> int:
-    """Write a model folder of that shape in the hub's layout; `vocab_size` None: the shape's own.
+    """Write a model folder of that shape in the hub's format. `vocab_size` None means that of the shape.
 
-    The weights are made in `dtype` on `device`, so that memory holds them once. `pads_tokenizer`: any token id of the
-    embedding has a text, as in a real model. Return the number of parameters.
+    The weights are created in `dtype` on `device`, so memory holds them only once. `pads_tokenizer` gives every token
+    id of the embedding a text, as in a real model. Return the number of parameters.
     """
     torch.manual_seed(0)
     sizes = SHAPES[shape] | ({} if vocab_size is None else {"vocab_size": vocab_size})

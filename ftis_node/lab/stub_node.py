@@ -1,7 +1,7 @@
 """A node without a model: real network, loops, validation and buffer; groups are supplied by the caller.
 
-With it the costs and failures of a swarm can be measured with many nodes on one machine. Engine and learner are left
-out, and rewards are not computed: every completion scores 0.
+It measures the costs and failures of a swarm with many nodes on one machine. Engine and learner are left out, and every
+completion scores 0.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PROMPT_IDS = [0]
-FINGERPRINT = "0" * 32  # as `random_group` says
+FINGERPRINT = "0" * 32  # the fingerprint in groups of `random_group`
 UNBOUNDED = 1 << 30
 
 
@@ -93,20 +93,20 @@ class StubTokenizer:
 
 
 class ObservedEventLog(EventLog):
-    """Event log that also calls a watcher."""
+    """Event log that also calls a function for each event."""
 
     def __init__(self, path: Path, on_event: OnEvent) -> None:
         super().__init__(path)
         self._on_event = on_event
 
     def write(self, event: str, **fields: Any) -> None:
-        """Call the watcher, and write the line."""
+        """Call the function, then write the line."""
         self._on_event(event, fields)
         super().write(event, **fields)
 
 
 class StubNode:
-    """One node for a given identity. `gossip` is started and closed here; a closed node cannot be restarted."""
+    """One node with a given identity. It starts and closes `gossip`; a closed node cannot be restarted."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class StubNode:
         on_event: OnEvent,
         domain: str = "",
     ) -> None:
-        """Open the home's buffer, which may hold groups of an earlier process. `domain`: of the run's mixture."""
+        """Open the home's buffer, which may hold older groups. `domain` is a part of the run's mixture."""
         self.gossip = gossip
         task = cast("Any", StubTask())
         self._stack = AsyncExitStack()
@@ -166,12 +166,12 @@ class StubNode:
 
     @property
     def intake(self) -> IntakeLoop:
-        """The intake loop."""
+        """Return the intake loop."""
         return self.wiring.intake
 
     @property
     def pull(self) -> PullLoop:
-        """The pull loop."""
+        """Return the pull loop."""
         return self.wiring.pull
 
     async def start(self) -> None:
@@ -197,7 +197,7 @@ class StubNode:
 
     @property
     def is_running(self) -> bool:
-        """Whether the node was started and no loop has ended."""
+        """Return whether the node was started and no loop has ended."""
         return self._runner is not None and not self._runner.done()
 
     async def _run(self) -> None:

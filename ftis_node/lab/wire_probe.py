@@ -1,7 +1,7 @@
 """Measures bytes per token on the wire for groups of usual size: 12 completions of 300 tokens, between two real p2pd.
 
-Tiny models write completions of a few tokens, so in the demo announcement and signature outweigh the tokens. This
-measures the same path (announcement, pull, confirmation) with groups of the size that large models generate.
+Completions of tiny models have a few tokens, so in the demo announcements and signatures outweigh the tokens. This
+probe measures the same path (announcement, pull, confirmation) with groups of the size that large models generate.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ NUM_GROUPS = 64
 PULL_BATCH = 16
 TIMEOUT_S = 60.0
 POLL_INTERVAL_S = 0.05
-SETTLE_S = 2.0  # two heartbeats of gossipsub: before its mesh is complete, announcements are lost
+SETTLE_S = 2.0  # two gossipsub heartbeats: announcements are lost until the mesh is complete
 
 Held = dict[bytes, tuple[bytes, bytes]]  # id: announcement, body
 
 
 @dataclass(frozen=True, slots=True)
 class WireFigures:
-    """Bytes per completion token: in the envelope alone, and on the loopback interface with everything."""
+    """Bytes per completion token: in the envelope only, and in total on the loopback interface."""
 
     envelope_bytes_per_token: float
     interface_bytes_per_token: float | None
@@ -131,7 +131,7 @@ async def _member(folder: Path, identity: Identity, held: Held, *, peers: Sequen
 
 
 async def _meet(sender: Gossip, receiver: Gossip) -> None:
-    """Wait until both know each other as members. Raises NetworkError after a time-out."""
+    """Wait until both nodes know each other as members. Raises NetworkError after a time-out."""
     try:
         async with asyncio.timeout(TIMEOUT_S):
             while True:

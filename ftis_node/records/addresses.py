@@ -1,13 +1,13 @@
 """Parser of multiaddrs for the command line, for peers' claims and for dialing.
 
-Every address that `parse_address` accepts can be written as bytes and reads back as the same address. So no address
-passes one check and fails at the next. It accepts the part of the format by which nodes dial each other:
+Every address that `parse_address` accepts survives the conversion to bytes and back. So no address passes one check
+and fails at the next. The parser accepts only the forms with which nodes dial each other:
 
     address = host / transport [/ p2p / RELAY / p2p-circuit] [/ p2p / PEER]
     host: ip4, ip6 (without a zone), dns, dns4, dns6; transport: tcp [ws | wss], udp quic-v1
 
-Host names may hold `_`, as Docker's do: libp2p dials them. The command line imports this file, so it imports nothing
-heavy. Format: https://github.com/multiformats/multiaddr
+Host names may contain `_`, because Docker's do and libp2p dials them. The command line imports this file, so it imports
+nothing heavy. Format: https://github.com/multiformats/multiaddr
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ftis_node.records.identity import is_peer_id, peer_id_from_text, peer_id_te
 
 MAX_ADDRESS_CHARS = 1024
 MAX_NAME_CHARS = 253
-SHOWN_CHARS = 80  # of an address in a message
+SHOWN_CHARS = 80  # shown of an address in an error message
 LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 PORT = re.compile(r"0|[1-9][0-9]{0,4}")
 MAX_PORT = 65535
@@ -51,7 +51,7 @@ MAX_VARINT_BYTES = 3
 
 
 class AddressError(ValueError):
-    """What is wrong with an address, in a few words."""
+    """Invalid address; the message states the defect in a few words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,43 +62,43 @@ class Address:
 
     @property
     def text(self) -> str:
-        """The usual text: IP addresses in their short form."""
+        """Return the multiaddr as text, with IP addresses in their short form."""
         return "".join(f"/{name}/{value}" if value else f"/{name}" for name, value in self.parts)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The protocols."""
+        """Return the protocol names in order."""
         return tuple(name for name, _ in self.parts)
 
     @property
     def host(self) -> str:
-        """The IP address or host name."""
+        """Return the IP address or host name."""
         return self.parts[0][1]
 
     @property
     def port(self) -> int:
-        """The port of the transport."""
+        """Return the port of the transport."""
         return int(self.parts[1][1])
 
     @property
     def peer_id(self) -> str | None:
-        """The peer at the end; None if the address names none."""
+        """Return the peer id at the end; None if the address names no peer."""
         name, value = self.parts[-1]
         return value if name == "p2p" else None
 
     @property
     def without_peer(self) -> Address:
-        """The way alone: this address less the peer at its end."""
+        """Return this address without the peer id at its end."""
         return self if self.peer_id is None else Address(self.parts[:-1])
 
     def to_bytes(self) -> bytes:
-        """The binary form that p2pd reads."""
+        """Return the binary form that p2pd reads."""
         return b"".join(_part_bytes(name, value) for name, value in self.parts)
 
 
 @lru_cache(maxsize=4096)
 def parse_address(text: str) -> Address:
-    """The address in `text`. Raises AddressError for anything else, and for more than 1024 characters."""
+    """Return the address in `text`. Raises AddressError if it is invalid or longer than 1024 characters."""
     if len(text) > MAX_ADDRESS_CHARS:
         raise AddressError(f"it has {len(text)} characters; at most {MAX_ADDRESS_CHARS} are taken")
     words = text.split("/")
@@ -115,7 +115,7 @@ def parse_address(text: str) -> Address:
 
 
 def read_address(raw: bytes) -> Address:
-    """The address whose binary form this is. Raises AddressError for anything else."""
+    """Return the address with this binary form. Raises AddressError if the bytes are invalid."""
     parts: list[tuple[str, str]] = []
     at = 0
     if not 0 < len(raw) <= MAX_ADDRESS_CHARS:
@@ -137,12 +137,12 @@ def read_address(raw: bytes) -> Address:
 
 
 def shown(text: str) -> str:
-    """An address from outside as far as a message shows it, in quotes and without control characters."""
+    """Return untrusted text for an error message: shortened, quoted, control characters escaped."""
     return repr(text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}...")
 
 
 def _in_order(address: Address) -> Address:
-    """The address itself. Raises AddressError if its protocols do not make a way."""
+    """Return the address. Raises AddressError if the order of its protocols is not a form that nodes dial."""
     names = list(address.without_peer.names)
     if names[-1:] == ["p2p-circuit"]:
         if names[-2:-1] != ["p2p"]:
@@ -154,7 +154,7 @@ def _in_order(address: Address) -> Address:
 
 
 def _checked(name: str, value: str) -> str:
-    """The value of a protocol in its usual form. Raises AddressError."""
+    """Return a protocol's value in canonical form. Raises AddressError if it is invalid."""
     if name in IPS:
         good = _ip(value, version=IPS[name])
     elif name in NAMES:
@@ -171,7 +171,7 @@ def _checked(name: str, value: str) -> str:
 
 
 def _ip(value: str, *, version: int) -> str:
-    """The address in its short form; "" for none, one with a zone, and an IPv4 address inside of IPv6."""
+    """Return the IP in its short form; "" if it is invalid, has a zone, or is an IPv4-mapped IPv6 address."""
     try:
         ip = ipaddress.ip_address(value)
     except ValueError:
@@ -194,7 +194,7 @@ def _part_bytes(name: str, value: str) -> bytes:
         return code + ipaddress.ip_address(value).packed
     if name in TRANSPORTS:
         return code + int(value).to_bytes(2, "big")
-    if name == "p2p":  # the 38 bytes, not wrapped into a content id as hivemind does: p2pd refuses those
+    if name == "p2p":  # the raw 38 bytes; p2pd rejects the content id (CID) that hivemind writes
         raw = peer_id_from_text(value)
         return code + _varint_bytes(len(raw)) + raw
     return code + (_varint_bytes(len(value)) + value.encode("ascii") if value else b"")
@@ -219,7 +219,7 @@ def _varint_bytes(number: int) -> bytes:
 
 
 def _varint(raw: bytes, at: int) -> tuple[int, int]:
-    """A number of at most three bytes, and where it ends. Raises AddressError."""
+    """Return a varint of at most three bytes, and the offset behind it. Raises AddressError."""
     number = 0
     for index, byte in enumerate(raw[at : at + MAX_VARINT_BYTES]):
         number |= (byte & 0x7F) << 7 * index

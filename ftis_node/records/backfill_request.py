@@ -1,4 +1,4 @@
-"""What one peer asks of another about groups: those of a sender, by running number, or those newer than a time."""
+"""Request to a peer for the groups that it holds: by sender and sequence number, or by age."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ MAX_BACKFILL_REQUEST_BYTES = 256
 
 @dataclass(frozen=True, slots=True)
 class BackfillRequest:
-    """Which groups do you hold? All that is given must hold of each; `last_number` None: no bound. Times are Unix s."""
+    """Query for groups that meet all given conditions.
+
+    `last_number` None sets no upper bound. `since` is Unix time in seconds.
+    """
 
     sender: str | None = None
     first_number: int = 0
@@ -23,7 +26,7 @@ class BackfillRequest:
     since: float = 0.0
 
     def to_bytes(self) -> bytes:
-        """The bytes that travel."""
+        """Return the request as sent."""
         return pb.Question(
             schema=SCHEMA,
             sender=b"" if self.sender is None else peer_id_from_text(self.sender),
@@ -34,7 +37,7 @@ class BackfillRequest:
 
 
 def open_backfill_request(data: bytes) -> BackfillRequest:
-    """The question in `data`. Raises RecordError (`size`, `parse`, `version`, `malformed`)."""
+    """Return the request in `data`. Raises RecordError (`size`, `parse`, `version`, `malformed`)."""
     message = read_message(pb.Question(), data, max_bytes=MAX_BACKFILL_REQUEST_BYTES)
     if (message.first_number or message.last_number) and not message.sender:
         raise RecordError("malformed", "running numbers without a sender")

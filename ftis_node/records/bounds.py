@@ -1,12 +1,12 @@
-"""Bounds of each field of each message from a peer: one table a message; fields outside it are not read.
+"""Bounds of each field of each message from a peer: one table per message. No code reads a field without a bound.
 
 `parsing.read_message` is the only place where bytes become a message. It looks up the message's table here and checks
-every field before any other code reads one. A message without a table, or a field without a bound, is a defect that the
-tests find. So every value that a reader returns fits the database, a `BackfillRequest`, a float and the calendar. It
-can also be written again.
+every field before any other code reads one. Tests fail for a message without a table and for a field without a bound.
+So every value that a reader returns fits the database, a `BackfillRequest`, a float and the calendar. It can also be
+serialized again.
 
-A float that validation judges by a separate rule (`sampling`, `reward_range`, `logprobs`) is `JUDGED`. Any value passes
-here, so that the refusal has the rule's name.
+`JUDGED` marks a float that a validation rule checks (`sampling`, `reward_range`, `logprobs`). It accepts any value, so
+that the rejection has that rule's reason.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ MAX_NAME_BYTES: Final = 128
 MAX_PEER_NAME_BYTES: Final = 64
 MAX_ROLE_BYTES: Final = 16
 MAX_TEXT_BYTES: Final = 1 << 20
-MAX_INTEGER: Final = 2**63 - 1  # what a signed integer of the database holds
+MAX_INTEGER: Final = 2**63 - 1  # the largest integer of SQLite
 MAX_UINT32: Final = 2**32 - 1
-MAX_TIME_MS: Final = 253_402_300_799_999  # the last millisecond of the year 9999: every later use can hold it
+MAX_TIME_MS: Final = 253_402_300_799_999  # the last millisecond of the year 9999, the limit of `datetime`
 MAX_ENVELOPE_BYTES: Final = 4 << 20
-MAX_TOKENS: Final = 524_288  # what an exact envelope of 4 MiB holds: a compact one says no more
+MAX_TOKENS: Final = 524_288  # at 8 bytes each they fill an envelope of 4 MiB; compact forms have the same limit
 MAX_ATTEMPT: Final = 255
 ANNOUNCED_TOKENIZER_BYTES: Final = 8
 MAX_TOKENS_PER_S: Final = 1e9
@@ -44,81 +44,81 @@ MAX_ID_PLANES: Final = 4
 NUM_FLOAT_PLANES: Final = 4
 NUM_UNIT_PLANES: Final = 3
 MAX_CHUNK_BYTES: Final = 1 << 20
-MAX_CHUNKS: Final = 1 << 20  # their hashes are 32 MiB then, and the file 1 TiB
+MAX_CHUNKS: Final = 1 << 20  # 32 MiB of hashes, for a file of 1 TiB
 MAX_CHUNKS_PER_QUESTION: Final = 64
 MAX_PROBE_IDS: Final = 256
 MAX_ADAPTER_CONFIG_BYTES: Final = 16 << 10
 LOGPROB_SLACK: Final = 1e-3  # above 0, by rounding
 FINISHES: Final = frozenset({pb.FINISH_STOP, pb.FINISH_LENGTH, pb.FINISH_ABORT})
 
-Bound: TypeAlias = Callable[[Any], bool]  # whether a field's value may be used
+Bound: TypeAlias = Callable[[Any], bool]  # returns true if the field may have this value
 Table: TypeAlias = dict[str, Bound]
 
 
 def whole(least: int = 0, most: int = MAX_INTEGER) -> Bound:
-    """An integer from `least` to `most`."""
+    """Return a bound for integers from `least` to `most`."""
     return lambda value: least <= value <= most
 
 
 def raw(*sizes: int) -> Bound:
-    """Bytes of one of these lengths."""
+    """Return a bound for bytes of one of these lengths."""
     return lambda value: len(value) in sizes
 
 
 def raw_up_to(most: int) -> Bound:
-    """At most `most` bytes."""
+    """Return a bound for at most `most` bytes."""
     return lambda value: len(value) <= most
 
 
 def text(most: int) -> Bound:
-    """A text of at most `most` bytes in UTF-8."""
+    """Return a bound for text of at most `most` bytes in UTF-8."""
     return lambda value: len(value.encode()) <= most
 
 
 def number(least: float = -math.inf, most: float = math.inf) -> Bound:
-    """A finite float from `least` to `most`. NaN compares false."""
+    """Return a bound for finite floats from `least` to `most`."""
     return lambda value: math.isfinite(value) and least <= value <= most
 
 
 def many(bound: Bound, *, least: int = 0, most: int) -> Bound:
-    """From `least` to `most` values, each within `bound`."""
+    """Return a bound for `least` to `most` values, each within `bound`."""
     return lambda values: least <= len(values) <= most and all(map(bound, values))
 
 
 def one_of(allowed: frozenset[int]) -> Bound:
-    """One of these enum values."""
+    """Return a bound for these enum values."""
     return lambda value: value in allowed
 
 
 def nested(table: Table) -> Bound:
-    """A message whose fields are within this table."""
+    """Return a bound for a message whose fields are within `table`."""
     return lambda message: first_beyond(message, table) is None
 
 
 def peer_id(value: bytes) -> bool:
-    """A raw Ed25519 peer id."""
+    """Accept a raw Ed25519 peer id."""
     return is_peer_id(value)
 
 
 def optional_peer_id(value: bytes) -> bool:
-    """The same, or nothing."""
+    """Accept a raw Ed25519 peer id or an empty value."""
     return not value or is_peer_id(value)
 
 
 def absent(value: Any) -> bool:
-    """A field that means nothing in this form: not set."""
+    """Accept only an unset field: this form of the message does not use it."""
     return not value
 
 
 def JUDGED(value: float) -> bool:
-    """Any float, also NaN and infinity: a rule of validation decides, under its own name."""
+    """Accept any float, including NaN and infinity: a validation rule checks it later."""
     return True
 
 
 TIME_MS: Final = whole(0, MAX_TIME_MS)
 NAME: Final = text(MAX_NAME_BYTES)
 VERSION: Final = whole()
-SCHEMA: Final = whole(0, MAX_UINT32)  # which one is spoken is looked at before
+SCHEMA: Final = whole(0, MAX_UINT32)  # `read_message` has compared it with our schema
 
 SAMPLING: Final[Table] = {"temperature": JUDGED, "top_p": JUDGED, "top_k": whole(0, MAX_UINT32)}
 HEADER: Final[Table] = {
@@ -221,7 +221,7 @@ TABLES: Final[Mapping[type, Table]] = {
         "created_ms": TIME_MS,
         "software": NAME,
         "read_shards": whole(0, 2**64 - 1),
-        "domain": text(MAX_ENVELOPE_BYTES),  # what is too long for a SPEC counts as empty: `open_peer_record`
+        "domain": text(MAX_ENVELOPE_BYTES),  # `open_peer_record` treats a text that is too long as empty
         "stats": nested(PEER_STATS),
     },
     pb.WeightsQuestion: {
@@ -253,21 +253,21 @@ TABLES: Final[Mapping[type, Table]] = {
 
 
 def first_beyond(message: Any, table: Table) -> str | None:
-    """The name of the first field of `message` that is beyond its bound in `table`; None if all are within."""
+    """Return the name of the first field of `message` beyond its bound in `table`; None if all are within."""
     return next((name for name, bound in table.items() if not bound(getattr(message, name))), None)
 
 
 def require_bounds(message: Any, table: Table) -> None:
-    """Raises RecordError (`malformed`) for a field that `table` does not allow."""
+    """Raise RecordError (`malformed`) if a field is beyond its bound in `table`."""
     if (name := first_beyond(message, table)) is not None:
         raise RecordError("malformed", f"{type(message).__name__}.{name} is out of bounds")
 
 
 def seconds(time_ms: int) -> float:
-    """A time of the wire, within its bound, in seconds."""
+    """Return a time from the wire in seconds."""
     return time_ms / 1000
 
 
 def milliseconds(time_s: float) -> int:
-    """A time in seconds as the wire has it, cut to its bound."""
+    """Return a time in seconds as whole milliseconds for the wire, clamped to its bound."""
     return min(MAX_TIME_MS, max(0, round(time_s * 1000)))

@@ -1,11 +1,11 @@
-"""Integers as planes of bytes, each plane one zstd frame.
+"""Integers split into byte planes, each compressed as one zstd frame.
 
-The high parts of token ids and of log-probs take few values and compress; the low parts are noise and do not. Each
-plane has separate statistics, which is all that an entropy coder needs. zstd stores an incompressible plane as it is,
+The high bytes of token ids and log-probs take few values and compress well. The low bytes are noise and do not. With
+separate planes the entropy coder uses separate statistics for each. zstd stores an incompressible plane as it is,
 ten bytes longer.
 
-No frame is decompressed before its size is known from another field. A frame must declare exactly that size and decode
-to it. It needs no dictionary and is alone in its bytes.
+Another field gives the size of each plane before decompression. A frame must declare exactly that size and decode to
+it. Frames with a dictionary or with trailing data are rejected.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
     Plane = NDArray[np.uint8]
 
-# zstd's fastest strategy. The table is too small, and the shortest match too long, to find repeats that are chance. On
-# noise of few values the entropy coder alone is smaller (by 10 % on the third byte of ids) and quicker.
+# zstd's fastest strategy. The small hash table and the long minimum match keep it from matching accidental repeats. On
+# noise with few values the entropy coder alone is faster and compresses better (by 10 % on the third byte of ids).
 PARAMETERS = zstandard.ZstdCompressionParameters.from_level(
     1, strategy=zstandard.STRATEGY_FAST, window_log=14, hash_log=6, min_match=7, target_length=0
 )
-MAX_WINDOW_BYTES = 1 << 20  # what decoding may hold beside its output
+MAX_WINDOW_BYTES = 1 << 20  # memory of the decoder besides its output
 
 
 class _Zstd(threading.local):
-    """zstd's working memory, made once a thread: a context may not be used by two at a time."""
+    """One zstd compressor and decompressor for each thread, because a zstd context is not thread-safe."""
 
     def __init__(self) -> None:
         self.compressor = zstandard.ZstdCompressor(compression_params=PARAMETERS)
@@ -45,13 +45,13 @@ _zstd = _Zstd()
 
 
 def split_bytes(values: NDArray[Any], num_planes: int) -> list[Plane]:
-    """The `num_planes` lowest bytes of unsigned little-endian `values` `[n]`, lowest first: `[n]` each."""
+    """Return the `num_planes` lowest bytes of unsigned little-endian `values` `[n]`, lowest first, `[n]` each."""
     by_byte = values.view(np.uint8).reshape(len(values), values.itemsize)
     return [np.ascontiguousarray(by_byte[:, place]) for place in range(num_planes)]
 
 
 def join_bytes(planes: Sequence[Plane], *, dtype: str) -> NDArray[Any]:
-    """The unsigned little-endian integers `[n]` with these bytes, lowest first; bytes that have no plane are 0."""
+    """Return the unsigned little-endian integers `[n]` with these bytes, lowest first; missing planes count as 0."""
     values: NDArray[Any] = np.zeros(len(planes[0]), dtype=dtype)
     by_byte = values.view(np.uint8).reshape(len(values), values.itemsize)
     for place, plane in enumerate(planes):
@@ -60,18 +60,18 @@ def join_bytes(planes: Sequence[Plane], *, dtype: str) -> NDArray[Any]:
 
 
 def count_bytes(values: NDArray[Any]) -> int:
-    """How many bytes the largest of the unsigned `values` needs, at least 1."""
+    """Return the number of bytes that the largest of the unsigned `values` needs, at least 1."""
     return max(1, (int(values.max()).bit_length() + 7) // 8)
 
 
 def compress(plane: Plane) -> bytes:
-    """A plane as a frame."""
+    """Return a plane as a zstd frame."""
     frame: bytes = _zstd.compressor.compress(plane.data)
     return frame
 
 
 def decompress(frame: bytes, *, num_bytes: int) -> Plane:
-    """The plane of `num_bytes` bytes in a frame, read-only. Raises RecordError (`malformed`) for any other."""
+    """Return the plane of `num_bytes` bytes in a frame, read-only. Raises RecordError (`malformed`) otherwise."""
     try:
         stated = zstandard.get_frame_parameters(frame)
         if stated.content_size != num_bytes or stated.dict_id:

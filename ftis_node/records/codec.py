@@ -1,15 +1,15 @@
-"""Wire forms of a group by its tokens: records to bytes and back.
+"""Wire forms of a group as tokens: records to bytes and back.
 
     exact     raw little-endian int32 ids and float32 log-probs: 8 bytes a completion token
     lossless  byte planes of both, through zstd (`compact.py`): about 5.7
-    lossy     the same with log-probs in units of 1/256 nat: about 3.5
+    lossy     as lossless, with log-probs in units of 1/256 nat: about 3.5
 
 All other fields take about 300 bytes (`proto/rollout.proto` describes each). The versions of each completion are sent
 only if they differ. Unpacking trusts no input: it bounds sizes before a parser reads the bytes. It bounds counts before
-it makes arrays or decompresses planes. Input that does not fit raises a `RecordError` with the name of the refusal. The
-result is a `Group` in all three cases.
+it makes arrays or decompresses planes. Invalid input raises a `RecordError` with the rejection reason. All three forms
+unpack to a `Group`.
 
-A node that sends the lossy form trains on exactly what it sent: its own groups pass the same validation, as bytes.
+A node that sends the lossy form also trains on it, because it reads its groups back from their bytes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def hash_prompt(prompt_ids: Sequence[int]) -> bytes:
 
 
 def pack_group(group: Group, *, codec: CodecName = "exact") -> bytes:
-    """The bytes of a `Body`: what is signed, hashed and stored. Raises ValueError for an impossible group."""
+    """Return the bytes of a `Body`, to be signed and hashed. Raises ValueError for an impossible group."""
     return make_body(
         group,
         group.tokens.lengths.tolist(),
@@ -60,8 +60,8 @@ def pack_group(group: Group, *, codec: CodecName = "exact") -> bytes:
 def unpack_group(body_bytes: bytes) -> Group:
     """Return the group inside the bytes of a `Body`.
 
-    Raises RecordError: `parse` (no such message), `version` (another schema) or `codec` (another or unknown form).
-    `malformed` means counts, lengths or names that contradict each other, `size` too many tokens for a compact form.
+    Raises RecordError: `parse` (not a `Body`), `version` (another schema) or `codec` (another or unknown form).
+    `malformed` means contradictory counts, lengths or names, `size` too many tokens for a compact form.
     """
     return read_group(read_body(body_bytes, codecs=CODECS))
 

@@ -1,12 +1,12 @@
-"""Compact forms of ids and log-probs: all completions' arrays to compressed planes and back.
+"""Compact forms of ids and log-probs: arrays of all completions to compressed byte planes and back.
 
-Lossless: the bytes of the ids, as many as the largest id needs, and the four bytes of the float32 log-probs.
+Lossless: as many planes as the largest id needs, and four planes for the float32 log-probs.
 
 Lossy: log-probs as 16-bit fixed point in units of 1/256 nat. An importance ratio is the exponential of a difference of
 log-probs. It depends on their absolute error in nats, so a fixed point suits it better than a shorter float. The error
-of these units is at most 1/512, 0.2 % of any ratio, for likely and unlikely tokens. A bfloat16 at -8 nats has an error
-of 1.6 % of a ratio. It spends bits on the difference of 1e-5 and 1e-6, which affects no ratio. The 16 bits are sent as
-three planes of 5, 8 and 3 bits, from the lowest up. This split compresses best: the top 3 are nearly always 0.
+is at most 1/512 nat, which is 0.2 % of any ratio, for likely and unlikely tokens. A bfloat16 at -8 nats has an error of
+1.6 % of a ratio. It spends bits to distinguish 1e-5 from 1e-6, which affects no ratio. The 16 bits are sent as three
+planes of 5, 8 and 3 bits, lowest first. This split compresses best, because the top 3 bits are nearly always 0.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HIGH_SHIFT = LOW_BITS + 8
 
 
 def pack_ids(token_ids: NDArray[np.int32]) -> list[bytes]:
-    """The frames of the ids `[n]`. Raises ValueError for more than a reader takes."""
+    """Return the frames of the ids `[n]`. Raises ValueError for more ids than readers accept."""
     if len(token_ids) > MAX_COMPACT_TOKENS:
         raise ValueError(f"a compact group has at most {MAX_COMPACT_TOKENS} tokens, not {len(token_ids)}")
     unsigned = token_ids.view("<u4")
@@ -42,20 +42,20 @@ def pack_ids(token_ids: NDArray[np.int32]) -> list[bytes]:
 
 
 def unpack_ids(frames: Sequence[bytes], num_tokens: int) -> NDArray[np.int32]:
-    """The ids `[num_tokens]`, read-only. Raises RecordError: `malformed`."""
+    """Return the ids `[num_tokens]`, read-only. Raises RecordError: `malformed`."""
     token_ids = join_bytes(_expand(frames, num_tokens, range(1, MAX_ID_PLANES + 1)), dtype="<u4").view("<i4")
     token_ids.flags.writeable = False
     return token_ids
 
 
 def pack_logprobs(logprobs: NDArray[np.float32], *, lossy: bool) -> list[bytes]:
-    """The frames of the log-probs `[n]`. Raises ValueError if one is NaN and the form is lossy."""
+    """Return the frames of the log-probs `[n]`. Raises ValueError for NaN in the lossy form."""
     planes = _split_units(_to_units(logprobs)) if lossy else split_bytes(logprobs.view("<u4"), NUM_FLOAT_PLANES)
     return [compress(plane) for plane in planes]
 
 
 def unpack_logprobs(frames: Sequence[bytes], num_tokens: int, *, lossy: bool) -> NDArray[np.float32]:
-    """The log-probs `[num_tokens]`, read-only. Raises RecordError: `malformed`."""
+    """Return the log-probs `[num_tokens]`, read-only. Raises RecordError: `malformed`."""
     planes = _expand(frames, num_tokens, (NUM_UNIT_PLANES if lossy else NUM_FLOAT_PLANES,))
     logprobs = _from_units(_join_units(planes)) if lossy else join_bytes(planes, dtype="<u4").view("<f4")
     logprobs.flags.writeable = False
@@ -63,7 +63,7 @@ def unpack_logprobs(frames: Sequence[bytes], num_tokens: int, *, lossy: bool) ->
 
 
 def require_compact_size(num_tokens: int) -> None:
-    """Raises RecordError (`size`) for more tokens than are ever decompressed."""
+    """Raise RecordError (`size`) for more tokens than readers accept in a compact form."""
     if num_tokens > MAX_COMPACT_TOKENS:
         raise RecordError("size", f"{num_tokens} tokens in a compact form; at most {MAX_COMPACT_TOKENS} are taken")
 
@@ -75,7 +75,7 @@ def _expand(frames: Sequence[bytes], num_tokens: int, allowed: Sequence[int]) ->
 
 
 def _to_units(logprobs: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """-log-probs in units of 1/256 nat, to the nearest; 0 above 0, the most at -inf. Raises ValueError for NaN."""
+    """Return `-logprobs` in units of 1/256 nat, rounded and clamped to 16 bits. Raises ValueError for NaN."""
     if np.isnan(logprobs).any():
         raise ValueError("a log-prob that is no number has no lossy form")
     units: NDArray[np.uint16] = np.clip(np.rint(logprobs * np.float32(-UNITS_PER_NAT)), 0, MOST_UNITS).astype(np.uint16)
@@ -93,7 +93,7 @@ def _split_units(units: NDArray[np.uint16]) -> tuple[Plane, Plane, Plane]:
 
 
 def _join_units(planes: Sequence[Plane]) -> NDArray[np.uint16]:
-    """Raises RecordError (`malformed`) if a plane has bits that are another's."""
+    """Join the three planes. Raises RecordError (`malformed`) if a plane has bits outside its range."""
     low, middle, high = (plane.astype(np.uint16) for plane in planes)
     if low.max() >= 2**LOW_BITS or high.max() > MOST_UNITS >> HIGH_SHIFT:
         raise RecordError("malformed", "a plane of log-probs with more bits than it has")

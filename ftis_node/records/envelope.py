@@ -1,7 +1,7 @@
 """Signed bytes: the envelope of a group, its announcement, and a peer's directory record.
 
-An envelope is never re-made: the body's exact bytes are what was signed, what is hashed into the id and what is served
-to others. `open_*` functions check form and bounds only; whether the content is acceptable is `validation/`'s question.
+A node never re-encodes an envelope. It verifies, hashes (for the id) and serves the exact bytes that the sender signed.
+The `open_*` functions check form and bounds only; `validation/` checks the contents.
 """
 
 from __future__ import annotations
@@ -54,23 +54,23 @@ class Envelope:
     signature: bytes
 
     def to_bytes(self) -> bytes:
-        """The bytes that travel and are stored."""
+        """Return the bytes as sent and stored."""
         return pb.Envelope(body=self.body, signature=self.signature).SerializeToString()
 
     def is_signed_by(self, peer_id: str) -> bool:
-        """Whether the signature is that of the peer `peer_id`."""
+        """Return whether the peer `peer_id` signed the body."""
         return verify(peer_id_from_text(peer_id), ENVELOPE_DOMAIN, self.body, self.signature)
 
 
 def seal_group(group: Group | TextGroup, identity: Identity, *, codec: CodecName = "exact") -> Envelope:
-    """Packs and signs a group: one with tokens by `codec`, a text as text. Its sender must be the identity itself."""
+    """Pack and sign a group: tokens with `codec`, text as text. The group's sender must be `identity`."""
     assert group.sender == identity.peer_id, "a node signs only what it made itself"
     body = pack_group(group, codec=codec) if isinstance(group, Group) else pack_text_group(group)
     return Envelope(id=hashlib.sha256(body).digest(), body=body, signature=identity.sign(ENVELOPE_DOMAIN, body))
 
 
 def open_envelope(data: bytes, *, max_bytes: int = MAX_ENVELOPE_BYTES) -> Envelope:
-    """The envelope in `data`. Raises RecordError: `size` before anything is parsed, `parse` for another message."""
+    """Return the envelope in `data`. Raises RecordError: `size` before parsing, `parse` for another message."""
     message = read_message(pb.Envelope(), data, max_bytes=max_bytes)
     if not message.body or len(message.signature) != SIGNATURE_BYTES:
         raise RecordError("parse", "an envelope has a body and a signature of 64 bytes")
@@ -79,9 +79,9 @@ def open_envelope(data: bytes, *, max_bytes: int = MAX_ENVELOPE_BYTES) -> Envelo
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A group that passed validation. `group` has the rewards scored here, `prompt_ids` the prompt made here.
+    """A group that passed validation. `group` has our rewards; `prompt_ids` is the prompt that we rebuilt.
 
-    If the group came as text, `group` has our tokens and `retells` is the id of its exact form.
+    If the group arrived as text, `group` has our tokens and `retells` is the id of its token form.
     """
 
     envelope: Envelope
@@ -92,16 +92,16 @@ class Accepted:
 
     @property
     def announced_id(self) -> bytes:
-        """The id under which the sender announced the group, and knows it."""
+        """Return the id under which the sender announced the group."""
         return self.retells or self.envelope.id
 
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """Announcement of a group: what a peer needs to decide whether to pull it. The transport names the announcer.
+    """Announcement of a group, with the data by which a peer decides whether to pull it.
 
-    `sender` is None if the announcer is the group's sender. `attempt`: how often it was announced before without
-    result.
+    The transport names the announcer. `sender` is None if the announcer is the group's sender. `attempt` counts earlier
+    announcements that no peer confirmed.
     """
 
     id: bytes
@@ -115,7 +115,7 @@ class Announcement:
     sender: str | None = None
 
     def to_bytes(self) -> bytes:
-        """The bytes that travel, about 80."""
+        """Return the announcement as sent, about 80 bytes."""
         return pb.Announcement(
             schema=SCHEMA,
             id=self.id,
@@ -131,7 +131,7 @@ class Announcement:
 
 
 def announce_group(envelope: Envelope, group: Group, *, envelope_bytes: int) -> Announcement:
-    """The announcement of a sealed group."""
+    """Return the announcement of a signed group. `envelope_bytes` is the size of its envelope."""
     return Announcement(
         id=envelope.id,
         number=group.number,
@@ -144,7 +144,7 @@ def announce_group(envelope: Envelope, group: Group, *, envelope_bytes: int) -> 
 
 
 def open_announcement(data: bytes) -> Announcement:
-    """The announcement in `data`. Raises RecordError (`size`, `parse`, `version`, `malformed`)."""
+    """Return the announcement in `data`. Raises RecordError (`size`, `parse`, `version`, `malformed`)."""
     message = read_message(pb.Announcement(), data, max_bytes=MAX_ANNOUNCEMENT_BYTES)
     return Announcement(
         id=message.id,
@@ -161,9 +161,10 @@ def open_announcement(data: bytes) -> Announcement:
 
 @dataclass(frozen=True, slots=True)
 class PeerRecord:
-    """What a peer says of itself in the directory. `domain`: what it generates for, "" for the run's whole task.
+    """A peer's record in the directory, with its claims about itself.
 
-    `role` is one of `ROLES`, "" for one that is not known here.
+    `domain` is the part of the task for which it generates, "" for the whole task. `role` is one of `ROLES`, "" for an
+    unknown role.
     """
 
     run_id: str
@@ -184,7 +185,7 @@ class PeerRecord:
 
 
 def seal_peer_record(record: PeerRecord, identity: Identity) -> bytes:
-    """The signed bytes of a directory record."""
+    """Return the signed bytes of a directory record."""
     body = pb.PeerInfo(
         schema=SCHEMA,
         run=bytes.fromhex(record.run_id),
@@ -207,7 +208,7 @@ def seal_peer_record(record: PeerRecord, identity: Identity) -> bytes:
 
 
 def open_peer_record(data: bytes) -> PeerRecord:
-    """A directory record whose signature holds.
+    """Return the directory record in `data`, with its signature verified.
 
     Raises RecordError: `size`, `parse`, `version`, `malformed`, `signature`.
     """

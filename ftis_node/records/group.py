@@ -1,4 +1,4 @@
-"""Frozen domain records that the packages exchange: a group, its completions, its prompt.
+"""Frozen domain records: a group, its completions, its prompt.
 
 A *group* is the completions of one prompt by one generator. A record never changes after it is made. `codec.py` has the
 wire form of a group, `envelope.py` its signed bytes.
@@ -25,7 +25,7 @@ class FinishReason(StrEnum):
 
     STOP = "stop"  # the end-of-sequence token was sampled; it is the last token
     LENGTH = "length"  # the token limit was reached
-    ABORT = "abort"  # this node cut it short; the tokens sampled so far are kept
+    ABORT = "abort"  # the node stopped it early; the tokens sampled so far are kept
 
 
 class CompletionStatus(StrEnum):
@@ -37,7 +37,7 @@ class CompletionStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class PromptRef:
-    """Name of a prompt, from which every node with the task makes the same prompt.
+    """Reference to a prompt. Every node with the task builds the same prompt from it.
 
     `task` is the canonical task name without a path (`gsm8k`, `rg:chain_sum`); `split` is `train` or `test`. `index` is
     the line of the data file, or the seed of a generated problem.
@@ -73,7 +73,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class SamplingSettings:
-    """The sampling parameters of a group. They decide whether log-probs of two groups are comparable."""
+    """The sampling parameters of a group. Log-probs of two groups are comparable only if these are equal."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -99,8 +99,8 @@ class HeaderFields(TypedDict):
 class GroupHeader:
     """The fields that the token form and the text form of a group share.
 
-    `number` is the sender's running number (1, 2, ...). `created_at` is Unix time in seconds. `weights_of` is the peer
-    whose weights sampled the group, and whose versions it names, if that is not the sender.
+    `number` is the sender's sequence number (1, 2, ...). `created_at` is Unix time in seconds. `weights_of` is the peer
+    whose weights sampled the group, None for the sender; policy versions are that peer's.
     """
 
     run_id: str
@@ -127,7 +127,7 @@ class _Columns(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group(GroupHeader):
-    """The G completions of one prompt by one generator, by their tokens. `text_group.py` has the text form.
+    """The G completions of one prompt by one generator, as tokens. `text_group.py` has the text form.
 
     Each tuple has one entry per completion. `mean_logprobs` is empty, unless a peer sent the group as text.
     """
@@ -142,7 +142,7 @@ class Group(GroupHeader):
 
     @classmethod
     def from_completions(cls, completions: Sequence[Completion], **header: Unpack[HeaderFields]) -> Self:
-        """Return the group of these completions, with their arrays joined."""
+        """Return the group of these completions, with their arrays concatenated."""
         return cls(**header, **_columns(completions))
 
     def with_completions(self, completions: Sequence[Completion]) -> Self:
@@ -151,7 +151,7 @@ class Group(GroupHeader):
 
     @property
     def completions(self) -> tuple[Completion, ...]:
-        """One view per completion, made at each call."""
+        """Return one view per completion, created at each call."""
         return tuple(
             Completion(ids, logprobs, *rest)
             for ids, logprobs, *rest in zip(
@@ -169,22 +169,22 @@ class Group(GroupHeader):
 
     @property
     def policy_version(self) -> int:
-        """The oldest version that sampled a token of the group."""
+        """Return the oldest policy version that sampled a token of the group."""
         return min(self.policy_versions)
 
     @property
     def policy_version_newest(self) -> int:
-        """The newest version that sampled a token of the group."""
+        """Return the newest policy version that sampled a token of the group."""
         return max(self.policy_versions_newest)
 
     @property
     def num_tokens(self) -> int:
-        """Completion tokens in the group."""
+        """Return the number of completion tokens."""
         return self.tokens.num_tokens
 
     @property
     def reward_mean(self) -> float:
-        """Mean reward of the group."""
+        """Return the mean reward."""
         return sum(self.rewards) / len(self.rewards)
 
 

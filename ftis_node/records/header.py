@@ -32,9 +32,9 @@ FINISH_FROM_WIRE = {wire: reason for reason, wire in FINISH_TO_WIRE.items()}
 
 
 def make_body(group: Group | TextGroup, lengths: Sequence[int], **contents: Any) -> bytes:
-    """The bytes of a `Body`: the header, how long each completion is and how it ended, and `contents` by field name.
+    """Return the bytes of a `Body`: header, completion lengths, finish reasons, and `contents` by field name.
 
-    Raises ValueError for an impossible number of completions, or of versions between the oldest and the newest.
+    Raises ValueError for an impossible number of completions or an impossible range of policy versions.
     """
     if not 1 <= len(lengths) <= MAX_COMPLETIONS:
         raise ValueError(f"a group has 1 to {MAX_COMPLETIONS} completions, not {len(lengths)}")
@@ -63,7 +63,7 @@ def make_body(group: Group | TextGroup, lengths: Sequence[int], **contents: Any)
 
 
 def require_header(body: pb.Body) -> None:
-    """Raises RecordError (`malformed`) if fields that are within their bounds cannot belong together."""
+    """Raise RecordError (`malformed`) if fields within their bounds contradict each other."""
     if body.policy_version + body.policy_version_span > MAX_INTEGER:
         raise RecordError("malformed", "a version of 2^63 or more")
     num_completions = len(body.lengths)
@@ -72,7 +72,7 @@ def require_header(body: pb.Body) -> None:
 
 
 def read_header(body: pb.Body) -> HeaderFields:
-    """The header of a body that was read by `reading.read_body` and has passed `require_header`."""
+    """Return the header of a body from `parsing.read_body` that has passed `require_header`."""
     return HeaderFields(
         run_id=body.run.hex(),
         sender=peer_id_text(body.sender),
@@ -93,10 +93,10 @@ def read_header(body: pb.Body) -> HeaderFields:
 
 @lru_cache(maxsize=1024)
 def settle(value: float) -> float:
-    """A float32 from the wire as the shortest decimal that means it: 0.95 comes back as 0.95."""
+    """Return the float of the shortest decimal that rounds to this float32, so that 0.95 arrives as 0.95."""
     return float(str(np.float32(value)))
 
 
 def clip_name(name: str) -> str:
-    """A name as far as it may travel."""
+    """Return a name cut to `MAX_NAME_BYTES`."""
     return name.encode()[:MAX_NAME_BYTES].decode(errors="ignore")

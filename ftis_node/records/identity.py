@@ -1,8 +1,8 @@
 """Identity of a node: one Ed25519 key, whose public half is inside the peer id.
 
 A libp2p peer id of an Ed25519 key is the identity multihash of the protobuf-wrapped public key. These are six fixed
-bytes and the 32 bytes of the key. So anyone who knows the id can check a signature without a request. Signatures cover
-a domain string and the exact bytes signed. A signature for one kind of record is not valid for another.
+bytes and the 32 bytes of the key. So any node that knows the id can check a signature without a request. Signatures
+cover a domain string and the exact bytes signed. A signature for one kind of record is not valid for another.
 """
 
 from __future__ import annotations
@@ -29,37 +29,37 @@ WEIGHTS_DOMAIN = b"ftis-node/weights/1\n"
 SEED_BYTES = 32
 PEER_ID_BYTES = 38
 PEER_ID_CHARS = 52
-SHOWN_CHARS = 80  # of a text that is none, in a message
+SHOWN_CHARS = 80  # shown of an invalid id in an error message
 NUM_CACHED_PEERS = 4096  # base58 costs as much as unpacking a group, and a node meets the same peers often
 _ED25519_PEER_PREFIX = bytes.fromhex("002408011220")  # identity multihash of 36 bytes: key type 1, 32 bytes of key
 
 
 def peer_id_bytes(public_key: bytes) -> bytes:
-    """The raw 38-byte peer id of a 32-byte Ed25519 public key."""
+    """Return the raw 38-byte peer id of a 32-byte Ed25519 public key."""
     return _ED25519_PEER_PREFIX + public_key
 
 
 def is_peer_id(raw: bytes) -> bool:
-    """Whether these bytes are an Ed25519 peer id."""
+    """Return whether these bytes are an Ed25519 peer id."""
     return len(raw) == PEER_ID_BYTES and raw.startswith(_ED25519_PEER_PREFIX)
 
 
 @lru_cache(maxsize=NUM_CACHED_PEERS)
 def peer_id_text(raw: bytes) -> str:
-    """The usual text form of a raw peer id (`12D3Koo...`). Raises ValueError for anything but an Ed25519 peer id."""
+    """Return the text form of a raw peer id (`12D3Koo...`). Raises ValueError if it is not an Ed25519 id."""
     if not is_peer_id(raw):
         raise ValueError(f"{len(raw)} bytes are no Ed25519 peer id")
     return str(base58.b58encode(raw), "ascii")
 
 
 def ed25519_peer_id(raw: bytes) -> str | None:
-    """The text form of a raw peer id from the network; None if its key is of another type."""
+    """Return the text form of a raw peer id from the network; None if its key is of another type."""
     return peer_id_text(raw) if is_peer_id(raw) else None
 
 
 @lru_cache(maxsize=NUM_CACHED_PEERS)
 def peer_id_from_text(text: str) -> bytes:
-    """The raw form of a peer id. Raises ValueError for anything but an Ed25519 peer id."""
+    """Return the raw form of a peer id. Raises ValueError if it is not an Ed25519 id."""
     if len(text) != PEER_ID_CHARS or not text.isascii():  # before base58, whose cost grows with the square
         raise ValueError(f"{text[:SHOWN_CHARS]!r} is no Ed25519 peer id")
     raw: bytes = base58.b58decode(text)
@@ -69,7 +69,7 @@ def peer_id_from_text(text: str) -> bytes:
 
 
 def verify(peer: bytes, domain: bytes, message: bytes, signature: bytes) -> bool:
-    """Whether `signature` is `peer`'s (a raw peer id) over `message` in `domain`. False for any malformed input."""
+    """Return whether `peer` (a raw peer id) signed `message` in `domain`; false for malformed input."""
     if not is_peer_id(peer):
         return False
     try:
@@ -91,28 +91,29 @@ def _private_key(seed: bytes) -> Ed25519PrivateKey:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A node's private key and what follows from it."""
+    """A node's private key and peer id."""
 
     seed: bytes = field(repr=False)
     peer: bytes
 
     @classmethod
     def from_seed(cls, seed: bytes) -> Identity:
-        """The identity of a 32-byte private seed."""
+        """Return the identity of a 32-byte private seed."""
         public = Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw()
         return cls(seed=seed, peer=peer_id_bytes(public))
 
     @classmethod
     def generate(cls) -> Identity:
-        """A new identity from the system's random source."""
+        """Return a new identity from the system's random source."""
         return cls.from_seed(os.urandom(SEED_BYTES))
 
     @classmethod
     def load_or_create(cls, path: Path) -> Identity:
-        """The identity in the file `path` (hex seed and peer id, a line each; mode 0600), made there at first use.
+        """Return the identity in the file `path`; create the file if it is missing.
 
-        Files of old have the seed alone: they get the peer id, by which a turned bit is noticed. Raises DamagedError,
-        ConfigError if others can read the file.
+        The file holds the hex seed and the peer id, one on each line, with mode 0600. A file of an older version has no
+        peer id. It is added, so that a flipped bit is detected.
+        Raises DamagedError, and ConfigError if other users can read the file.
         """
         check_regular(path)
         if not path.exists():
@@ -124,7 +125,7 @@ class Identity:
 
     @classmethod
     def parse(cls, text: str) -> Identity | None:
-        """The identity in a key file's text; None if there is none, or its seed is not that of its peer id."""
+        """Return the identity in a key file's text; None if it is invalid or seed and peer id do not match."""
         seed, *peer_id = text.split() or [""]
         try:
             identity = cls.from_seed(bytes.fromhex(seed)) if len(seed) == 2 * SEED_BYTES else None
@@ -134,7 +135,7 @@ class Identity:
 
     @classmethod
     def load(cls, path: Path) -> Identity:
-        """The identity in the file `path`. Raises ConfigError if there is none, or as `load_or_create` does."""
+        """Return the identity in the file `path`. Raises ConfigError if it is missing, else as `load_or_create`."""
         try:
             text = read_file(path, max_bytes=MAX_KEY_FILE_BYTES).decode("ascii", errors="replace")
             if path.stat().st_mode & 0o077:
@@ -154,21 +155,21 @@ class Identity:
         return identity
 
     def save(self, path: Path) -> None:
-        """Writes the file `path`, readable by its owner alone, whole or not at all. Raises OSError."""
+        """Write the file `path` atomically, readable by its owner only. Raises OSError."""
         write_private(path, f"{self.seed.hex()}\n{self.peer_id}\n".encode())
 
     @property
     def peer_id(self) -> str:
-        """The text form of the peer id."""
+        """Return the text form of the peer id."""
         return peer_id_text(self.peer)
 
     def sign(self, domain: bytes, message: bytes) -> bytes:
-        """The 64-byte signature over `domain` + `message`."""
+        """Return the 64-byte signature over `domain` + `message`."""
         return _private_key(self.seed).sign(domain + message)
 
 
 def write_private(path: Path, contents: bytes) -> None:
-    """Puts a file of mode 0600 in place in one step: a crash leaves the old one or the new. Raises OSError."""
+    """Write a file of mode 0600 atomically: a crash leaves the old file or the new one. Raises OSError."""
     temporary = path.with_name(f".{path.name}.new")
     temporary.unlink(missing_ok=True)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

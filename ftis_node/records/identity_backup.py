@@ -6,7 +6,7 @@
 
 `sealed` is the seed under AES-256-GCM, with the peer id as associated data. The key is scrypt(passphrase) with
 parameters N = 2^15, r = 8, p = 1: 32 MiB and about 0.1 s for each guess (RFC 7914). The parameters belong to format 1
-and are not read from the file, so a forged file cannot demand all memory. The key file of a home (`identity.key`, 64
+and are not read from the file, so a forged file cannot exhaust the memory. The key file of a home (`identity.key`, 64
 hex characters) is accepted as a plain backup, too.
 """
 
@@ -37,7 +37,7 @@ SCRYPT_N, SCRYPT_R, SCRYPT_P = 1 << 15, 8, 1
 
 
 class EncryptedKey(msgspec.Struct, frozen=True):
-    """The seed under a passphrase; hex."""
+    """The seed encrypted with a passphrase; all fields are hex."""
 
     salt: str
     nonce: str
@@ -45,7 +45,7 @@ class EncryptedKey(msgspec.Struct, frozen=True):
 
 
 class IdentityBackup(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The file. Of `seed` and `sealed` one is there."""
+    """The contents of the file. Exactly one of `seed` and `sealed` is set."""
 
     what: str
     format: int
@@ -56,7 +56,7 @@ class IdentityBackup(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def pack_backup(identity: Identity, *, created_at: str, passphrase: str | None) -> bytes:
-    """The file's bytes; sealed where there is a passphrase."""
+    """Return the file's bytes, encrypted if there is a passphrase."""
     seed, sealed = identity.seed.hex(), None
     if passphrase is not None:
         seed, sealed = "", _seal(identity, passphrase)
@@ -65,7 +65,7 @@ def pack_backup(identity: Identity, *, created_at: str, passphrase: str | None) 
 
 
 def unpack_backup(data: bytes, *, name: str, ask_passphrase: Callable[[], str]) -> Identity:
-    """Return the identity in a file's bytes. Errors contain `name`; `ask_passphrase` is called for a sealed one only.
+    """Return the identity in a file's bytes. Errors contain `name`. Only an encrypted seed calls `ask_passphrase`.
 
     Raises ConfigError for a file that is no backup, is damaged or too new, UsageError for a wrong passphrase.
     """
@@ -110,7 +110,7 @@ def _key(passphrase: str, salt: bytes) -> bytes:
 
 
 def _hex(text: str, num_bytes: int) -> bytes | None:
-    """The bytes of exactly that many hex digits, else None."""
+    """Return the bytes of `text` if it is hex digits for exactly `num_bytes` bytes, else None."""
     try:
         found = bytes.fromhex(text)
     except ValueError:

@@ -1,6 +1,6 @@
-"""Bytes from a peer into a message: bounded before they are parsed, of a schema that is spoken here, in its bounds.
+"""Parses bytes from a peer to a message: checks the size before parsing, then the schema and the bounds.
 
-This is the only place where bytes become a message: what leaves it has passed the tables of `bounds.py`.
+This is the only place where bytes become a message. Every returned message has passed the tables of `bounds.py`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ MessageT = TypeVar("MessageT", bound=Message)
 
 
 def read_message(message: MessageT, data: bytes, *, max_bytes: int) -> MessageT:
-    """`message`, filled from `data`, with every field within its bound.
+    """Fill `message` from `data` and return it, with every field within its bound.
 
-    Raises RecordError: `size` before anything is parsed, `parse`, `version` (another schema), `malformed`.
+    Raises RecordError: `size` before parsing, `parse`, `version` (another schema), `malformed`.
     """
     _parse(message, data, max_bytes=max_bytes)
     table = TABLES[type(message)]
@@ -36,11 +36,11 @@ def read_message(message: MessageT, data: bytes, *, max_bytes: int) -> MessageT:
 
 
 def read_body(data: bytes, *, codecs: Collection[str]) -> pb.Body:
-    """The `Body` in `data`, in one of `codecs` and with no field that belongs to another.
+    """Return the `Body` in `data`, in one of `codecs` and without fields of another codec.
 
     Raises RecordError: `parse`, `version`, `codec`, `malformed`.
     """
-    body = _parse(pb.Body(), data, max_bytes=len(data))  # the envelope was bounded
+    body = _parse(pb.Body(), data, max_bytes=len(data))  # the envelope's size was checked
     _require_schema(body)
     name = CODEC_NAMES.get(body.codec)
     if name is None:
@@ -63,7 +63,7 @@ def _parse(message: MessageT, data: bytes, *, max_bytes: int) -> MessageT:
 
 
 def _require_schema(message: Any) -> None:
-    """Raises SchemaRecordError (`version`) for another schema than ours."""
+    """Raise SchemaRecordError (`version`) for any schema but ours."""
     if message.schema != SCHEMA:
         detail = f"schema {message.schema}, this node speaks {SCHEMA}"
         raise SchemaRecordError("version", detail, schema=message.schema)

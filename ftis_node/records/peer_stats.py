@@ -1,4 +1,4 @@
-"""Optional measurements of a directory record: step, rates, evaluations, and whose groups a learner used."""
+"""Optional measurements in a directory record: step, rates, evaluations, senders of the groups used."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ftis_node.records.identity import peer_id_from_text, peer_id_text
 
 @dataclass(frozen=True, slots=True)
 class PeerStats:
-    """What a peer claims of itself. It is displayed, and no decision depends on it.
+    """Claims of a peer about its progress, for display only: no decision depends on them.
 
     `pass_rates` are pairs of a step and pass@1 in [0, 1], the oldest first. `sources` are pairs of a peer id and the
     number of its groups among the `trained_groups` of the last steps, the largest number first.

@@ -1,7 +1,7 @@
 """The text form of a group on the wire, and the reader for a body in either form.
 
-`bounds.py` checks the size of every text, the parser the UTF-8; the counts are checked before a record is made. Only
-the group has versions: the version of another model that sampled a text has no use for the reader.
+`bounds.py` checks the size of every text; the parser checks the UTF-8. Counts are checked before a record is created.
+Completions carry no policy versions in this form, only the group does: readers do not need them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def hash_messages(messages: Sequence[Mapping[str, object]]) -> bytes:
 
 
 def pack_text_group(group: TextGroup) -> bytes:
-    """The bytes of a `Body` in the text form. Raises ValueError for an impossible group."""
+    """Return the bytes of a `Body` in the text form. Raises ValueError for an impossible group."""
     return make_body(
         group,
         [completion.num_tokens for completion in group.completions],
@@ -45,24 +45,24 @@ def pack_text_group(group: TextGroup) -> bytes:
 
 
 def unpack_text_group(body_bytes: bytes) -> TextGroup:
-    """The group inside the bytes of a `Body` in the text form.
+    """Return the group inside the bytes of a `Body` in the text form.
 
-    Raises RecordError: `parse` (no such message, or a text that is no UTF-8), `version`, `codec`, `malformed`.
+    Raises RecordError: `parse` (not a `Body`, or a text that is not UTF-8), `version`, `codec`, `malformed`.
     """
     return read_text_group(read_body(body_bytes, codecs=(TEXT,)))
 
 
 def unpack_any(body_bytes: bytes, *, codecs: Collection[str] = tuple(CODECS)) -> Group | TextGroup:
-    """The group inside the bytes of a `Body`, in the form that its codec names: as text, or in one of `codecs`.
+    """Return the group inside the bytes of a `Body`: as text, or in one of `codecs`.
 
-    Raises RecordError as the others.
+    Raises RecordError as `unpack_group` and `unpack_text_group` do.
     """
     body = read_body(body_bytes, codecs=(*codecs, TEXT))
     return read_text_group(body) if body.codec == pb.CODEC_TEXT else read_group(body)
 
 
 def read_text_group(body: pb.Body) -> TextGroup:
-    """The group in a body of the text form, from `read_body`. Raises RecordError: `malformed`."""
+    """Return the group in a body of the text form, from `read_body`. Raises RecordError: `malformed`."""
     require_header(body)
     if len(body.texts) != len(body.lengths) or len(body.mean_logprobs) != len(body.lengths):
         raise RecordError("malformed", "texts or mean log-probs do not count as many as lengths")

@@ -1,7 +1,7 @@
-"""A group sent as text, for a peer with another tokenizer, to which token ids and their log-probs mean nothing.
+"""A group sent as text, for a peer with another tokenizer that cannot use the token ids and their log-probs.
 
 Of the log-probs only their mean over the sender's tokens remains: the geometric mean of a completion's probabilities.
-The receiver compares it with the mean over its own tokens. All other fields are as in the exact form.
+The receiver compares it with the mean over its own tokens. All other fields are as in the token form.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class TextCompletion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextGroup(GroupHeader):
-    """The completions of one prompt by one generator, as texts. `retells` is the id of the exact form.
+    """The completions of one prompt by one generator, as texts. `retells` is the id of the token form.
 
-    `prompt_hash` is `text_codec.hash_messages` of the prompt: its ids are the sender's. `policy_version` and
-    `policy_version_newest` are those of the sender's exact group.
+    `prompt_hash` is `text_codec.hash_messages` of the prompt, because token ids differ between tokenizers.
+    `policy_version` and `policy_version_newest` are those of the token form.
     """
 
     policy_version: int
@@ -44,21 +44,21 @@ class TextGroup(GroupHeader):
 
     @property
     def rewards(self) -> tuple[float, ...]:
-        """One reward a completion, in order."""
+        """Return one reward per completion, in order."""
         return tuple(completion.reward for completion in self.completions)
 
     @property
     def finish_reasons(self) -> tuple[FinishReason, ...]:
-        """One finish reason a completion, in order."""
+        """Return one finish reason per completion, in order."""
         return tuple(completion.finish_reason for completion in self.completions)
 
     @property
     def num_tokens(self) -> int:
-        """Completion tokens of the sender's tokenizer."""
+        """Return the number of completion tokens of the sender's tokenizer."""
         return sum(completion.num_tokens for completion in self.completions)
 
     def in_tokens(self, token_ids: Sequence[Sequence[int]]) -> Group:
-        """The group by the tokens that these texts have here, one sequence a completion; no log-prob is known."""
+        """Return the group with our token ids for each text, without log-probs."""
         header = {field.name: getattr(self, field.name) for field in fields(GroupHeader)}
         num_completions = len(self.completions)
         return Group(

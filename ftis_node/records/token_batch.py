@@ -1,6 +1,6 @@
-"""The tokens of several completions as flat arrays: the one form from the sampler to the loss.
+"""The tokens of several completions as flat arrays, the single representation from the sampler to the loss.
 
-A completion is a slice of the flat arrays. No step on the way copies tokens, unless it leaves the process.
+A completion is a slice of the flat arrays. Tokens are copied only when they leave the process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NO_LOGPROBS = np.empty(0, dtype=np.float32)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenBatch:
-    """The tokens of G completions, n in all, one completion after the other.
+    """The n tokens of G completions, one completion after the other.
 
     token_ids  int32 [n]
     logprobs   float32 [n], nats; or [0], if no log-prob of these tokens is known
@@ -73,24 +73,24 @@ class TokenBatch:
 
     @property
     def num_tokens(self) -> int:
-        """Completion tokens in all."""
+        """Return the number of tokens of all completions."""
         return len(self.token_ids)
 
     @property
     def ends(self) -> NDArray[np.int64]:
-        """`[G]`: where each completion ends in the flat arrays."""
+        """Return the end offset `[G]` of each completion in the flat arrays."""
         return np.cumsum(self.lengths, dtype=np.int64)
 
     def ids_of_each(self) -> list[NDArray[np.int32]]:
-        """One view of token ids per completion."""
+        """Return one view of token ids per completion."""
         return self._split(self.token_ids)
 
     def logprobs_of_each(self) -> list[NDArray[np.float32]]:
-        """One view of log-probs per completion; empty views if none is known."""
+        """Return one view of log-probs per completion; empty views if none is known."""
         return self._split(self.logprobs)
 
     def mean_logprobs(self) -> NDArray[np.float64]:
-        """`[G]`: mean log-prob of each completion, in nats per token."""
+        """Return the mean log-prob `[G]` of each completion, in nats per token."""
         return np.add.reduceat(self.logprobs.astype(np.float64), self.ends - self.lengths) / self.lengths
 
     def _split(self, values: NDArray[Value]) -> list[NDArray[Value]]:

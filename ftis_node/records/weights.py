@@ -1,7 +1,7 @@
 """A learner's offer of one version of its weights, and a generator's request for it.
 
-The offer is signed, so the learner vouches for size, hashes and proof, whichever peer then serves the bytes. It has the
-hash of the list of chunk hashes. So the list of a large file is sent separately and checked before use.
+The learner signs the offer, so size, hashes and probe log-probs are authentic, whichever peer then serves the bytes.
+The offer holds only a hash of the chunk hashes. The chunk hashes are sent separately and checked before use.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ MAX_WEIGHTS_REQUEST_BYTES = 256
 class WeightsOffer:
     """One version of a learner's weights.
 
-    `sha256` is the file's, `chunks_sha256` that of the chunk hashes one after the other. `adapter_config` is peft's
-    JSON where the file is an adapter alone, else empty. `created_at` is Unix time in seconds by the learner's clock.
+    `sha256` is the hash of the file, `chunks_sha256` that of the concatenated chunk hashes. `adapter_config` is peft's
+    JSON if the file is an adapter, else empty. `created_at` is Unix time in seconds by the learner's clock.
     """
 
     run_id: str
@@ -61,20 +61,20 @@ class WeightsOffer:
 
     @property
     def num_chunks(self) -> int:
-        """How many chunks the file has."""
+        """Return the number of chunks of the file."""
         return -(-self.num_bytes // self.chunk_bytes)
 
     def size_of(self, chunk: int) -> int:
-        """Bytes of the chunk with this index; the last one has what is left."""
+        """Return the size in bytes of the chunk with this index; the last one may be smaller."""
         return min(self.chunk_bytes, self.num_bytes - chunk * self.chunk_bytes)
 
     def lists(self, hashes: bytes) -> bool:
-        """Whether these are the hashes of its chunks."""
+        """Return whether `hashes` are the concatenated hashes of the file's chunks."""
         return len(hashes) == DIGEST_BYTES * self.num_chunks and hashlib.sha256(hashes).digest() == self.chunks_sha256
 
 
 def seal_offer(offer: WeightsOffer, identity: Identity) -> bytes:
-    """The signed bytes of an offer."""
+    """Return the signed bytes of an offer."""
     body = pb.WeightsInfo(
         schema=SCHEMA,
         run=bytes.fromhex(offer.run_id),
@@ -96,7 +96,7 @@ def seal_offer(offer: WeightsOffer, identity: Identity) -> bytes:
 
 
 def open_offer(data: bytes) -> WeightsOffer:
-    """An offer whose signature holds. Raises RecordError: `size`, `parse`, `version`, `malformed`, `signature`."""
+    """Return the verified offer in `data`. Raises RecordError: `size`, `parse`, `version`, `malformed`, `signature`."""
     outer = read_message(pb.WeightsOffer(), data, max_bytes=MAX_OFFER_BYTES)
     info = read_message(pb.WeightsInfo(), outer.body, max_bytes=MAX_OFFER_BYTES)
     _require_form(info)
@@ -121,7 +121,7 @@ def open_offer(data: bytes) -> WeightsOffer:
 
 
 def _require_form(info: pb.WeightsInfo) -> None:
-    """Raises RecordError (`malformed`) if fields that are within their bounds cannot belong together."""
+    """Raise RecordError (`malformed`) if fields within their bounds contradict each other."""
     if info.num_bytes > MAX_CHUNKS * info.chunk_bytes:
         raise RecordError("malformed", f"an offer of {info.num_bytes} bytes in chunks of {info.chunk_bytes}")
     if len(info.probe_logprobs) != len(info.probe_ids) - 1:
@@ -129,7 +129,7 @@ def _require_form(info: pb.WeightsInfo) -> None:
 
 
 class WeightsPart(IntEnum):
-    """What of a version is asked for."""
+    """Requested part of a version."""
 
     OFFER = pb.WEIGHTS_PART_OFFER
     HASHES = pb.WEIGHTS_PART_HASHES
@@ -138,7 +138,10 @@ class WeightsPart(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class WeightsRequest:
-    """What a generator asks: the newest offer, or of the file with a hash its chunk hashes, or some of its chunks."""
+    """A generator's request: the newest offer, or the chunk hashes or chunks of one file.
+
+    `file` is the SHA-256 of that file, empty in a request for an offer.
+    """
 
     part: WeightsPart
     file: bytes = b""
@@ -146,14 +149,14 @@ class WeightsRequest:
     count: int = 0
 
     def to_bytes(self) -> bytes:
-        """The bytes that travel, under 64."""
+        """Return the request as sent, fewer than 64 bytes."""
         return pb.WeightsQuestion(
             schema=SCHEMA, part=self.part.value, file=self.file, first=self.first, count=self.count
         ).SerializeToString()
 
 
 def open_weights_request(data: bytes) -> WeightsRequest:
-    """The question in a peer's bytes. Raises RecordError: `size`, `parse`, `version`, `malformed`."""
+    """Return the request in a peer's bytes. Raises RecordError: `size`, `parse`, `version`, `malformed`."""
     message = read_message(pb.WeightsQuestion(), data, max_bytes=MAX_WEIGHTS_REQUEST_BYTES)
     part = WeightsPart(int(message.part))
     if len(message.file) != (0 if part is WeightsPart.OFFER else DIGEST_BYTES):
@@ -164,5 +167,5 @@ def open_weights_request(data: bytes) -> WeightsRequest:
 
 
 def hash_chunks(chunks: Sequence[bytes]) -> bytes:
-    """The SHA-256 of each, one after the other."""
+    """Return the concatenated SHA-256 hashes of the chunks."""
     return b"".join(hashlib.sha256(chunk).digest() for chunk in chunks)

@@ -1,3 +1,3 @@
-"""The durable local replay buffer (SQLite, WAL)."""
+"""Durable replay buffer on the local disk (SQLite, WAL)."""
 
 from __future__ import annotations

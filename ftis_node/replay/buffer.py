@@ -1,6 +1,6 @@
-"""The durable replay buffer: admission, choosing a step's groups, release. Each method is one transaction.
+"""Durable replay buffer: admission, choice of a step's groups, release. Each public method is one transaction.
 
-Every method blocks on the disk, so the daemon calls them in one dedicated thread. `lifecycle.py` draws the states.
+Every method waits for the disk, so the daemon calls them in one dedicated thread. `lifecycle.py` draws the states.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StoredGroup:
-    """A group taken for a step: the signed body, and this node's data on it.
+    """A group that a step took: the signed body, and this node's data about it.
 
-    `rewards` are this node's. `prompt_ids` are little-endian int32. `text_token_ids` are this node's ids of the texts
-    of a body in the text form, one tuple per completion. They are empty for a body with tokens.
+    `rewards` are this node's scores. `prompt_ids` holds little-endian int32. `text_token_ids` has this node's ids of
+    each text, one tuple per completion; it is empty for a body with token ids.
     """
 
     id: bytes
@@ -56,7 +56,7 @@ class StoredGroup:
 
     @classmethod
     def from_accepted(cls, accepted: Accepted, *, own: bool) -> StoredGroup:
-        """Return an accepted group as the buffer would give it back."""
+        """Return an accepted group in the form in which `ReplayBuffer.take` returns it."""
         group = accepted.group
         return cls(
             id=accepted.envelope.id,
@@ -73,30 +73,30 @@ class StoredGroup:
 
 
 class Taken(NamedTuple):
-    """The groups of a step, and what was given up unused when they were chosen."""
+    """Groups of a step, and the groups that the choice released without using them."""
 
     groups: list[StoredGroup]
     discarded: list[Candidate]
 
 
 class ReplayBuffer:
-    """Groups on disk, own and foreign, from admission to release."""
+    """Durable queue of own and foreign groups, from admission to release."""
 
     def __init__(self, path: Path) -> None:
-        """Opens or makes the file. Raises ConfigError for a damaged one."""
+        """Open or create the file. Raises DamagedError, MachineError if locked, ConfigError for a newer schema."""
         self._db = open_writer(path)
         limit_reset_at(self._db)
 
     def close(self) -> None:
-        """Closes the file; everything acknowledged is on disk already."""
+        """Close the file. All acknowledged changes are on disk already."""
         self._db.close()
 
     def admit(self, accepted: Accepted, *, own: bool) -> bool:
-        """WAITING -> READY. On disk when it returns. False if the group or its number is or was there already."""
+        """Admit one group: WAITING -> READY, on disk at return. Return False as `admit_many` does."""
         return self.admit_many([(accepted, own)])[0]
 
     def admit_many(self, arrivals: Sequence[tuple[Accepted, bool]]) -> list[bool]:
-        """As `admit` for each group and whether it is our own, in order, with one wait for the disk."""
+        """Admit groups, own or not, with one wait for the disk. False if the number is known or a reset came later."""
         with self._transaction():
             return [self._insert(accepted, own=own) for accepted, own in arrivals]
 
@@ -131,9 +131,9 @@ class ReplayBuffer:
         return bool(done.rowcount)
 
     def take(self, step: int, *, own: int, foreign: int, rule: ChoiceRule = choose_newest) -> Taken:
-        """READY -> TAKEN: up to `own` own and `foreign` foreign groups for optimizer step `step`, chosen by `rule`.
+        """Take up to `own` own and `foreign` foreign groups, chosen by `rule`, for a step: READY -> TAKEN.
 
-        What the rule passed over: READY -> RELEASED(discarded).
+        Groups that the rule discards change from READY to RELEASED(discarded).
         """
         with self._transaction():
             selection = rule(self._candidates(), own, foreign)
@@ -145,7 +145,7 @@ class ReplayBuffer:
         return Taken([self._load(candidate.id) for candidate in selection.taken], list(selection.discarded))
 
     def release_step(self, step: int, reason: ReleaseReason) -> int:
-        """TAKEN -> RELEASED for all groups of a step; returns how many."""
+        """Release all groups of a step: TAKEN -> RELEASED(`reason`). Return their number."""
         with self._transaction():
             done = self._db.execute(
                 "UPDATE groups SET state = ?, reason = ? WHERE state = ? AND step = ?",
@@ -154,13 +154,13 @@ class ReplayBuffer:
         return done.rowcount
 
     def release_stale(self, freshness: Freshness) -> list[Candidate]:
-        """READY -> RELEASED(stale) for groups that have aged out; returns them."""
+        """Release and return the groups that are too old: READY -> RELEASED(stale)."""
         stale = [candidate for candidate in self._candidates() if freshness.is_stale(candidate)]
         self._release(stale, ReleaseReason.STALE)
         return stale
 
     def release_delivered(self, ids: Collection[bytes]) -> list[Candidate]:
-        """READY -> RELEASED(delivered) for own groups with these ids; returns them."""
+        """Release and return the own groups with these ids: READY -> RELEASED(delivered)."""
         delivered = [candidate for candidate in self._candidates() if candidate.own and candidate.id in ids]
         self._release(delivered, ReleaseReason.DELIVERED)
         return delivered
@@ -168,14 +168,13 @@ class ReplayBuffer:
     def evict_foreign(
         self, *, keep: int, keep_bytes: int | None = None, cap: ShareCap | None = None
     ) -> list[Candidate]:
-        """READY -> RELEASED(evicted) for foreign groups beyond `keep`, or `keep_bytes`, or their peer's places; returns
-        them."""
+        """Evict foreign groups beyond `keep`, `keep_bytes` or `cap`: READY -> RELEASED(evicted). Return them."""
         evicted = choose_evicted(self._candidates(), keep=keep, keep_bytes=keep_bytes, cap=cap or ShareCap())
         self._release(evicted, ReleaseReason.EVICTED)
         return evicted
 
     def release_audited(self, group_id: bytes) -> bool:
-        """READY -> RELEASED(audit) for one group; False if it is READY no more."""
+        """Release one group: READY -> RELEASED(audit). Return False if it is no longer READY."""
         with self._transaction():
             done = self._db.execute(
                 "UPDATE groups SET state = ?, reason = ? WHERE id = ? AND state = ?",
@@ -187,8 +186,8 @@ class ReplayBuffer:
         """Reconcile the groups with the learner's checkpoint at `step`; return how many are READY again.
 
         Groups of a step that the checkpoint includes become trained. Groups of a later step become READY again, because
-        its work is lost. `last_groups` are those of `step`, as the checkpoint names them. If the buffer disagrees (one
-        of them is from a backup), the checkpoint decides, because it has the weights.
+        its work is lost. `last_groups` lists the groups of `step` by the checkpoint. If the buffer disagrees (one of
+        the two is from a backup), the checkpoint decides, because it has the weights.
         """
         with self._transaction():
             strayed = 0 if last_groups is None else believe_checkpoint(self._db, step, last_groups)
@@ -203,29 +202,29 @@ class ReplayBuffer:
         return undone.rowcount + strayed
 
     def note_failed(self, step: int) -> None:
-        """The learner failed in `step`: counted for each of its groups, which stay TAKEN until `reconcile`."""
+        """Count a failure of the learner for each group of `step`; they stay TAKEN until `reconcile`."""
         with self._transaction():
             note_failed(self._db, step)
 
     def release_poisoned(self) -> list[bytes]:
-        """READY -> RELEASED(poisoned) for groups that the learner failed on too often; returns their ids."""
+        """Release the groups on which the learner failed too often: READY -> RELEASED(poisoned). Return their ids."""
         with self._transaction():
             return release_poisoned(self._db)
 
     def release_damaged(self) -> list[bytes]:
-        """READY, TAKEN -> RELEASED(damaged) for groups that are not what was stored; returns their ids."""
+        """Release the groups whose rows have changed on disk: READY, TAKEN -> RELEASED(damaged). Return their ids."""
         with self._transaction():
             return release_damaged(self._db)
 
     def claim_used(self, used: Iterable[LoggedGroup]) -> int:
-        """READY -> TAKEN for groups that steps have used by the event log; returns how many there were."""
+        """Mark READY groups that steps have used according to the event log: READY -> TAKEN. Return their number."""
         with self._transaction():
             return claim_used(self._db, used)
 
     def prune(self, *, max_disk_bytes: int, saved_step: int | None = None) -> int:
-        """Deletes the oldest RELEASED groups until the kept envelopes fit `max_disk_bytes`; returns how many went.
+        """Delete the oldest RELEASED groups until the kept envelopes fit in `max_disk_bytes`; return their number.
 
-        Groups of steps after `saved_step`, the newest checkpoint's, stay: a learner that dies needs them again.
+        Groups of steps after the checkpoint at `saved_step` stay, because a learner that resumes there needs them.
         """
         with self._transaction():
             kept = kept_bytes(self._db)
@@ -241,18 +240,17 @@ class ReplayBuffer:
         return len(doomed)
 
     def shrink(self) -> None:
-        """Gives the pages of what was deleted back to the disk, and those of the journal."""
+        """Return free pages of the file, and the space of the write-ahead log, to the disk."""
         give_back_pages(self._db)
 
     def give_up(self, num_bytes: int, *, saved_step: int | None = None) -> int:
-        """Deletes the oldest RELEASED groups, `num_bytes` of envelopes where there are so many, and gives their pages
-        back to the disk; returns how many went. `saved_step` as in `prune`."""
+        """Delete RELEASED groups as `prune` does, up to `num_bytes`, and shrink the file. Return their number."""
         num_removed = self.prune(max_disk_bytes=max(0, kept_bytes(self._db) - num_bytes), saved_step=saved_step)
         self.shrink()
         return num_removed
 
     def _oldest_released(self, saved_step: int | None) -> sqlite3.Cursor:
-        """In the order of arrival, without an index: by one, all of them would be sorted before the first is seen."""
+        """Return the RELEASED groups by arrival. No index is used, because with one SQLite first sorts all rows."""
         return self._db.execute(
             "SELECT arrival, own, sender, number, reason, num_tokens, length(envelope) AS size FROM groups NOT INDEXED"
             " WHERE state = ? AND (? IS NULL OR step IS NULL OR step <= ?) ORDER BY arrival",
@@ -260,17 +258,17 @@ class ReplayBuffer:
         )
 
     def last_number(self) -> int:
-        """Return the sequence number of this node's newest group; 0 before the first."""
+        """Return the sequence number of this node's newest group; 0 if it has made none."""
         row = self._db.execute("SELECT value FROM totals WHERE name = 'last_number'").fetchone()
         return int(row["value"]) if row else 0
 
     def raise_last_number(self, number: int) -> None:
-        """Raise the sequence number to at least `number`; the next own group's comes after it."""
+        """Raise the last sequence number to at least `number`. The next own group gets a higher one."""
         with self._transaction():
             self._add("last_number", max(0, number - self.last_number()))
 
     def _forget(self, row: sqlite3.Row) -> None:
-        """Deletes one row, keeping its number, and itself in the totals that the status shows."""
+        """Delete one row. Its sequence number stays known, and the totals of the status still count it."""
         origin = "own" if row["own"] else "foreign"
         self._add(f"forgotten_groups_{origin}", 1)
         self._add(f"forgotten_tokens_{origin}", row["num_tokens"])
@@ -342,7 +340,7 @@ class ReplayBuffer:
 
 
 def _text_token_ids(accepted: Accepted) -> tuple[tuple[int, ...], ...]:
-    """Return the ids that this node gave the texts of a group; none for a group that came with tokens."""
+    """Return the ids that this node gave to the texts of a group; none for a group that arrived as token ids."""
     if accepted.retells is None:
         return ()
     return tuple(tuple(ids.tolist()) for ids in accepted.group.tokens.ids_of_each())

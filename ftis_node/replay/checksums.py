@@ -1,7 +1,7 @@
-"""Checksum of this node's data about a group: a disk may flip a bit of it, and SQLite's check does not notice.
+"""Checksum of this node's data about a group. SQLite's integrity check does not notice a bit that flips on disk.
 
-The envelope is covered by its id, which is its hash. The checksum covers the prompt's ids and the rewards, both made
-here, and the data by which a step chooses. A wrong one would be trained on, or end the learner.
+The envelope's id is its hash, so it needs no checksum. The checksum covers the columns that this node computes or
+derives, such as prompt ids, rewards and policy version. A wrong value would be trained on, or would crash the learner.
 """
 
 from __future__ import annotations
@@ -29,25 +29,26 @@ STATES = frozenset(State)
 
 
 def add_column(db: sqlite3.Connection) -> None:
-    """Add the column if it is missing. An older version ignores it, so the schema number stays."""
+    """Add the column if it is missing. Older versions ignore the column, so the schema number does not change."""
     if not any(row["name"] == "checksum" for row in db.execute("SELECT name FROM pragma_table_info('groups')")):
         db.execute("ALTER TABLE groups ADD COLUMN checksum INTEGER")
 
 
 def checksum_of(row: Mapping[str, Any] | sqlite3.Row) -> int:
-    """CRC-32 of the columns that never change, as they are read back."""
+    """Return the CRC-32 of the columns that never change, with the values that a query returns."""
     return zlib.crc32(msgspec.msgpack.encode([row[name] for name in NOTED]))
 
 
 def is_as_noted(row: sqlite3.Row) -> bool:
-    """Whether a whole row of `groups` has its checksum, or none."""
+    """Return whether a whole row of `groups` matches its checksum. True if the row has none."""
     return "checksum" not in row.keys() or row["checksum"] in (None, checksum_of(row))
 
 
 def is_sound(row: sqlite3.Row) -> bool:
-    """Return whether a row of `groups` holds what was stored.
+    """Return whether a row of `groups` still holds the stored values.
 
-    Its envelope hashes to its id. The rest has its checksum, or can be parsed if an older version left none.
+    The envelope must hash to the row's id. The other columns must match the checksum. A row of an older version has no
+    checksum; its columns must be valid.
     """
     try:
         envelope = open_envelope(row["envelope"])
@@ -66,7 +67,10 @@ def is_sound(row: sqlite3.Row) -> bool:
 
 
 def release_damaged(buffer: sqlite3.Connection) -> list[bytes]:
-    """READY, TAKEN or nonsense -> RELEASED(damaged) for groups that are not what was stored. Inside a transaction."""
+    """Release groups whose rows are damaged: any state but RELEASED -> RELEASED(damaged). Runs inside a transaction.
+
+    Return their ids.
+    """
     rows = buffer.execute("SELECT * FROM groups WHERE state != ? ORDER BY arrival", (State.RELEASED,))
     damaged = [row["arrival"] for row in rows if not is_sound(row)]
     found = [

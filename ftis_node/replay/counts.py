@@ -1,8 +1,8 @@
-"""Counts of the buffer's groups by origin, state and reason, which SQLite updates at each change.
+"""Counts of the buffer's groups by origin, state and release reason. SQLite triggers update them at each change.
 
-The status reads them every second, in the one thread that also commits groups, and pruning reads them after each step.
-Counting rows takes 0.3 s for 100,000 groups, and a buffer of 4 GiB holds ten times as many small ones. So triggers
-count inside any transaction that changes a group, and a read costs nothing.
+The status reads the counts every second, in the thread that also commits groups. Pruning reads them after each step.
+Counting 100,000 rows takes 0.3 s, and a buffer of 4 GiB holds ten times as many small groups. Triggers update the
+counts in the transaction that changes a group, so reading them costs nothing.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ BY_ROWS = (
 
 
 class Count(NamedTuple):
-    """Kept groups that are alike; `reason` is empty if a group was not released."""
+    """Totals of the kept groups with one origin, state and reason. `reason` is empty if they are not released."""
 
     own: bool
     state: str
@@ -56,15 +56,16 @@ class Count(NamedTuple):
 
 
 def start_counting(db: sqlite3.Connection) -> None:
-    """Sets the triggers up, and counts what is there already, once in a buffer's life. Outside of transactions.
+    """Create the triggers, and count the rows that exist already. Call it outside of a transaction.
 
-    Again where their text is another: SQLite's check does not read it, and a turned bit in it fails when a group comes.
+    This happens once per file, and again if the text of a trigger differs. SQLite's integrity check does not read that
+    text, and a flipped bit in it makes the next insert fail.
     """
     present = dict(db.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'"))
     wanted = {name: f"CREATE TRIGGER {name} {what}" for name, what in TRIGGERS.items()}
     if present == wanted:
         return
-    db.execute("BEGIN IMMEDIATE")  # no group comes between the counting and the triggers
+    db.execute("BEGIN IMMEDIATE")  # no group may arrive between the count and the triggers
     db.execute(SCHEMA)
     for name in present:
         db.execute(f'DROP TRIGGER "{name}"')
@@ -76,14 +77,14 @@ def start_counting(db: sqlite3.Connection) -> None:
 
 
 def read_counts(db: sqlite3.Connection) -> list[Count]:
-    """All counts that are not 0; of a buffer that an older version left, by looking at each row."""
+    """Return all counts above 0. A file of an older version has no triggers; then the rows are counted."""
     query = "SELECT own, state, reason, num_groups, num_tokens, num_bytes FROM counts"
     counts = [Count(bool(own), *rest) for own, *rest in db.execute(query if _has(db, *TRIGGERS) else BY_ROWS)]
     return [count for count in counts if count.num_groups]
 
 
 def kept_bytes(db: sqlite3.Connection) -> int:
-    """The sizes of all kept envelopes."""
+    """Return the total size of all kept envelopes."""
     return sum(count.num_bytes for count in read_counts(db))
 
 

@@ -1,4 +1,4 @@
-"""The buffer's SQLite file: schema, connections, rows.
+"""SQLite file of the buffer: schema, connections, rows.
 
 WAL with full synchronization: a completed commit is on disk. The daemon writes through one connection in one thread.
 Readers (`replay list`, validation) open separate read-only connections and never block the writer.
@@ -16,9 +16,9 @@ from ftis_node.replay import checksums, counts, failures, forgotten
 from ftis_node.replay.integrity import BUSY_TIMEOUT_S, MAX_VERSION, explained
 
 SCHEMA_VERSION = 3
-INCREMENTAL = 2  # of `auto_vacuum`: pages are given back when asked to
-MAX_JOURNAL_BYTES = 16 << 20  # the write-ahead log is cut to it whenever it is taken over into the file
-PAGES_AT_ONCE = 4096  # given back in one transaction: 16 MiB pass through the write-ahead log
+INCREMENTAL = 2  # value of `auto_vacuum`: free pages return to the disk on request
+MAX_JOURNAL_BYTES = 16 << 20  # each checkpoint truncates the write-ahead log to this size
+PAGES_AT_ONCE = 4096  # freed in one transaction, which writes 16 MiB to the write-ahead log
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS groups (
     arrival        INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -48,21 +48,23 @@ CREATE INDEX IF NOT EXISTS groups_by_time ON groups (created_at);
 CREATE INDEX IF NOT EXISTS groups_by_step ON groups (step);
 CREATE TABLE IF NOT EXISTS totals (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
 """
-ADD_TEXT = "ALTER TABLE groups ADD COLUMN text_token_ids TEXT;"  # of groups sent as text: JSON, a list a completion
-ADD_WEIGHTS_OF = "ALTER TABLE groups ADD COLUMN weights_of TEXT;"  # the peer whose weights sampled it, not the sender's
-MIGRATIONS = {1: ADD_TEXT, 2: ADD_WEIGHTS_OF + forgotten.SCHEMA}  # from this version to the next
+ADD_TEXT = "ALTER TABLE groups ADD COLUMN text_token_ids TEXT;"  # of groups sent as text: JSON, one list per completion
+ADD_WEIGHTS_OF = (
+    "ALTER TABLE groups ADD COLUMN weights_of TEXT;"  # the peer whose weights sampled it, if not the sender
+)
+MIGRATIONS = {1: ADD_TEXT, 2: ADD_WEIGHTS_OF + forgotten.SCHEMA}  # by the version that each one upgrades
 
 
 def open_writer(path: Path) -> sqlite3.Connection:
-    """The one writing connection; makes a missing file.
+    """Open the only connection that writes. Creates a missing file, and upgrades an older schema.
 
-    Raises DamagedError, ConfigError for one of another schema, MachineError if another program holds it.
+    Raises DamagedError, ConfigError if the schema is newer, MachineError if another program holds the file.
     """
     check_database(path)
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
     connection.row_factory = sqlite3.Row
     try:
-        connection.execute(f"PRAGMA auto_vacuum = {INCREMENTAL}")  # of a new file: before anything is in it
+        connection.execute(f"PRAGMA auto_vacuum = {INCREMENTAL}")  # has an effect only on an empty file
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute(f"PRAGMA journal_size_limit = {MAX_JOURNAL_BYTES}")
@@ -83,7 +85,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
 
 
 def give_back_pages(connection: sqlite3.Connection) -> None:
-    """Shrink the file to its content. A file without incremental vacuum is rewritten if there is disk space."""
+    """Shrink the file to its content. A file without incremental vacuum is rewritten if the disk has space for it."""
     if connection.execute("PRAGMA auto_vacuum").fetchone()[0] != INCREMENTAL:
         _rewrite(connection)
         return
@@ -96,9 +98,9 @@ def give_back_pages(connection: sqlite3.Connection) -> None:
 
 
 def _rewrite(connection: sqlite3.Connection) -> None:
-    """Rewrite the file, which needs twice the size of its content for a while.
+    """Rewrite the file. This temporarily needs twice the size of the content on disk.
 
-    Without that space the file stays, and new groups reuse its free pages.
+    Without that space the file keeps its size, and new groups reuse its free pages.
     """
     (path,) = (row[2] for row in connection.execute("PRAGMA database_list") if row[1] == "main")
     num_pages, num_free, page_bytes = (
@@ -111,7 +113,10 @@ def _rewrite(connection: sqlite3.Connection) -> None:
 
 
 def open_reader(path: Path) -> sqlite3.Connection:
-    """A read-only connection, to an older buffer as well. Raises ConfigError if there is none; as `open_writer`."""
+    """Open a read-only connection, also to a buffer with an older schema.
+
+    Raises ConfigError if the file is missing, and the errors of `open_writer`.
+    """
     check_database(path)
     if not path.exists():
         raise ConfigError(f"no replay buffer at {path}: has a node run with this home?")
@@ -129,7 +134,7 @@ def open_reader(path: Path) -> sqlite3.Connection:
 
 
 def version_of(path: Path) -> int:
-    """The schema of the buffer at `path`. Raises DamagedError, or ConfigError if it is newer."""
+    """Return the schema version of the buffer at `path`. Raises DamagedError, or ConfigError if it is newer."""
     connection = open_reader(path)
     try:
         return _known_version(connection, path)
@@ -138,7 +143,7 @@ def version_of(path: Path) -> int:
 
 
 def upgrade_once(path: Path, step: int) -> None:
-    """Takes the buffer from schema `step` to the next in one transaction; one that is further already stays so."""
+    """Upgrade the buffer from schema `step` to the next in one transaction. Does nothing if it has another schema."""
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
     try:
         connection.execute("PRAGMA synchronous = FULL")
@@ -149,7 +154,7 @@ def upgrade_once(path: Path, step: int) -> None:
 
 
 def back_up(path: Path, to: Path) -> None:
-    """Copy the buffer, with the content of its journal, to the new file `to`."""
+    """Copy the buffer, including its write-ahead log, to the new file `to`."""
     source, target = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S), sqlite3.connect(to)
     try:
         source.backup(target)
@@ -172,7 +177,7 @@ def _upgrade_once(connection: sqlite3.Connection, step: int) -> None:
 
 
 class Transaction:
-    """BEGIN IMMEDIATE ... COMMIT, or ROLLBACK where the block raised."""
+    """Context manager: BEGIN IMMEDIATE, then COMMIT, or ROLLBACK if the block raises."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection

@@ -1,8 +1,8 @@
-"""Poison messages: groups that fail the learner, and would come back into each next step and fail it as well.
+"""Poison messages: groups on which the learner fails. Without release, every later step would take them and fail too.
 
-A group whose steps failed `MAX_FAILED_STEPS` times is released, with the groups that were in all of these steps. The
-cause does not matter: a bug at one length, or a kernel that kills the process for its memory. The count is on disk,
-because a failed request ends the node too, and its next start takes the same groups.
+If `MAX_FAILED_STEPS` steps with a group failed, the group is released. Groups that were in all of these steps are
+released with it. The cause does not matter: a bug at one sequence length, or a process killed because of its memory
+use. The count is on disk, because a failed request also ends the node, and the next start takes the same groups.
 """
 
 from __future__ import annotations
@@ -18,18 +18,21 @@ MAX_FAILED_STEPS = 3
 
 
 def add_column(db: sqlite3.Connection) -> None:
-    """Add the column if it is missing. An older version ignores it, so the schema number stays."""
+    """Add the column if it is missing. Older versions ignore the column, so the schema number does not change."""
     if not any(row["name"] == "failed_steps" for row in db.execute("SELECT name FROM pragma_table_info('groups')")):
         db.execute("ALTER TABLE groups ADD COLUMN failed_steps INTEGER NOT NULL DEFAULT 0")
 
 
 def note_failed(db: sqlite3.Connection, step: int) -> None:
-    """Counts a failure of `step` for each group that it had in hand (TAKEN). Inside a transaction."""
+    """Count a failure of `step` for each group that the step has TAKEN. Runs inside a transaction."""
     db.execute("UPDATE groups SET failed_steps = failed_steps + 1 WHERE state = ? AND step = ?", (State.TAKEN, step))
 
 
 def release_poisoned(db: sqlite3.Connection) -> list[bytes]:
-    """READY -> RELEASED(poisoned) for groups whose steps failed too often; returns their ids. Inside a transaction."""
+    """Release the groups whose steps failed too often: READY -> RELEASED(poisoned). Runs inside a transaction.
+
+    Return their ids.
+    """
     rows = db.execute(
         "UPDATE groups SET state = ?, reason = ? WHERE state = ? AND failed_steps >= ? RETURNING id",
         (State.RELEASED, ReleaseReason.POISONED, State.READY, MAX_FAILED_STEPS),

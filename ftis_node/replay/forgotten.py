@@ -1,9 +1,9 @@
-"""Running numbers of pruned groups: an old envelope is refused although its group is no longer kept.
+"""Sequence numbers of pruned groups. The node uses them to reject an old envelope whose group it no longer stores.
 
-The numbers of each sender are kept as intervals. They merge as its groups come and go roughly in order, so a peer
-costs a row or two however much it sends. If a sender leaves many gaps, the lowest are closed: old numbers then count as
-used. The total of rows is bounded; the least recently touched go first. A group forgotten so is still refused by its
-age.
+The numbers of each sender are stored as intervals. A sender's groups arrive and are pruned roughly in order, so its
+intervals merge into one or two rows. If a sender leaves many gaps, the lowest gaps are closed: their numbers then count
+as used. The total number of rows is bounded; the least recently updated rows are deleted first. A group whose row was
+deleted is still rejected because of its age.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ CREATE TABLE IF NOT EXISTS forgotten (
 CREATE INDEX IF NOT EXISTS forgotten_by_touch ON forgotten (touched);
 """
 MAX_INTERVALS_PER_SENDER = 64
-MAX_INTERVALS = 65_536  # about 10 MB of file
+MAX_INTERVALS = 65_536  # about 10 MB on disk
 
 
 def is_forgotten(db: sqlite3.Connection, sender: str, number: int) -> bool:
-    """Whether a group of the sender with this number was here and was pruned."""
+    """Return whether a pruned group of the sender had this number, or a closed gap contains it."""
     query = "SELECT last FROM forgotten WHERE sender = ? AND first <= ? ORDER BY first DESC LIMIT 1"
     row = db.execute(query, (sender, number)).fetchone()
     return row is not None and bool(row[0] >= number)
 
 
 def forget(db: sqlite3.Connection, sender: str, number: int, *, touch: int) -> None:
-    """Notes that the sender's group of this number is pruned; `touch` orders the calls. Inside a transaction."""
+    """Record that the sender's group with this number is pruned; `touch` orders the calls. Use a transaction."""
     first = last = number
     neighbours = db.execute(
         "SELECT first, last FROM forgotten WHERE sender = ? AND first <= ? + 1 ORDER BY first DESC LIMIT 2",
         (sender, number),
     ).fetchall()
     for low, high in neighbours:
-        if high >= number - 1:  # it holds the number, or ends or begins beside it
+        if high >= number - 1:  # the interval contains the number or is adjacent to it
             first, last = min(first, low), max(last, high)
             _drop(db, sender, low)
     _insert(db, sender, first, last, touch)
@@ -50,7 +50,7 @@ def forget(db: sqlite3.Connection, sender: str, number: int, *, touch: int) -> N
 
 
 def trim(db: sqlite3.Connection) -> None:
-    """Drops the rows longest untouched beyond the bound on all. Inside a transaction."""
+    """Delete the least recently updated rows beyond `MAX_INTERVALS`. Runs inside a transaction."""
     excess = db.execute("SELECT count(*) FROM forgotten").fetchone()[0] - MAX_INTERVALS
     if excess > 0:
         oldest = db.execute("SELECT sender, first FROM forgotten ORDER BY touched LIMIT ?", (excess,)).fetchall()
@@ -59,7 +59,7 @@ def trim(db: sqlite3.Connection) -> None:
 
 
 def _close_gaps(db: sqlite3.Connection, sender: str, *, touch: int) -> None:
-    """Joins the sender's lowest intervals beyond the bound on one sender."""
+    """Merge the sender's lowest intervals until it has at most `MAX_INTERVALS_PER_SENDER`."""
     rows = db.execute("SELECT first, last FROM forgotten WHERE sender = ? ORDER BY first", (sender,)).fetchall()
     if excess := max(0, len(rows) - MAX_INTERVALS_PER_SENDER):
         for row in rows[: excess + 1]:

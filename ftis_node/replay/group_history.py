@@ -1,11 +1,11 @@
-"""The history of one group, for people: its prompt, its completions as text, the verdict, and where it was used.
+"""History of one group for users: prompt, completions as text, result of validation, and the step that used it.
 
     history = read_group_history(Home(path), "a1b2c3d4")   # replay buffer, event trail, task, tokenizer
     history.prompt.text, history.completions[0].text, history.verdict, history.used
 
-All data is read from the home of a running or stopped node, and nothing is changed. The prompt is made again from the
-task, as validation did before it compared the two. Texts need the model's tokenizer, which is in its folder. If it is
-missing, the history has ids, and `texts_missing` has the reason.
+All data comes from the home of a running or stopped node, and nothing is changed. The prompt is made again from the
+task, as validation did. Texts need the tokenizer in the model's folder. If it is missing, the history has token ids,
+and `texts_missing` has the reason.
 
 Text of peers is returned unchanged: the code that prints it must escape it (`telemetry/terminal_text.py`).
 """
@@ -40,7 +40,7 @@ MAX_EVENTS = 64
 
 @dataclass(frozen=True, slots=True)
 class PromptDetails:
-    """The chat messages that were answered; `text` None if they could not be made again, and `missing` why."""
+    """Prompt of a group as text. If it cannot be made again, `text` is None and `missing` is the reason."""
 
     task: str
     split: str
@@ -52,9 +52,9 @@ class PromptDetails:
 
 @dataclass(frozen=True, slots=True)
 class CompletionDetails:
-    """One completion. Log-probs are nats a token, by its sampler; `token_ids` is empty for a completion sent as text.
+    """One completion with the sampler's log-probs, in nats per token. `token_ids` is empty if it was sent as text.
 
-    `text` is None if no tokenizer is at hand. `claimed_reward` is the sender's, `reward` the one that we found.
+    `text` is None without a tokenizer. `claimed_reward` is the sender's score, `reward` is this node's.
     """
 
     text: str | None
@@ -70,7 +70,7 @@ class CompletionDetails:
 
 @dataclass(frozen=True, slots=True)
 class GroupHistory:
-    """One group. `summary` and what follows from it are None or empty of a group that was refused: it is not kept."""
+    """History of one group. If the group is not stored, `summary` is None and most other fields are empty."""
 
     id: str
     summary: GroupSummary | None
@@ -88,10 +88,9 @@ class GroupHistory:
 
 
 def read_group_history(home: Home, id_prefix: str) -> GroupHistory | None:
-    """The story of the one group whose hex id begins so; None if none or several do.
+    """Return the history of the group whose hex id starts with `id_prefix`. None if no group or several groups match.
 
-    A group that was refused is found by its whole id, or enough of it, in the event trail. Raises ConfigError if no
-    node ever ran on this home.
+    The event log finds groups that are not in the buffer. Raises ConfigError if no node has run on this home.
     """
     id_prefix = id_prefix.lower()
     reader = ReplayReader(home.replay)
@@ -127,7 +126,7 @@ def read_group_history(home: Home, id_prefix: str) -> GroupHistory | None:
 
 
 def group_events(path: Path, group_id: str) -> Iterator[dict[str, Any]]:
-    """The lines of the event trail that name this group, oldest first, at most so many; `group_id` is hex."""
+    """Yield the lines of the event log that contain this hex id, oldest first, at most `MAX_EVENTS`."""
     count = 0
     for line in _lines_with(path, group_id):
         yield line
@@ -145,7 +144,7 @@ def _lines_with(path: Path, group_id: str) -> Iterator[dict[str, Any]]:
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
-    """None for a line that is half written, or damaged."""
+    """Return the event, or None for a line that is incomplete or damaged."""
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):
@@ -154,7 +153,7 @@ def _parsed(line: str) -> dict[str, Any] | None:
 
 
 def _refused_history(home: Home, id_prefix: str) -> GroupHistory | None:
-    """What the event trail says of a group that is not in the buffer."""
+    """Return the history of a group that only the event log has. None if no group or several groups match."""
     if len(id_prefix) < MIN_ID_PREFIX or not set(id_prefix) <= HEX:
         return None
     lines = [line for line in _lines_with(home.events, id_prefix) if str(line.get("group", "")).startswith(id_prefix)]

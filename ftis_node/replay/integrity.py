@@ -1,13 +1,14 @@
 """Integrity check of an SQLite file, and replacement of a damaged one.
 
-SQLite notices a torn page only when it reads it, perhaps weeks later, in the middle of a step. So its check reads
-the whole file when a node starts. A file that fails it is moved aside unchanged. The caller writes a new file:
-an empty buffer, or the readable rows of the peers:
+SQLite notices a torn page only when it reads it, perhaps weeks later, in the middle of a step. So SQLite's integrity
+check reads the whole file when a node starts. A file that fails the check is moved aside unchanged. The caller then
+writes a new file: an empty buffer, or the rows of the peers that are readable:
 
     damaged/replay.sqlite-20260102T030405Z/     UNFINISHED, until the new file is in place
         replay.sqlite, replay.sqlite-wal        as found
 
-The next start continues an interrupted one. Only copies older than the newest few are deleted.
+The next start continues an interrupted replacement. The newest `KEPT_COPIES` copies are kept, and older ones are
+deleted.
 """
 
 from __future__ import annotations
@@ -30,24 +31,22 @@ if TYPE_CHECKING:
 BUSY_TIMEOUT_S = 60.0
 DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
-NO_TEXT = "Could not decode to UTF-8"  # the error has no code: it is Python's own
-NO_FORMAT = (
-    "unsupported file format"  # a number of the header that no version of SQLite wrote; the code is the general one
-)
+NO_TEXT = "Could not decode to UTF-8"  # Python raises it, without an SQLite error code
+NO_FORMAT = "unsupported file format"  # an unknown format number in the header; SQLite's error code is the general one
 MAGIC = b"SQLite format 3\0"
 HEADER_BYTES = 100
-FORMATS = frozenset({1, 2})  # bytes 18 and 19 of the header; of any other SQLite writes nothing to the file
-MAX_VERSION = 1000  # of a schema: a turned bit in it is not taken for a version of years to come
-MAX_FILE_BYTES = 1 << 36  # a damaged header may say anything
+FORMATS = frozenset({1, 2})  # bytes 18 and 19 of the header; SQLite does not write to a file with other values
+MAX_VERSION = 1000  # of a schema: a flipped bit does not count as a newer version
+MAX_FILE_BYTES = 1 << 36  # bounds the size that a damaged header states
 UNFINISHED = "UNFINISHED"
 FOLDER_TIME = "%Y%m%dT%H%M%SZ"
 KEPT_COPIES = 2
-LONGEST_HOP = 64  # rows: at most so many sound ones behind a torn page are lost with it
+LONGEST_HOP = 64  # rows: at most so many sound ones after a torn page are skipped
 MAX_TRIES = 4096
 
 
 class Rescue(NamedTuple):
-    """Result for a damaged file: the damage, the number of saved rows, the folder of the old file."""
+    """Result of a replacement: the damage, the number of saved rows, the folder of the old file."""
 
     name: str
     why: str
@@ -56,9 +55,9 @@ class Rescue(NamedTuple):
 
 
 def explained(error: sqlite3.Error, path: Path) -> Exception:
-    """What to raise for an error of SQLite on `path`: one line that says what to do; the error itself if none is known.
+    """Return the exception to raise for an SQLite error on `path`: one line with the remedy.
 
-    `config/disk_room.py` reports a full disk.
+    A full disk returns the error itself, because `config/disk_room.py` reports it.
     """
     if is_disk_full(error, path.parent):
         return error
@@ -83,9 +82,9 @@ def is_damage(error: sqlite3.Error) -> bool:
 
 @contextmanager
 def telling_damage(root: Path) -> Iterator[None]:
-    """Turn an error of a database in `root` that is damaged, or held by another program, into one line.
+    """Convert SQLite's errors for a damaged or locked database in `root` into one line with the remedy.
 
-    A running node that finds damage ends with an internal error; its next start replaces the file.
+    A running node that finds damage ends with an internal error. The next start replaces the file.
     """
     try:
         yield
@@ -100,9 +99,10 @@ def telling_damage(root: Path) -> Iterator[None]:
 
 
 def find_damage(path: Path, *, look: Callable[[sqlite3.Connection], str] = lambda connection: "") -> str:
-    """Return the first damage that SQLite's check of the whole file or `look` finds, or a text that is not UTF-8.
+    """Return the first damage in the file; "" if the file is sound, empty or missing.
 
-    "" if it is sound, empty or missing. Raises MachineError if another program holds it.
+    The function runs SQLite's integrity check, reads all texts, and checks the header and `look`. Raises MachineError
+    if another program holds the file.
     """
     check_database(path)
     if not path.exists() or not path.stat().st_size:
@@ -112,7 +112,7 @@ def find_damage(path: Path, *, look: Callable[[sqlite3.Connection], str] = lambd
         found = str(connection.execute("PRAGMA integrity_check(1)").fetchone()[0])
         _read_texts(connection)
         wrong = _wrong_header(connection, path) or look(connection)
-    except UnicodeDecodeError as error:  # the names in SQLite's own error message are none
+    except UnicodeDecodeError as error:  # SQLite's error message itself is not valid UTF-8
         return f"{NO_TEXT}: {error}"
     except sqlite3.DatabaseError as error:
         problem = explained(error, path)
@@ -125,7 +125,7 @@ def find_damage(path: Path, *, look: Callable[[sqlite3.Connection], str] = lambd
 
 
 def _wrong_header(connection: sqlite3.Connection, path: Path) -> str:
-    """What of the header no node wrote, "" if nothing."""
+    """Return the value in the header that no node writes; "" if there is none."""
     with path.open("rb") as file:
         header = file.read(HEADER_BYTES)
     if not FORMATS.issuperset(header[18:20]):
@@ -135,7 +135,7 @@ def _wrong_header(connection: sqlite3.Connection, path: Path) -> str:
 
 
 def _read_texts(connection: sqlite3.Connection) -> None:
-    """SQLite takes whatever bytes for text; Python does not, and would say so in the middle of a step."""
+    """Read all texts. SQLite accepts any bytes as text, but Python would raise an error in the middle of a step."""
     columns = (
         "SELECT tables.name, group_concat('\"' || columns.name || '\"')"
         " FROM sqlite_master AS tables, pragma_table_info(tables.name) AS columns"
@@ -154,11 +154,11 @@ def rescue(
     copy: Callable[[sqlite3.Connection, Path], int],
     look: Callable[[sqlite3.Connection], str] = lambda connection: "",
 ) -> Rescue | None:
-    """Sees to it that the file at `path` is sound. None if it was; else what was done about it.
+    """Replace the file at `path` if it is damaged. Return the result, or None if the file is sound.
 
-    `look` says what is wrong with a file that SQLite's check takes for sound, "" if nothing is.
-    `copy` writes what it can read through a connection into the new file at a path, and returns the number of rows.
-    Raises OSError and sqlite3.Error where the disk refuses, MachineError where another program holds the file.
+    `look` returns further damage that SQLite's integrity check does not find, or "". `copy` writes the readable rows of
+    a connection into a new file and returns their number. Raises OSError and sqlite3.Error for errors of the disk,
+    MachineError if another program holds the file.
     """
     folder = _unfinished(damaged, path.name)
     why = "cut off while it was saved"
@@ -171,7 +171,7 @@ def rescue(
         sync_to_disk(folder)
     if not (folder / path.name).exists():
         path.rename(folder / path.name)
-    elif path.exists():  # the new one is in place already
+    elif path.exists():  # the new file is complete already
         (folder / UNFINISHED).unlink()
         return Rescue(path.name, why, 0, folder)
     _take_journals(path, folder)
@@ -183,9 +183,9 @@ def rescue(
 
 
 def readable_rows(connection: sqlite3.Connection, table: str) -> Iterator[sqlite3.Row]:
-    """The rows of `table`, each once, past those that cannot be read.
+    """Yield the readable rows of `table`, each once.
 
-    A damaged page may lead back to where the reading was: a row that comes again is damage, and passed like it.
+    A damaged page may lead back to earlier rows. A row that appears twice counts as damage and is skipped.
     """
     place, hop, seen = 0, 1, set[int]()
     for _ in range(MAX_TRIES):
@@ -209,7 +209,7 @@ def _unfinished(damaged: Path, name: str) -> Path | None:
 
 
 def _take_journals(path: Path, folder: Path) -> None:
-    """The write-ahead log belongs to the damaged file; to a new one of the same name it would be poison."""
+    """Move the write-ahead log with the damaged file. A new file of the same name would apply it and be damaged too."""
     log = path.with_name(f"{path.name}-wal")
     if log.exists():
         log.rename(folder / log.name)
@@ -219,7 +219,7 @@ def _take_journals(path: Path, folder: Path) -> None:
 
 
 def _save(path: Path, folder: Path, copy: Callable[[sqlite3.Connection, Path], int]) -> int:
-    """What can be read of the copy in `folder`, into a new file at `path`, whole or not at all."""
+    """Copy the readable rows in `folder` to a new file at `path`, all or nothing. Return their number."""
     new = path.with_name(f"{path.name}.new")
     for left in path.parent.glob(f"{new.name}*"):
         left.unlink()
@@ -237,7 +237,7 @@ def _save(path: Path, folder: Path, copy: Callable[[sqlite3.Connection, Path], i
 
 
 def _fill_up(path: Path) -> None:
-    """SQLite reads no row of a file that is shorter than its header says: pad it with zeros."""
+    """Pad the file with zeros to the size in its header. SQLite reads no row of a file that is shorter."""
     with path.open("rb") as file:
         header = file.read(HEADER_BYTES)
     if header.startswith(MAGIC):

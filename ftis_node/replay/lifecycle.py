@@ -1,12 +1,13 @@
-"""The life of a group in the buffer, and how a step's groups are chosen: pure parts, no database.
+"""Life cycle of a group in the buffer, and the rules that choose a step's groups. Pure functions without a database.
 
-    WAITING --admit--> READY --take(step)--> TAKEN --release(trained)--> RELEASED
-       |                 |                     `----give_back-----------> READY
+    WAITING --admit--> READY --take(step)--> TAKEN --release(trained | refused)--> RELEASED
+       |                 |                     `----reconcile--------------------> READY
        |                 `--release(stale | evicted | discarded | poisoned | damaged | delivered | audit)-> RELEASED
-       `--cancel (a slot is given back; nothing was stored)
+       `--cancel (its slot becomes free; nothing was stored)
 
-A slot is charged before a group exists and freed after training and the hand-over of the weights. So staleness is
-bounded by construction. WAITING is in memory only: no group was acknowledged, so a crash loses nothing.
+A node reserves a slot before it generates an own group. The slot becomes free after the step has trained on the group
+and published the weights. So the number of own groups in flight bounds staleness. WAITING exists in memory only: a
+crash loses no acknowledged group.
 """
 
 from __future__ import annotations
@@ -36,24 +37,24 @@ class State(StrEnum):
 
 
 class ReleaseReason(StrEnum):
-    """Why a group left the buffer."""
+    """Reason for the release of a group."""
 
     TRAINED = "trained"  # a step used it
     STALE = "stale"  # too old, or sampled too many versions ago
     EVICTED = "evicted"  # newer groups needed its place
-    REFUSED = "refused"  # the learner refused the step it was in
-    DISCARDED = "discarded"  # the run's rule passed it over
-    POISONED = "poisoned"  # the learner failed in several steps that had it
-    AUDIT = "audit"  # its log-probs are not those of the weights that it claims
-    DAMAGED = "damaged"  # it is not what was stored: a disk lost or turned bytes
-    DELIVERED = "delivered"  # a peer has it, and nobody trains on it here
+    REFUSED = "refused"  # the learner rejected its step, or the step changed nothing
+    DISCARDED = "discarded"  # the rule of the run did not choose it
+    POISONED = "poisoned"  # the learner failed in several steps with it
+    AUDIT = "audit"  # its log-probs do not match the weights that it names
+    DAMAGED = "damaged"  # its row changed on disk
+    DELIVERED = "delivered"  # a peer has it, and this node does not train
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A READY group as the choice sees it. `arrival` orders by admission; `weights_of` as in its header.
+    """A READY group as the rules see it. `arrival` is its order of admission; `weights_of` is as in its header.
 
-    `num_bytes` is its envelope's size.
+    `num_bytes` is the size of its envelope.
     """
 
     id: bytes
@@ -71,14 +72,14 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What a rule makes of the READY groups: those of the step, and those given up unused. The rest stays READY."""
+    """Result of a rule: the groups of the step, and the groups to release without using them. All others stay READY."""
 
     taken: tuple[Candidate, ...]
     discarded: tuple[Candidate, ...] = ()
 
 
 ChoiceRule: TypeAlias = Callable[[Sequence[Candidate], int, int], Selection]
-"""Candidates, numbers of own and of foreign groups wanted; what is to become of them."""
+"""Takes the candidates and the numbers of own and foreign groups to choose."""
 
 
 def choose_newest(
@@ -90,9 +91,9 @@ def choose_newest(
     domain: OwnDomain | None = None,
     turn: int = 0,
 ) -> Selection:
-    """All own groups in their order, and the newest foreign ones in turn over their senders.
+    """Select the own groups that arrived first, and the newest foreign ones, taking turns among their senders.
 
-    `domain`: whose groups are preferred as its share says, over the steps that `turn` counts.
+    With `domain`, its tasks get their share of the foreign groups. `turn` counts the steps over which the share holds.
     """
     theirs = [c for c in candidates if not c.own]
     sides = _split(theirs, foreign, domain=domain, turn=turn)
@@ -103,7 +104,10 @@ def choose_newest(
 def _split(
     theirs: list[Candidate], count: int, *, domain: OwnDomain | None, turn: int
 ) -> list[tuple[list[Candidate], int]]:
-    """Foreign groups of the own domain and of others, with how many to take of each; without a domain all in one."""
+    """Return the foreign groups of the own domain and all others, each with the number to take.
+
+    Without a domain, return all groups as one part.
+    """
     if domain is None:
         return [(theirs, count)]
     near, far = ([c for c in theirs if (c.task in domain.tasks) is is_near] for is_near in (True, False))
@@ -114,7 +118,7 @@ def _split(
 def choose_same_prompts(
     candidates: Sequence[Candidate], own: int, foreign: int, *, neighbour: Callable[[str], str] = str
 ) -> Selection:
-    """For the horizontal mode: as `choose_newest`, with peers' answers to the step's own prompts before all others."""
+    """Select as `choose_newest` for the horizontal mode: peers' answers to the step's own prompts come first."""
     mine = choose_own(candidates, own)
     prompts = {(candidate.task, candidate.prompt_index) for candidate in mine}
     matching = [c for c in candidates if not c.own and (c.task, c.prompt_index) in prompts]
@@ -127,9 +131,9 @@ def choose_same_prompts(
 def choose_sapo(
     candidates: Sequence[Candidate], own: int, foreign: int, *, seed: int, domain: OwnDomain | None = None
 ) -> Selection:
-    """Swarm sAmpling (arXiv 2509.08721): a uniform draw among groups that teach something; all others are given up.
+    """Select by Swarm sAmpling (arXiv 2509.08721): draw uniformly among the groups with a learning signal.
 
-    What was not drawn is given up too: the next step draws from what the swarm makes until then.
+    All groups that are not drawn are discarded. The next step draws from the groups that arrive until then.
     """
     ordered = sorted(candidates, key=lambda c: (c.sender, c.arrival))
     mine, theirs = [c for c in ordered if c.own], [c for c in ordered if not c.own]
@@ -157,12 +161,12 @@ def choose_useful(
     domain: OwnDomain | None = None,
     turn: int = 0,
 ) -> Selection:
-    """Select all own groups in their order, and the most useful foreign ones (`algorithms.usefulness`).
+    """Select the own groups that arrived first, and the most useful foreign ones (`algorithms.usefulness`).
 
-    The other foreign ones are dropped, because a group loses its use while it waits.
+    All other foreign groups are discarded, because a group loses its use while it waits.
 
-    `pass_rates`: this node's, by the task that a prompt names. Groups that teach nothing come after all others.
-    `domain` as in `choose_newest`: which side a group is of counts before its score. `turn` counts the steps.
+    `pass_rates` are this node's, by task name. Groups without a learning signal come last. `domain` works as in
+    `choose_newest`: its share of the groups counts before their scores. `turn` counts the steps.
     """
     theirs = [c for c in candidates if not c.own]
     sides = _split([c for c in theirs if has_signal(c.rewards)], foreign, domain=domain, turn=turn)
@@ -182,10 +186,10 @@ def _best(
     neighbour: Callable[[str], str],
     turn: int,
 ) -> list[Candidate]:
-    """Select `count` of the highest scores, at most an even share of each neighbor while others have groups left.
+    """Select the `count` highest scores, with at most an even share for each neighbor while others have groups left.
 
-    The share is rounded up. If a neighbor has too few groups, the others share its places evenly. That takes a few
-    rounds: each halves the places that are left or the neighbors that have groups.
+    The share is rounded up. If a neighbor has too few groups, the others divide its places evenly. The loop needs few
+    rounds, because each halves the free places or the neighbors with groups.
     """
     chosen: list[Candidate] = []
     left = _ranked(candidates, scores=scores, turn=turn)
@@ -204,9 +208,10 @@ def _best(
 
 
 def _ranked(candidates: Sequence[Candidate], *, scores: Mapping[bytes, float], turn: int) -> list[Candidate]:
-    """By score; among equal ones senders take turns, those of its newest weights first; who begins changes with `turn`.
+    """Sort by score. Groups with equal scores alternate among senders, each sender's newest weights first.
 
-    Clocks do not count: which of two groups was made first is chance.
+    The first sender changes with `turn`. Times of creation are ignored, because their order between two peers is
+    chance.
     """
     senders = sorted({c.sender for c in candidates})
     places = {sender: (index - turn) % len(senders) for index, sender in enumerate(senders)}
@@ -220,7 +225,7 @@ def _ranked(candidates: Sequence[Candidate], *, scores: Mapping[bytes, float], t
 
 
 def choose_own(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
-    """The `count` own groups that wait longest: every own group is used while it is fresh."""
+    """Select the `count` own groups that arrived first, so that every own group is used while it is fresh."""
     return sorted((c for c in candidates if c.own), key=lambda c: c.arrival)[:count]
 
 
@@ -251,10 +256,10 @@ def _in_turn(queues: Sequence[Sequence[Candidate]]) -> list[Candidate]:
 def choose_evicted(
     candidates: Sequence[Candidate], *, keep: int, cap: ShareCap, keep_bytes: int | None = None
 ) -> list[Candidate]:
-    """Return the foreign groups to evict, so that at most `keep` stay, of `keep_bytes` together.
+    """Return the foreign groups to evict, so that at most `keep` groups and `keep_bytes` of envelopes stay.
 
-    No neighbor may hold more than its places. The neighbor with the most groups loses its oldest first, so a
-    peer that sends more or larger groups than others evicts its own.
+    No neighbor may hold more groups than `cap` allows. Beyond the total, the neighbor with the most groups or bytes
+    loses its oldest group first. So a peer that sends more than others evicts its own groups.
     """
     by_neighbour: dict[str, list[Candidate]] = defaultdict(list)
     for candidate in sorted(candidates, key=lambda c: (c.created_at, c.arrival), reverse=True):
@@ -271,7 +276,7 @@ def choose_evicted(
 
 
 def _beyond_bytes(by_neighbour: dict[str, list[Candidate]], keep_bytes: int | None) -> list[Candidate]:
-    """Return the groups beyond `keep_bytes`, by neighbor, the newest first."""
+    """Remove and return groups until the rest fits in `keep_bytes`: the oldest of the neighbor with the most bytes."""
     sizes = {name: sum(candidate.num_bytes for candidate in held) for name, held in by_neighbour.items()}
     total, evicted = sum(sizes.values()), []
     while keep_bytes is not None and total > keep_bytes:
@@ -284,7 +289,7 @@ def _beyond_bytes(by_neighbour: dict[str, list[Candidate]], keep_bytes: int | No
 
 @dataclass(frozen=True, slots=True)
 class Freshness:
-    """Age limits. Times are Unix seconds; versions count weight updates of this node, which is `peer_id`."""
+    """Age limits. Times are Unix seconds; versions count weight updates of this node, whose id is `peer_id`."""
 
     now: float
     max_age_s: float

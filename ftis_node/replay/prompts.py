@@ -1,4 +1,4 @@
-"""The prompt of a kept group, made again from the task of the home's run, as validation did."""
+"""Prompt of a stored group, made again from the task of the home's run, as validation did."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class ResolvedPrompt:
 
     @property
     def text(self) -> str | None:
-        """The messages, each after its role; None if there are none."""
+        """Return the messages, one per line, each after its role; None if there are none."""
         return "\n".join(f"{message['role']}: {message['content']}" for message in self.messages) or None
 
     @property
     def content(self) -> str | None:
-        """The only message without its role, or `text`."""
+        """Return the content of the only message; `text` if there are several."""
         return self.messages[0]["content"] if len(self.messages) == 1 else self.text
 
 

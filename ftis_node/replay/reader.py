@@ -1,6 +1,7 @@
-"""Read-only view of the buffer: for validation, the served store, the status and the command line.
+"""Read-only view of the buffer: for validation, for serving peers, for the status and the command line.
 
-One read-only connection; every method is one indexed query. Works beside a running node and on a stopped one's home.
+It uses one read-only connection. Most methods are one indexed query. It works beside a running node and for a stopped
+one.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ SUMMARY_COLUMNS = (
 )
 HELD_COLUMNS = "id, own, sender, number, length(envelope) AS num_bytes, num_tokens, policy_version, created_at"
 MIN_ID_PREFIX = 4
-MOST_OWN_REWARDS = 1024  # groups whose rewards say how this node answers
+MOST_OWN_REWARDS = 1024  # the newest own groups, for this node's pass rates
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class GroupSummary:
 
 @dataclass(frozen=True, slots=True)
 class HeldGroup:
-    """What is to be said of a kept group to those who may want it; `num_bytes` is its envelope's size."""
+    """Header data of a stored group for peers that may request it. `num_bytes` is the size of its envelope."""
 
     id: bytes
     own: int
@@ -71,7 +72,11 @@ class HeldGroup:
 
 @dataclass(frozen=True, slots=True)
 class BufferFigures:
-    """Counts over the whole buffer, with what was pruned since the home was made."""
+    """Totals of the buffer.
+
+    `groups_*`, `tokens_*` and `trained_*` include pruned groups, the others do not. `tokens` counts completion tokens
+    of READY and TAKEN groups.
+    """
 
     ready: int
     taken: int
@@ -90,7 +95,7 @@ class BufferFigures:
 
 @dataclass(frozen=True, slots=True)
 class SenderGroups:
-    """What the buffer keeps of one sender; pruned groups are not in it."""
+    """Stored groups of one sender; pruned groups are not included."""
 
     ready: int
     taken: int
@@ -103,45 +108,46 @@ class ReplayReader:
     """Read-only queries on a replay buffer."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ConfigError if there is no buffer at `path`."""
+        """Open the buffer. Raises ConfigError if there is none at `path`."""
         self._path = path
         self._db = open_reader(path)
 
     def close(self) -> None:
-        """Closes the connection."""
         self._db.close()
 
     def is_known(self, group_id: bytes) -> bool:
-        """Whether the group was admitted and is still kept."""
+        """Return whether the buffer stores this group, in any state."""
         return self._db.execute("SELECT 1 FROM groups WHERE id = ?", (group_id,)).fetchone() is not None
 
     def is_own(self, group_id: bytes) -> bool:
-        """Whether this node made the group and still keeps it."""
+        """Return whether the buffer stores this group and the node made it."""
         return self._db.execute("SELECT 1 FROM groups WHERE id = ? AND own = 1", (group_id,)).fetchone() is not None
 
     def taken_by(self, step: int) -> list[str]:
-        """The ids of the groups that optimizer step `step` took or was trained on, hex."""
+        """Return the hex ids of the groups that optimizer step `step` has taken or was trained on."""
         query = "SELECT id FROM groups WHERE step = ? AND (state = 'taken' OR reason = 'trained') ORDER BY arrival"
         return [row["id"].hex() for row in self._db.execute(query, (step,))]
 
     def has_own_of(self, sender: str) -> bool:
-        """Whether groups are kept that this node made as `sender`."""
+        """Return whether the buffer stores groups that this node made under the peer id `sender`."""
         found = self._db.execute("SELECT 1 FROM groups WHERE sender = ? AND own = 1 LIMIT 1", (sender,))
         return found.fetchone() is not None
 
     def has_number(self, sender: str, number: int) -> bool:
-        """Whether a group with this running number of the sender was ever admitted, also if it is pruned by now."""
+        """Return whether a group of the sender with this number was ever admitted; see `forgotten.py` for pruned
+        groups.
+        """
         found = self._db.execute("SELECT 1 FROM groups WHERE sender = ? AND number = ?", (sender, number))
         return found.fetchone() is not None or is_forgotten(self._db, sender, number)
 
     def reset_at(self) -> float:
-        """Return the Unix time until which peers' groups are refused, because the buffer was reset; 0 if never."""
+        """Return the Unix time of the last reset: older groups of peers are rejected. 0 if there was no reset."""
         return read_reset_at(self._db)
 
     def envelopes(self, ids: Sequence[bytes]) -> list[bytes]:
-        """The envelopes of those groups that are kept, as first signed, in the order asked for.
+        """Return the signed envelopes of those groups that are stored, in the order of `ids`.
 
-        One that a disk has changed is left out: a peer would blame the node that serves it.
+        Envelopes that changed on disk are left out, because a peer would blame the node that serves them.
         """
         found = (
             self._db.execute("SELECT envelope FROM groups WHERE id = ?", (group_id,)).fetchone() for group_id in ids
@@ -151,9 +157,9 @@ class ReplayReader:
     def find_held(
         self, *, sender: str | None, first_number: int, last_number: int | None, since: float, limit: int
     ) -> list[HeldGroup]:
-        """Kept groups by sender (None: any), running number and time of making (Unix s), the oldest first.
+        """Return stored groups by sender (None: any), sequence number and time of creation (Unix s), oldest first.
 
-        Groups that came as text are left out: only their senders can serve them.
+        Groups that arrived as text are left out, because only their senders can serve them.
         """
         rows = self._db.execute(
             f"SELECT {HELD_COLUMNS} FROM groups WHERE created_at > ? AND text_token_ids IS NULL"
@@ -164,22 +170,22 @@ class ReplayReader:
         return [HeldGroup(**dict(row)) for row in rows]
 
     def held(self, group_id: bytes) -> HeldGroup | None:
-        """A group that is kept."""
+        """Return the header data of a stored group; None if the buffer does not have it."""
         row = self._db.execute(f"SELECT {HELD_COLUMNS} FROM groups WHERE id = ?", (group_id,)).fetchone()
         return None if row is None else HeldGroup(**dict(row))
 
     def own_held(self) -> int:
-        """Own groups that are READY or TAKEN: each holds a slot."""
+        """Return the number of own groups that are READY or TAKEN; each occupies a slot."""
         rows = self._db.execute("SELECT count(*) AS n FROM groups WHERE own = 1 AND state IN ('ready', 'taken')")
         return int(rows.fetchone()["n"])
 
     def own_ready(self) -> list[bytes]:
-        """The ids of own groups that are READY, oldest first."""
+        """Return the ids of own groups that are READY, oldest first."""
         rows = self._db.execute("SELECT id FROM groups WHERE own = 1 AND state = 'ready' ORDER BY arrival")
         return [row["id"] for row in rows]
 
     def own_rewards(self) -> list[tuple[str, int, list[float]]]:
-        """Task, policy version and rewards of the newest own groups, in whatever state; damaged ones are left out."""
+        """Return task, policy version and rewards of the newest own groups in any state, without damaged ones."""
         by_state = (
             "SELECT * FROM (SELECT arrival, task, policy_version, rewards FROM groups WHERE state = ? AND own = 1"
             " AND reason IS NOT 'damaged' AND json_valid(rewards) ORDER BY arrival DESC LIMIT ?)"
@@ -190,36 +196,36 @@ class ReplayReader:
         return [(row["task"], row["policy_version"], json.loads(row["rewards"])) for row in rows]
 
     def ready_counts(self) -> tuple[int, int]:
-        """READY groups: (own, foreign)."""
+        """Return the numbers of READY groups: (own, foreign)."""
         rows = self._db.execute("SELECT own, count(*) AS n FROM groups WHERE state = 'ready' GROUP BY own")
         counts = {row["own"]: row["n"] for row in rows}
         return counts.get(1, 0), counts.get(0, 0)
 
     def ready_foreign(self) -> list[tuple[str, int]]:
-        """Sender and running number of each READY foreign group."""
+        """Return sender and sequence number of each READY foreign group."""
         rows = self._db.execute("SELECT sender, number FROM groups WHERE state = 'ready' AND own = 0")
         return [(row["sender"], row["number"]) for row in rows]
 
     def ready_foreign_tasks(self) -> dict[str, int]:
-        """READY foreign groups by the task that their prompt names."""
+        """Return the number of READY foreign groups for each task."""
         rows = self._db.execute(
             "SELECT task, count(*) AS n FROM groups WHERE state = 'ready' AND own = 0 GROUP BY task"
         )
         return {row["task"]: row["n"] for row in rows}
 
     def trained_tokens(self) -> int:
-        """Completion tokens of the groups that steps have used, pruned ones too, since the home was made."""
+        """Return the completion tokens of all groups that steps have trained on, including pruned ones."""
         query = "SELECT sum(value) AS n FROM totals WHERE name IN (?, ?)"
         forgotten = self._db.execute(query, [f"forgotten_trained_tokens_{origin}" for origin in ("own", "foreign")])
         kept = sum(count.num_tokens for count in read_counts(self._db) if count.reason == ReleaseReason.TRAINED)
         return kept + int(forgotten.fetchone()["n"] or 0)
 
     def ready_foreign_bytes(self) -> int:
-        """Envelopes of READY foreign groups together."""
+        """Return the total size of the envelopes of READY foreign groups."""
         return sum(count.num_bytes for count in read_counts(self._db) if count.state == State.READY and not count.own)
 
     def list_groups(self, *, limit: int, state: str | None = None) -> list[GroupSummary]:
-        """The newest groups first, only those in `state` where given."""
+        """Return the newest groups, newest first; with `state`, only those in that state."""
         where, arguments = ("WHERE state = ?", [state]) if state else ("", [])
         rows = self._db.execute(
             f"SELECT {SUMMARY_COLUMNS} FROM groups {where} ORDER BY arrival DESC LIMIT ?", [*arguments, limit]
@@ -227,7 +233,7 @@ class ReplayReader:
         return [_summary(row) for row in rows]
 
     def groups_of(self, sender: str, *, limit: int) -> SenderGroups:
-        """The kept groups of one sender in numbers, and the newest `limit` of them."""
+        """Return totals of one sender's stored groups, and the newest `limit` of them."""
         counts = self._db.execute(
             "SELECT state, reason, count(*) n, sum(num_tokens) tokens FROM groups WHERE sender = ?"
             " GROUP BY state, reason",
@@ -245,7 +251,7 @@ class ReplayReader:
         )
 
     def find(self, id_prefix: str) -> tuple[GroupSummary, bytes] | None:
-        """The one group whose hex id begins so, with its envelope; None if none or several do."""
+        """Return the group whose hex id starts with `id_prefix`, and its envelope; None unless exactly one matches."""
         if len(id_prefix) < MIN_ID_PREFIX or not set(id_prefix.lower()) <= set("0123456789abcdef"):
             return None
         rows = self._db.execute(
@@ -254,21 +260,21 @@ class ReplayReader:
         return (_summary(rows[0]), rows[0]["envelope"]) if len(rows) == 1 else None
 
     def prompt_ids(self, group_id: bytes) -> tuple[int, ...]:
-        """The prompt's tokens as this node made them for a kept group; empty if it is not kept."""
+        """Return the prompt's token ids by this node's tokenizer; empty if the group is not stored."""
         row = self._db.execute("SELECT prompt_ids FROM groups WHERE id = ?", (group_id,)).fetchone()
         return () if row is None else tuple(np.frombuffer(row["prompt_ids"], dtype="<i4").tolist())
 
     def all_groups(self) -> Iterator[tuple[GroupSummary, bytes]]:
-        """Every kept group with its envelope, oldest first."""
+        """Yield every stored group with its envelope, oldest first."""
         for row in self._db.execute(f"SELECT {SUMMARY_COLUMNS}, envelope FROM groups ORDER BY arrival"):
             yield _summary(row), row["envelope"]
 
     def kept_bytes(self) -> int:
-        """The sizes of all kept envelopes."""
+        """Return the total size of all stored envelopes."""
         return kept_bytes(self._db)
 
     def figures(self) -> BufferFigures:
-        """The buffer in numbers."""
+        """Return the totals of the buffer."""
         counts = read_counts(self._db)
         totals = {row["name"]: row["value"] for row in self._db.execute("SELECT name, value FROM totals")}
         states, reasons, kept = Counter[str](), Counter[str](), Counter[str]()

@@ -1,4 +1,4 @@
-"""Reconciliation of the buffer with the learner's checkpoint and with the event log. Inside a transaction each."""
+"""Reconciliation of the buffer with the learner's checkpoint and the event log. All functions need a transaction."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def believe_checkpoint(db: sqlite3.Connection, step: int, ids: Sequence[bytes]) -> int:
-    """Make `ids` the groups that `step` trained, and no others; return how many of the others are READY again.
+    """Make `ids` the only groups that `step` trained on. Return the number of other groups, which become READY again.
 
-    A group of `ids` that an earlier step used by the buffer keeps that step, which the event log has, too.
+    If the buffer names an earlier step for one of `ids`, that step stays, because the event log has it too.
     """
     trained = (State.RELEASED, ReleaseReason.TRAINED)
     rows = db.execute(
@@ -31,15 +31,12 @@ def believe_checkpoint(db: sqlite3.Connection, step: int, ids: Sequence[bytes]) 
     db.executemany(
         "UPDATE groups SET state = ?, reason = ?, step = min(coalesce(step, ?), ?)"
         " WHERE id = ? AND (state != ? OR reason IN (?, ?))",
-        [(*trained, step, step, group_id, *trained, ReleaseReason.DAMAGED) for group_id in ids],  # damaged afterwards
+        [(*trained, step, step, group_id, *trained, ReleaseReason.DAMAGED) for group_id in ids],  # damaged later
     )
     return len(strayed)
 
 
 def claim_used(db: sqlite3.Connection, used: Iterable[LoggedGroup]) -> int:
-    """READY -> TAKEN for groups that steps have used by the event log; return how many there were.
-
-    `ReplayBuffer.reconcile` then compares these steps with the learner's checkpoint.
-    """
+    """Mark READY groups that steps have used according to the event log: READY -> TAKEN. Return their number."""
     query = "UPDATE groups SET state = ?, step = ? WHERE id = ? AND state = ?"
     return sum(db.execute(query, (State.TAKEN, group.step, group.id, State.READY)).rowcount for group in used)

@@ -1,12 +1,12 @@
-"""Reset of the buffer: a damaged file, or one that lost commits, is replaced by an empty buffer.
+"""Reset of the buffer: an empty buffer replaces a file that is damaged or has lost commits.
 
-Rollouts expire within `step.max_age_s`, so the rows of a damaged file are worth little. Four rules keep each group
-from being used twice and each sequence number from being given twice:
+Rollouts expire within `step.max_age_s`, so the rows of a damaged file are worth little. Four rules ensure that no group
+is used twice and no sequence number is assigned twice:
 
-    groups of peers made until the reset are refused      `reset_at` in `totals`
-    groups in the event log are refused by their number   also if the clock was wrong at the reset
-    own groups go on with the seconds since 1970          above any number in use, see `node/storage/identity_backup.py`
-    own groups go on above the numbers in the event log   also if the clock was set back
+    peers' groups from before the reset are rejected      `reset_at` in `totals`
+    groups in the event log are rejected by number        holds even if the clock was wrong at the reset
+    own numbers continue from the seconds since 1970      above any used number, see `node/storage/identity_backup.py`
+    own numbers continue above those in the event log     holds even if the clock was set back
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 REASONS = frozenset(ReleaseReason)
 LAST_NUMBER, RESET_AT = "last_number", "reset_at"  # in `totals`
-COLUMNS = frozenset({*NOTED, "arrival", "state", "reason", "step", "envelope"})  # of the present schema
+COLUMNS = frozenset({*NOTED, "arrival", "state", "reason", "step", "envelope"})  # of the current schema
 FORGOTTEN_COLUMNS = frozenset({"sender", "first", "last", "touched"})
 TOTALS_COLUMNS = frozenset({"name", "value"})
 
 
 class LostCommits(NamedTuple):
-    """What the event log knows and the buffer does not: missing groups, wrong states, the last own number."""
+    """Differences between the event log and the buffer: missing groups, wrong states, the last own sequence number."""
 
     num_missing: int = 0
     num_wrong: int = 0
@@ -48,7 +48,7 @@ class LostCommits(NamedTuple):
 
 
 def missing_columns(buffer: sqlite3.Connection) -> str:
-    """Return what is wrong with the column names, which a flipped bit changes; "" if nothing is."""
+    """Return the first column that is missing, because a flipped bit changed its name; "" if all are there."""
     if not _is_present_schema(buffer):
         return ""
     for table, columns in (("groups", COLUMNS), ("forgotten", FORGOTTEN_COLUMNS), ("totals", TOTALS_COLUMNS)):
@@ -59,9 +59,9 @@ def missing_columns(buffer: sqlite3.Connection) -> str:
 
 
 def find_lost_commits(buffer: sqlite3.Connection, record: EventLogSummary) -> LostCommits | None:
-    """Return what the buffer lost by the record of the event log; None if it has all commits.
+    """Return the commits that the event log records and the buffer lacks; None if it has all of them.
 
-    An event is written after its commit. So a sound file is never behind the record.
+    An event is written after its commit, so a sound buffer is never behind the event log.
     """
     if not _is_present_schema(buffer):
         return None
@@ -74,9 +74,9 @@ def find_lost_commits(buffer: sqlite3.Connection, record: EventLogSummary) -> Lo
 
 
 def write_empty_buffer(path: Path, *, record: EventLogSummary) -> None:
-    """Write an empty buffer at `path` that refuses what peers made until now, and the groups of `record`.
+    """Write an empty buffer at `path` that rejects all earlier groups of peers, and the groups of `record`.
 
-    The next own group gets a number above those of `record` and above the seconds since 1970.
+    The next own group gets a sequence number above those of `record` and above the seconds since 1970.
     """
     buffer = open_writer(path)
     try:
@@ -92,9 +92,10 @@ def write_empty_buffer(path: Path, *, record: EventLogSummary) -> None:
 
 
 def note_pruned(path: Path, *, record: EventLogSummary) -> None:
-    """Note the numbers of the groups of `record` that are no longer in the buffer at `path`.
+    """Record the numbers of those groups of `record` that the buffer at `path` no longer stores.
 
-    A buffer before schema 3 did not note what it pruned. Without this they would count as lost commits.
+    Before schema 3 a buffer did not record what it pruned. Without this call, pruned groups would count as lost
+    commits.
     """
     buffer = open_writer(path)
     try:
@@ -106,7 +107,7 @@ def note_pruned(path: Path, *, record: EventLogSummary) -> None:
 
 
 def limit_reset_at(buffer: sqlite3.Connection) -> None:
-    """Set a reset in the future to now: the clock was ahead then, and no group of a peer would be taken until then."""
+    """Change a reset time in the future to now. The clock was ahead then, and peers' groups would be rejected."""
     latest = int(time.time()) + 1
     if read_reset_at(buffer) > latest:
         buffer.execute("UPDATE totals SET value = ? WHERE name = ?", (latest, RESET_AT))
@@ -119,12 +120,12 @@ def read_reset_at(buffer: sqlite3.Connection) -> float:
 
 
 def _count_missing(buffer: sqlite3.Connection, expected: Iterable[LoggedGroup]) -> int:
-    """Return how many groups are neither kept nor known to have been pruned."""
+    """Return the number of groups that are neither stored nor recorded as pruned."""
     return sum(_is_missing(buffer, group) for group in expected)
 
 
 def _forget_absent(buffer: sqlite3.Connection, logged: Iterable[LoggedGroup]) -> None:
-    """Note the numbers of groups that are not kept. Inside a transaction."""
+    """Record the numbers of groups that are not stored. Runs inside a transaction."""
     for group in logged:
         if _is_missing(buffer, group):
             forget(buffer, group.sender, group.number, touch=0)
@@ -147,9 +148,9 @@ def _is_ready(buffer: sqlite3.Connection, group_id: bytes) -> bool:
 def _contradicts(buffer: sqlite3.Connection, used: LoggedGroup) -> bool:
     """Return whether a used group is RELEASED for an unknown reason, or trained by a later step.
 
-    If the learner fell back behind that step, the group would be used again. An earlier step has no such effect:
-    `believe_checkpoint` sets it. A used group that is READY is no contradiction either: the learner may have fallen
-    back to an older checkpoint.
+    If the learner resumed before that later step, the group would be used again. An earlier step does no harm:
+    `believe_checkpoint` sets it. A used group that is READY is no contradiction either: the learner may have resumed
+    from an older checkpoint.
     """
     row = buffer.execute("SELECT state, reason, step FROM groups WHERE id = ?", (used.id,)).fetchone()
     if row is None or row[0] != State.RELEASED:

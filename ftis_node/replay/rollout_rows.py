@@ -1,6 +1,6 @@
-"""Rows of `replay export`: a row a group or a completion, with ids and log-probs, and on request with texts.
+"""Rows of `replay export`: one per group or per completion, with token ids and log-probs, optionally with texts.
 
-Texts of peers are written unchanged: a file of JSON lines or Parquet cannot control a terminal.
+Texts of peers are written unchanged, because a file of JSON lines or Parquet cannot control a terminal.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 
 def group_rows(reader: ReplayReader) -> Iterator[Row]:
-    """Yield a row a group, oldest first: that of `replay list`, and its completions."""
+    """Yield one row per group, oldest first: the row of `replay list` with its completions."""
     for summary, group in _groups(reader):
         yield {**dataclasses.asdict(summary), "completions": _completions(summary, group)}
 
 
 class TextRows:
-    """Rows with texts and names. `missing` counts, by reason, the texts that could not be made."""
+    """Source of rows with texts and peers' names. `missing` counts, by reason, the texts that could not be made."""
 
     def __init__(self, home: Home, names: Mapping[str, str]) -> None:
         """`names` are the nodes' names by peer id."""
@@ -43,7 +43,7 @@ class TextRows:
         self.missing: Counter[str] = Counter()
 
     def group_rows(self, reader: ReplayReader) -> Iterator[Row]:
-        """Yield a row a group with `sender_name`, `prompt` and `answer`, and each completion with its `text`."""
+        """Yield one row per group with `sender_name`, `prompt` and `answer`, and each completion with its `text`."""
         for summary, group in _groups(reader):
             prompt = self._prompts.resolve(group)
             if prompt.missing:
@@ -66,9 +66,9 @@ class TextRows:
 
 
 def flat_rows(rows: Iterator[Row]) -> Iterator[Row]:
-    """Yield a row a completion, all with the same keys: the group's fields, `completion_index`, and its own.
+    """Yield one row per completion with fixed keys: the group's fields, `completion_index`, the completion's fields.
 
-    Its text is `completion`, which is None where there is none; `token_ids` and `logprobs` of one sent as text are.
+    The text is `completion`, None if it is unknown. A completion sent as text has None as `token_ids` and `logprobs`.
     """
     for row in rows:
         group = {key: value for key, value in row.items() if key not in ("completions", "rewards", "num_tokens")}
@@ -93,7 +93,7 @@ def _mean_logprob(completion: Row) -> float:
 
 
 def _num_tokens(completion: Row) -> int:
-    """Return the tokens of its sender's tokenizer."""
+    """Return the number of tokens, counted with the sender's tokenizer."""
     return len(completion["token_ids"]) if "token_ids" in completion else int(completion["sender_tokens"])
 
 

@@ -1,7 +1,7 @@
 """Charts as HTML with an inline SVG: sharp at every size, in the page's colors, light and dark.
 
-The SVG is stretched to its box and holds only lines, whose width stays constant. All text is HTML beside it, so that
-a phone shows it in full size. Invisible columns show the values under the pointer, without script.
+The SVG is stretched to its box and holds only lines, whose width stays constant. All text is HTML beside the SVG, so
+that a phone shows it in full size. Invisible columns show the values under the pointer, without a script.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ PER_MILLE = 1000.0  # the SVG's own width and height
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart to draw. `low` and `high` extend the axis; `write_x` and `write_y` format its numbers.
+    """A chart. `low` and `high` extend the axis; `write_x` and `write_y` format its numbers.
 
-    Stacked: the first curve starts at zero, each further one at those before it. All have the same x.
+    If stacked, the first curve starts at zero and each further one at the sum of those before it. All have the same x.
     """
 
     title: str
@@ -42,13 +42,13 @@ class Chart:
     is_wide: bool = False
 
     def draw(self) -> Markup | None:
-        """Return the chart; None if no curve has two points, because the tables show single values."""
+        """Return the chart; None if no curve has two points, because tables show single values."""
         drawn = [series for series in self.series if series.points]
         return _Drawing(self, drawn).figure() if any(len(series.points) > 1 for series in drawn) else None
 
 
 class _Drawing:
-    """State of one chart while it is drawn."""
+    """State of one chart during drawing."""
 
     def __init__(self, chart: Chart, drawn: Sequence[ChartSeries]) -> None:
         self._chart, self._drawn = chart, drawn
@@ -95,7 +95,8 @@ class _Drawing:
 
     def _lines(self) -> Markup:
         grid = [f'<path class="grid" d="M0 {(1 - self._up(tick)) * PER_MILLE:.1f}H1000"/>' for tick in self._y_ticks]
-        curves = [path for series in self._drawn[::-1] for path in self._curve(series)]  # the first one on top
+        # Reversed, so that the first curve is on top.
+        curves = [path for series in self._drawn[::-1] for path in self._curve(series)]
         return Markup("".join([*grid, *curves]))  # nosec B704: numbers and our own class names only
 
     def _curve(self, series: ChartSeries) -> list[str]:
@@ -117,7 +118,7 @@ class _Drawing:
         return paths
 
     def _columns(self) -> Markup:
-        """Return one invisible column for each x of the longest curve, with the values that the pointer shows."""
+        """Return one invisible column for each x of the longest curve, with the values to show under the pointer."""
         longest = max(self._thinned.values(), key=len)
         xs = [x for x, _ in thin(longest, num_bins=MAX_COLUMNS)]
         width = 100 / max(1, len(xs) - 1) if len(xs) > 1 else 100
@@ -162,7 +163,9 @@ class _Drawing:
         return Markup('<div class="xs">{}</div>').format(Markup("").join(labels))
 
     def _x_ticks(self) -> list[float]:
-        """Return round steps, or quarters of times. None is so near an end that its text would overflow."""
+        """Return round numbers of steps, or quarters of a time span, without those so near an end that text would
+        overflow.
+        """
         if self._x0 == self._x1:
             return [self._x0]
         if self._chart.x_name == "step":
@@ -172,7 +175,7 @@ class _Drawing:
 
 
 def _stacked(curves: dict[str, list[Point]]) -> dict[str, list[Point]]:
-    """Return each curve on top of those before it."""
+    """Return each curve on top of the sum of those before it."""
     result: dict[str, list[Point]] = {}
     ground: dict[float, float] = {}
     for name, points in curves.items():

@@ -1,4 +1,4 @@
-"""One pass over an event log: totals, rates, rejections, notable events. Memory does not grow with the log."""
+"""Totals of an event log in one pass: counts, rates, rejections, notable events. Memory does not grow with the log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FREQUENT = {"taken", "released", "served", "announced", "confirmed", "admitted",
 
 
 class _Line(msgspec.Struct):
-    """Fields of a line that are counted; others are ignored."""
+    """Fields of a line that are counted; all others are ignored."""
 
     time: float
     event: str
@@ -42,7 +42,7 @@ class EventRates:
     counts: dict[str, list[int]] = field(default_factory=dict)
 
     def count(self, kind: str, at: float) -> None:
-        """Count one event. A time before the first one, after a clock was set back, counts as the first."""
+        """Count one event. If a clock was set back, a time before the first event counts as that of the first."""
         if self.began_at is None:
             self.began_at = at
         while (place := int(max(0.0, at - self.began_at) / self.width_s)) >= MAX_BUCKETS:
@@ -56,7 +56,7 @@ class EventRates:
         buckets[place] += 1
 
     def rates(self, kind: str) -> list[tuple[float, float]]:
-        """Return (middle of the bucket in Unix s, events a minute) for all buckets that any kind reached."""
+        """Return (middle of the bucket in Unix s, events per minute) for all buckets up to the last event."""
         if self.began_at is None:
             return []
         num_buckets = max(len(buckets) for buckets in self.counts.values())
@@ -97,7 +97,7 @@ class EventTotals:
             msgspec.DecodeError,
             UnicodeDecodeError,
             RecursionError,
-        ):  # other types under the same names, or a NaN: nothing of it is counted
+        ):  # wrong types or a NaN: the whole line is not counted
             event = read_event(line)
             decoded = _Line(time=float(event["time"]), event=name)
         self.began_at = decoded.time if self.began_at is None else self.began_at
@@ -115,5 +115,5 @@ class EventTotals:
             self._timeline.add(read_event(line))
 
     def timeline(self) -> tuple[list[TimelineEntry], int]:
-        """Return the notable events and how many were left out. Call it once, at the end."""
+        """Return the notable events and the number of omitted ones. Call it once, at the end."""
         return self._timeline.finish()

@@ -1,4 +1,4 @@
-"""Facts about a run, read once from its home and within bounds."""
+"""Facts about a run, read once from its home, with bounds on all sizes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MAX_MANIFEST = 32_768
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """Content of the page. `status` and `peers` are those of the commands.
+    """Content of the page. `status` and `peers` are those that the commands print.
 
     `timeline_left_out` counts the notable events that exceed the limit.
     """
@@ -47,7 +47,7 @@ class RunFacts:
     made_at: float = field(default_factory=time.time)
 
     def name_of(self, peer_id: str) -> str:
-        """Return a peer's name with the end of its id, because any peer may take any name."""
+        """Return a peer's name with the end of its id, because several peers may have one name."""
         for row in self.peers:
             if row.get("peer_id") == peer_id and row.get("name"):
                 return f"{clean(row['name'], limit=32)} ({short_id(peer_id)})"
@@ -55,7 +55,7 @@ class RunFacts:
 
 
 def gather(home: Home, *, status: Status, peers: list[dict[str, Any]], on_progress: OnProgress) -> RunFacts:
-    """Read the home's files. `status` and `peers` are the node's current or last ones."""
+    """Return the facts from the home's files. `status` and `peers` are the node's current or last ones."""
     history, event_totals = _read_trail(home.events, on_progress)
     timeline, left_out = event_totals.timeline()
     on_progress(1.0, "sample groups")
@@ -73,7 +73,7 @@ def gather(home: Home, *, status: Status, peers: list[dict[str, Any]], on_progre
 
 
 def _read_trail(path: Path, on_progress: OnProgress) -> tuple[History, EventTotals]:
-    """Read each line of the event log once, for history and totals."""
+    """Read the event log once, for history and totals."""
     builder, event_totals = HistoryBuilder(num_last_events=0), EventTotals()
     num_bytes = max(1, sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*")))
     num_read = 0

@@ -22,7 +22,7 @@ def clean(text: object, *, limit: int = 120) -> str:
 
 
 def without_paths(text: object) -> str:
-    """Shorten absolute paths and addresses (`/ip4/...`) to their last part, because reports are shared."""
+    """Shorten absolute paths and addresses (`/ip4/...`) to their last part, because users share reports."""
     return PATH.sub("…/", str(text))
 
 

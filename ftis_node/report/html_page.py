@@ -1,4 +1,4 @@
-"""The page: facts rendered by a template. The template engine escapes all values; this file bounds them."""
+"""HTML page: a template renders the facts. The template engine escapes all values; this file bounds them."""
 
 from __future__ import annotations
 
@@ -80,14 +80,14 @@ def _name(facts: RunFacts, peer_id: str) -> str:
 
 
 def _spread(points: Sequence[EvaluationPoint], limit: int) -> list[EvaluationPoint]:
-    """Return at most `limit` points, evenly spaced, including the first and the last."""
+    """Return at most `limit` points, evenly spaced, with the first and the last."""
     if len(points) <= limit:
         return list(points)
     return [points[round(place * (len(points) - 1) / (limit - 1))] for place in range(limit)]
 
 
 def _about(facts: RunFacts) -> list[tuple[str, str]]:
-    """Return the run's settings, without addresses and paths of this machine, because reports are shared."""
+    """Return the run's settings without addresses and paths of this machine, because users share reports."""
     status, settings = facts.status, facts.settings
     rows = [
         ("Run", f"{status.run.name} ({status.run.id})"),

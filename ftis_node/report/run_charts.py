@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 OWN, FOREIGN, MAIN, SECOND = "c1", "c2", "c3", "c4"
 TASK_COLOURS = (MAIN, OWN, FOREIGN, SECOND)
-CLOCKS = ((8.0, "%H:%M:%S"), (900.0, "%H:%M"))  # by the width of a bucket, in seconds
+CLOCKS = ((8.0, "%H:%M:%S"), (900.0, "%H:%M"))  # (upper bound of the bucket width in seconds, format)
 DATE = "%d %b %H:%M"
 LEAST_MISMATCH = 1e-16
 
 
 def learning_charts(history: History) -> list[Markup]:
-    """Return the charts of steps and evaluations for which values were recorded."""
+    """Return the charts of steps and evaluations that have values."""
     steps = history.steps
     charts = [
         Chart(
@@ -120,7 +120,7 @@ def traffic_chart(event_totals: EventTotals) -> Markup | None:
 
 
 def _mismatch(steps: Sequence[StepPoint]) -> Chart:
-    """Return a chart in powers of ten: between two engines that agree, the KL is about the rounding error."""
+    """Return a chart with a logarithmic axis. If two engines agree, the KL is about the rounding error."""
     logs = [
         (float(point.step), math.log10(max(LEAST_MISMATCH, point.mismatch_kl)))
         for point in steps

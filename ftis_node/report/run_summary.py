@@ -28,7 +28,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """Consecutive steps: their means, and the sums of groups and tokens."""
+    """Consecutive steps in one row: their means, and the sums of groups and tokens."""
 
     steps: str
     reward: float | None

@@ -1,6 +1,6 @@
-"""Sample groups: those with the best and the worst rewards, own and foreign, as text if possible.
+"""Sample groups: own and foreign groups with the best and the worst rewards, as text if possible.
 
-The tokenizer is the model's own `tokenizer.json`, read without transformers. Without it, token ids are shown.
+The tokenizer is `tokenizer.json` of the model, read without transformers. Without it, the page shows token ids.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_COMPLETIONS = 6
 
 @dataclass(frozen=True, slots=True)
 class SampleCompletion:
-    """One completion, which the group contains `times` times."""
+    """One completion, which occurs `times` times in the group."""
 
     times: int
     text: str
@@ -42,7 +42,7 @@ class SampleCompletion:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One group; `title` says why it is shown. `left_out` counts the completions that are not shown."""
+    """One group. `title` is the reason for its selection. `left_out` counts the completions that are not shown."""
 
     title: str
     summary: GroupSummary
@@ -56,7 +56,7 @@ class Sample:
 
 
 def read_samples(home: Home) -> list[Sample]:
-    """Return the best and the worst of the newest groups, own and foreign; nothing without a buffer."""
+    """Return the best and the worst of the newest groups, own and foreign; an empty list without a buffer."""
     try:
         reader = ReplayReader(home.replay)
     except ConfigError:

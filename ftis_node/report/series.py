@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     Point = tuple[float, float]
 
 NUM_BINS = 140
-SMOOTH_FROM = 30  # fewer points are drawn as they are
-SAME = 1e-9  # values that differ by less, of themselves, are one for an axis
-SIGNIFICANT = 12  # digits of a tick
-SMOOTH_SHARE = 0.04  # of the curve, that one smoothed point remembers
+SMOOTH_FROM = 30  # curves with fewer points are not smoothed
+SAME = 1e-9  # values with a smaller relative difference count as equal for an axis
+SIGNIFICANT = 12  # significant digits of a tick
+SMOOTH_SHARE = 0.04  # fraction of the curve over which a smoothed point averages
 
 
 @dataclass(frozen=True, slots=True)
 class ChartSeries:
     """One curve: the CSS class of its color, and its points by x. `dots` marks each point, `fill` the area below.
 
-    The legend shows `figure` in place of the last value.
+    The legend shows `figure` instead of the last value.
     """
 
     name: str

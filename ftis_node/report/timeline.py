@@ -1,6 +1,6 @@
-"""The notable events of a run as sentences; many of one kind in a row become one sentence.
+"""Notable events of a run as sentences. Consecutive events of one kind become one sentence.
 
-Memory is bounded for a run of any length: the first and the last entries are kept, those between are counted.
+Memory is bounded for a run of any length: the first and the last entries are kept, and those between are only counted.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MERGE_GAP_S = 90.0
-BURST = 10  # fewer rejections in a row give no entry
+BURST = 10  # fewer consecutive rejections are no entry
 MAX_FIRST, MAX_LAST = 40, 160
 MAX_SUBJECTS = 4
 
 
 @dataclass(slots=True)
 class TimelineEntry:
-    """One or more events of a kind in a row. `tone` is good, bad or plain; `counts` has their subjects."""
+    """One or more consecutive events of a kind. `tone` is good, bad or plain; `counts` has the events' subjects."""
 
     kind: str
     tone: str
@@ -61,7 +61,7 @@ class TimelineBuilder:
             open_one.counts[subject] += 1
 
     def finish(self) -> tuple[list[TimelineEntry], int]:
-        """Return the kept entries, oldest first, and the number of those left out."""
+        """Return the kept entries, oldest first, and the number of omitted ones."""
         for kind in list(self._open):
             self._close(kind)
         kept = sorted([*self._first, *self._last], key=lambda entry: entry.began_at)
@@ -91,7 +91,7 @@ class TimelineBuilder:
         return name if name in TONES else None
 
     def _kind_of_step(self, event: dict[str, Any]) -> str | None:
-        """Return the kind of a step without effect. A step with an effect ends the row of those."""
+        """Return the kind of a step without effect; for a step with an effect, end their sequence and return None."""
         if event.get("refused") or event.get("skipped"):
             return "step_refused" if event.get("refused") else "step_skipped"
         self._close("step_skipped")

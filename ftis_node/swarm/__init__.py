@@ -1,7 +1,7 @@
 """Pure policies about peers: what to pull and from whom, which shards to read, reputation, rate limits.
 
-Facts and the time come in, decisions go out. There is no clock, socket, task or file inside. The loops of `node/` act
-on the decisions, and the simulation of large swarms runs the same code in virtual time.
+Each takes facts and the current time and returns decisions. None uses a clock, socket, task or file. The loops of
+`node/` execute the decisions, and the simulation of large swarms runs the same code in virtual time.
 """
 
 from __future__ import annotations

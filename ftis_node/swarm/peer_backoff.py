@@ -1,7 +1,7 @@
-"""Per-peer back-off: a peer that fails is not asked again for a while, longer after each failure in a row.
+"""Per-peer back-off: a peer gets no requests for a while after a failure, longer after each consecutive one.
 
-A peer that never answers occupies a request slot until the time-out. Without back-off a few such peers would occupy all
-slots.
+A peer that never answers occupies a request slot until the time-out. Without back-off a few such peers would occupy
+all slots.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class PeerBackoff:
         self._pauses: OrderedDict[str, _Pause] = OrderedDict()
 
     def may_ask(self, peer_id: str, *, now: float) -> bool:
-        """Return whether the peer's pause is over."""
+        """Return whether the peer may get a request, because its pause is over."""
         pause = self._pauses.get(peer_id)
         return pause is None or pause.until <= now
 
@@ -39,7 +39,7 @@ class PeerBackoff:
         return pause is not None and pause.num_failures > 0
 
     def rest(self, peer_id: str, seconds: float, *, now: float) -> None:
-        """Pause the peer because it asked for that (BUSY). This does not count as a failure."""
+        """Pause the peer because it answered BUSY. This does not count as a failure."""
         known = self._pauses.pop(peer_id, _Pause(0.0, 0))
         self._put(peer_id, known._replace(until=max(known.until, now + seconds)))
 

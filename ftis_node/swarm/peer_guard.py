@@ -5,13 +5,12 @@
     if work.failed:
         ...  # counted, logged and charged already
 
-Readers reject invalid input with a named reason (`RecordError`). This is the second line of defense, for exceptions
-that nobody expected. Work for a peer is everything whose input the peer chose: its address, its announcement, its
-group, its query.
+Readers reject invalid input with a named reason (`RecordError`). This barrier catches the unexpected exceptions. Work
+for a peer is all work on input that the peer chose: its address, its announcement, its group, its query.
 
-An exception in such work is counted and logged once per kind. The peer is paused, for twice as long after each fault,
-and `on_fault` charges it; several faults lead to a ban. Faults of this node itself pass through: a full disk, a damaged
-database, a dead worker.
+Each exception in such work is counted; each kind is logged once. The peer is paused, for twice as long after each
+fault, and `on_fault` charges it. Several faults lead to a ban. Faults of this node itself pass through: a full disk, a
+damaged database, a dead worker.
 """
 
 from __future__ import annotations
@@ -39,18 +38,18 @@ log = logging.getLogger(__name__)
 
 UNPROVEN = ""  # instead of a peer id if the origin of a value is not authenticated; no peer is charged
 FIRST_PAUSE_S = 5.0
-MAX_KINDS = 64  # of faults that are logged, each once
-MAX_LOGGED_ID = 64  # characters; it may be any text that a peer chose
+MAX_KINDS = 64  # kinds of faults that are logged, each once
+MAX_LOGGED_ID = 64  # characters; a peer may have chosen the id
 OWN_ERRORS = (MachineError, DamagedError, WorkerError, sqlite3.OperationalError)
 OWN_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})  # of the disk
 SCARCE_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class Place(StrEnum):
-    """Where work for a peer is done. The value appears in the event `peer_fault` and in the log."""
+    """Place of work for a peer. The value appears in the event `peer_fault` and in the log."""
 
     DIAL = "dial"  # its addresses
-    HELLO = "hello"  # is it a member of the run
+    HELLO = "hello"  # the query whether it is a member of the run
     MESSAGE = "message"  # a gossipsub message, before it is parsed
     ANNOUNCEMENT = "announcement"
     DIRECTORY = "directory"  # an entry of the directory
@@ -91,12 +90,12 @@ class PeerWork:
         self.failed = True
         self._guard.note(self._peer_id, self._place, error)
         if _num_cancels() > self._num_cancels and _hides_cancellation(error):
-            raise asyncio.CancelledError from error  # else a canceled task would continue
+            raise asyncio.CancelledError from error  # otherwise a canceled task would continue
         return True
 
 
 class PeerGuard:
-    """Exception barrier for work on behalf of peers. `on_fault` charges the peer, unless the machine ran short."""
+    """Exception barrier for work for peers. `on_fault` charges the peer, unless memory or file descriptors ran out."""
 
     def __init__(self, on_fault: OnFault | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` is monotonic, in seconds."""
@@ -139,18 +138,18 @@ class PeerGuard:
 
 
 def is_own(error: BaseException, *, passes: tuple[type[Exception], ...] = ()) -> bool:
-    """Return whether an error, or one in an exception group, is this node's own: no value of a peer can cause it."""
+    """Return whether an error, or one in an exception group, is this node's own, so that no peer caused it."""
     if isinstance(error, BaseExceptionGroup):
         return any(is_own(inner, passes=passes) for inner in error.exceptions)
     if not isinstance(error, Exception) or isinstance(error, (*OWN_ERRORS, *passes)):
         return True
-    if type(error) is sqlite3.DatabaseError:  # the file is damaged; its subclasses are about values
+    if type(error) is sqlite3.DatabaseError:  # a damaged file; subclasses report invalid values
         return True
     return isinstance(error, OSError) and error.errno in OWN_ERRNOS
 
 
 def _num_cancels() -> int:
-    """Return how many cancellations of the running task are pending."""
+    """Return the number of pending cancellations of the running task."""
     try:
         task = asyncio.current_task()
     except RuntimeError:  # in a thread

@@ -1,4 +1,4 @@
-"""Finds a peer by what a user typed: a full id, its beginning or end, or the peer's name, if only one peer matches."""
+"""Finds the one peer that a user's text names: a full id, the beginning or end of an id, or the peer's name."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ MAX_SHOWN = 3
 def find_peer(text: str, rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the id of the one peer in `rows` (`peer_id`, `name`) that `text` matches; a full id need not be in `rows`.
 
-    Raises UsageError if no peer or more than one matches. Names are free to choose, so a name that two peers have
-    selects neither.
+    Raises UsageError if no peer or more than one matches. A peer may choose any name, so a name that two peers
+    have selects neither.
     """
     if PEER_ID.fullmatch(text):
         return text

@@ -1,4 +1,4 @@
-"""Weight versions in transit to one generator: which has arrived, and which are worth fetching at all.
+"""Weight versions in transit to one generator: tracks arrivals, and decides which versions to fetch.
 
 Versions may overtake each other. A generator serves the newest version that has arrived and never goes back. Time is a
 number in the unit of the delay: seconds by a node's clock, or optimizer steps in an experiment.
@@ -27,7 +27,7 @@ class VersionsInTransit:
 
     @property
     def versions(self) -> Sequence[int]:
-        """Versions in transit, oldest first."""
+        """Return the versions in transit, oldest first."""
         return sorted(self._arrivals)
 
     def send(self, version: int, *, at: float) -> None:
@@ -48,8 +48,8 @@ def should_fetch(delay: Delay, *, num_held: int, max_held: int, since_last: floa
     """Return whether a generator that can hold `max_held` versions in transit should fetch one more.
 
     `since_last` is the time since the previous fetched version was made. The fetches are spread over the delay. If the
-    generator fetched each new version, versions of nearly the same age would fill all places. No other would arrive
-    before their delay is over.
+    generator fetched each new version, versions of nearly the same age would occupy all places. Then none would arrive
+    for the rest of the delay.
     """
     return num_held < max_held and since_last >= delay.most / max_held
 
@@ -57,9 +57,9 @@ def should_fetch(delay: Delay, *, num_held: int, max_held: int, since_last: floa
 def outdated_offers(
     requested_at: dict[int, float], *, now: float, max_offered: int, num_newest: int = 2, lease: float = 60.0
 ) -> list[int]:
-    """Return the versions that a learner need not keep for generators any longer.
+    """Return the versions that a learner no longer has to keep for generators.
 
-    The `num_newest` newest stay. Older ones stay while they are being fetched (last asked for within `lease`), but
+    The `num_newest` newest stay. Older ones stay during a fetch (last request within `lease`), but
     never more than `max_offered` in all. `requested_at` maps each kept version to the time of its last request.
     """
     versions = sorted(requested_at, reverse=True)

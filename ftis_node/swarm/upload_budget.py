@@ -1,7 +1,7 @@
-"""Upload budget: requests a minute for each peer and service, bytes a second over all peers.
+"""Upload budget: requests per minute for each peer and service, bytes per second over all peers.
 
 A peer above its request rate gets BUSY. Above the byte rate a request waits briefly. If the wait would be long, the
-peer gets BUSY as well and asks another holder. While bandwidth is short, peers that recently received more than their
+peer also gets BUSY and asks another holder. While bandwidth is short, peers that recently received more than their
 fair share get BUSY first. The fair share is the mean over the peers that received anything.
 """
 
@@ -30,7 +30,7 @@ class UploadBudget:
         self._recent = RecentBytes()
 
     def takes_request(self, peer_id: str, service: str, *, cost: float = 1.0, now: float) -> bool:
-        """Return whether to work on a request; charges `cost` usual requests."""
+        """Return whether to serve a request, and charge it. `cost` is in units of a usual request."""
         key = (peer_id, service)
         allowance = self._requests.pop(key, None) or TokenBucket(
             rate_per_s=self._max_requests_per_minute / 60, burst=self._max_requests_per_minute
@@ -41,7 +41,7 @@ class UploadBudget:
         return allowance.take(cost, now=now)
 
     def wait_s(self, peer_id: str, num_bytes: int, *, now: float) -> float | None:
-        """Return the seconds to wait before sending `num_bytes`, and charge them; None if the peer must ask elsewhere.
+        """Return the seconds to wait before sending `num_bytes`, and charge them; None if the peer must ask another.
 
         An item larger than one second's rate is sent when the budget is full.
         """

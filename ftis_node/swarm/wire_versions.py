@@ -1,4 +1,4 @@
-"""Peers with another wire version: how to describe one, and when this node is the outdated one.
+"""Peers with another wire version: describes one, and detects that this node is outdated.
 
 Pure: numbers in, text out. Messages of such a peer are rejected with the reason `version`, without a penalty. Updating
 the older of the two nodes resolves it.

@@ -1,11 +1,11 @@
-"""The answer in a completion, normalized so that equal answers are equal text. Models vote with it.
+"""Answers in completions, for majority votes. They are normalized, so that equal answers are equal text.
 
-A task may have a method `answer_of(item, completion_text) -> str | None`; None means that the text has no answer, such
-as a broken format. Without the method the text itself, with normalized white space, is the answer. The reward is not
-used, because it would reveal the right answer.
+A task may have a method `answer_of(item, completion_text) -> str | None`. None means that the text has no answer, for
+example because its format is broken. Without the method, the answer is the text with normalized white space. The reward
+is not used, because it would reveal the right answer.
 
-Answers in different notation count as different unless the task normalizes them. Whether `1/2` and `0.5` are equal
-would need a parser, which hostile text may keep busy.
+Answers in different notation count as different, unless the task normalizes them. To compare `1/2` with `0.5` would
+need a parser, and untrusted text can keep a parser busy.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def answer_in(task: Task, item: TaskItem, completion_text: str) -> str | None:
         return plain_text(completion_text)
     try:
         answer = answer_of(item, completion_text)
-    except Exception as error:  # somebody else's code over arbitrary text
+    except Exception as error:  # third-party code on untrusted text
         log.warning("%s: no answer could be read: %r", item.ref, error)
         return None
     return answer if isinstance(answer, str) and answer else None

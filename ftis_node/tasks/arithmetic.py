@@ -1,4 +1,4 @@
-"""The task `arithmetic`: one sum or difference, where both numbers and the answer have two digits.
+"""Task `arithmetic`: one sum or difference, in which both numbers and the answer have two digits.
 
 A swarm learns it on two CPU cores in minutes: prompts of six characters, answers of two, and no data file. Every digit
 has a fixed place, because then a model of two layers learns such sums in seconds. With answers of one to three digits
@@ -8,21 +8,22 @@ it often does not. A real example, index 0 of the training split:
     answer   "10"
     reward   1.0 for "10" (white space around it is ignored), 0.0 for anything else
 
-Three specs share the problems: `arithmetic` asks both kinds, `arithmetic:add` and `arithmetic:sub` one of them, so that
-experiments can start from models with different expertise. Three more divide the problems by difficulty:
+Three specs share the problems. `arithmetic` has both kinds, `arithmetic:add` and `arithmetic:sub` have one of them, so
+that experiments can start from models with different expertise. Three more divide the problems by difficulty:
 
     arithmetic:easy     sums without a carry             23+45=
     arithmetic:medium   sums with a carry                27+45=
     arithmetic:hard     differences with a borrow        72-45=
 
-The same three again, with 500 held-out problems each in place of 153, 103 and 106:
+Three further specs have the same problems as these, but 500 held-out problems each instead of 153, 103 and 106:
 
     arithmetic:no-carry, arithmetic:carry, arithmetic:borrow
 
 An index is a seed: `train[i]` hashes i to a problem, so the training split has any length and repeats problems. Whole
-problems are held out, not indices: the `NUM_HELD_OUT` of each kind with the smallest hash, where `a+b` and `b+a` count
-as one. A training draw that is held out is drawn again, so training never shows a test answer. The test split of a part
-has those held-out problems that it asks. Hashes are blake2b: every machine makes the same prompts.
+problems are held out, not indices: the `NUM_HELD_OUT` problems of each kind with the smallest hash. `a+b` and `b+a`
+count as one problem. If a training draw is held out, another one is drawn, so training never shows a test answer. The
+test split of a part contains the held-out problems of that part. Hashes are blake2b: every machine makes the same
+prompts.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from ftis_node.tasks.base import TaskItem
 TWO_DIGITS: Final = range(10, 100)  # both operands and the answer
 NUM_TRAIN: Final = 2**31
 NUM_HELD_OUT: Final = 256  # problems of each kind that training never shows
-NUM_TEST: Final = 500  # of each part with a separate test split, a sum in both orders
+NUM_TEST: Final = 500  # for each part with a separate test split; a sum counts in both orders
 
 Kind = Literal["add", "sub"]
 
@@ -63,12 +64,12 @@ class ArithmeticProblem(NamedTuple):
 
     @property
     def is_asked(self) -> bool:
-        """Return whether the task asks it: the answer has two digits, as the operands have."""
+        """Return whether the task contains the problem: its answer has two digits, as the operands have."""
         return self.answer in TWO_DIGITS
 
     @property
     def is_crossing(self) -> bool:
-        """Return whether a sum carries or a difference borrows."""
+        """Return whether the sum carries or the difference borrows."""
         left, right = self.left % 10, self.right % 10
         return left + right > 9 if self.kind == "add" else left < right
 
@@ -79,9 +80,9 @@ class ArithmeticProblem(NamedTuple):
 
 
 class ProblemPart(NamedTuple):
-    """What a spec asks: these kinds, and of them what is crossing, what is not, or (None) all.
+    """Problems of a spec: their kinds, and whether they carry or borrow (True), do not (False), or both (None).
 
-    `has_own_test`: it holds out `NUM_TEST` problems, besides those that all parts hold out.
+    With `has_own_test`, the part holds out `NUM_TEST` problems besides those that all parts hold out.
     """
 
     kinds: tuple[Kind, ...]
@@ -89,7 +90,7 @@ class ProblemPart(NamedTuple):
     has_own_test: bool = False
 
     def asks(self, problem: ArithmeticProblem) -> bool:
-        """Return whether the part asks this problem."""
+        """Return whether the part contains this problem."""
         fits = problem.kind in self.kinds and self.crossing in (None, problem.is_crossing)
         return fits and problem.is_asked
 
@@ -156,7 +157,10 @@ class ArithmeticTask:
 
 
 def _training_problem(part: ProblemPart, index: int) -> ArithmeticProblem:
-    """Return the first draw for `index` that is asked and not held out. The kind is drawn first, for even kinds."""
+    """Return the first draw for `index` that the part contains and training may show.
+
+    The kind is drawn first, so that all kinds are equally frequent.
+    """
     kind = part.kinds[_hash(f"train/{index}") % len(part.kinds)]
     draws = (_draw(kind, f"train/{index}/{attempt}") for attempt in count())
     return next(draw for draw in draws if part.asks(draw) and draw.canonical not in held_out_set(part))
@@ -172,7 +176,7 @@ def _held_out_of(part: ProblemPart) -> tuple[ArithmeticProblem, ...]:
 
 
 def _turned(problem: ArithmeticProblem) -> ArithmeticProblem:
-    """Return the problem, a sum possibly with its operands exchanged."""
+    """Return the problem; by its hash, a sum may have its operands exchanged."""
     swap = problem.kind == "add" and _hash(problem.text) % 2
     return ArithmeticProblem(problem.kind, problem.right, problem.left) if swap else problem
 

@@ -33,29 +33,29 @@ class TaskItem:
 class Task(Protocol):
     """A set of problems with verifiable rewards: `len(task)` problems, `task[i]` the i-th.
 
-    Optional members: `isolate_resolving`, True if making a problem may be slow; a problem whose index a peer chose is
-    then made in the scoring process. `answer_of(item, completion_text) -> str | None`, the answer for votes
+    Optional members: `isolate_resolving` is True if making a problem may be slow. Then the scoring process makes a
+    problem whose index a peer chose. `answer_of(item, completion_text) -> str | None` returns the answer for votes
     (`answers.py`).
 
-    A task is immutable. One with `isolate_scoring` is pickled into the scoring process; it creates unpicklable
-    members on first use.
+    A task is immutable. A task with `isolate_scoring` is pickled and sent to the scoring process, so it creates
+    unpicklable members on first use.
     """
 
     @property
     def name(self) -> str:
-        """The canonical spec without paths: tasks with equal names have equal prompts on all nodes."""
+        """Return the canonical spec without paths. Tasks with equal names have equal prompts on all nodes."""
         ...
 
     @property
     def split(self) -> str:
-        """`train` or `test`."""
+        """Return `train` or `test`."""
         ...
 
     @property
     def isolate_scoring(self) -> bool:
-        """Whether `score` runs a large third-party parser over text that may be hostile.
+        """Return whether `score` passes untrusted text to a large third-party parser.
 
-        Callers then run it in a separate process under a time limit (`scoring.IsolatedScorer`).
+        If so, callers run it in a separate process under a time limit (`scoring.IsolatedScorer`).
         """
         ...
 

@@ -1,7 +1,7 @@
 """Domain of a node: the parts of the run's mixture for which it generates.
 
-A domain is a SPEC of parts of the run's mixture with other proportions. Prompts are named by their part, so nodes of
-any domain reproduce and score the prompts of all peers.
+A domain is a SPEC with parts of the run's mixture in other proportions. A prompt reference names its part, so nodes of
+any domain can reproduce and score the prompts of all peers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ftis_node.tasks.spec import TaskSpec, parse_spec
 
 
 def is_domain(spec: TaskSpec, run: TaskSpec) -> bool:
-    """Return whether `spec` names only parts of `run` and is not the whole of it; then the run is a mixture."""
+    """Return whether `spec` has only parts of `run` and is not the whole run. The run must be a mixture."""
     return _names(spec) <= _names(run) and spec.canonical != run.canonical
 
 

@@ -1,8 +1,8 @@
 """Rows of a public data set, fetched by the library `datasets` in a child process.
 
-The library loads pyarrow and more that a daemon does not need, and without a network it retries for minutes. A child
-process frees that memory and has a time limit. It first checks whether the hub answers; if not, it reads only earlier
-downloads.
+The library imports pyarrow and other packages that a daemon does not need, and without a network it retries for
+minutes. A child process frees that memory at its end and has a time limit. It first checks whether the hub answers; if
+not, it reads only earlier downloads.
 
     python -m ftis_node.tasks.hub NAME CONFIG SPLIT LIMIT_S        rows as JSON lines on stdout
 """
@@ -41,7 +41,7 @@ def _write_rows(name: str, config: str, split: str) -> None:
     from huggingface_hub import constants
 
     if not constants.HF_HUB_OFFLINE and not _answers(constants.ENDPOINT):
-        constants.HF_HUB_OFFLINE = True  # before `datasets` is imported, which copies it
+        constants.HF_HUB_OFFLINE = True  # set before the import of `datasets`, which copies the value
     from datasets import load_dataset
 
     for row in load_dataset(name, config, split=split):
@@ -49,7 +49,7 @@ def _write_rows(name: str, config: str, split: str) -> None:
 
 
 def _answers(address: str) -> bool:
-    """Return whether any server answers at the address."""
+    """Return whether a server answers at the address."""
     asked = urllib.request.Request(address, method="HEAD")
     try:
         urllib.request.urlopen(asked, timeout=PROBE_LIMIT_S).close()  # nosec B310: the hub's own address
@@ -61,5 +61,6 @@ def _answers(address: str) -> bool:
 
 
 if __name__ == "__main__":
-    signal.setitimer(signal.ITIMER_REAL, float(sys.argv[4]))  # unhandled: it ends this process wherever it hangs
+    # SIGALRM has no handler, so it ends this process wherever it hangs.
+    signal.setitimer(signal.ITIMER_REAL, float(sys.argv[4]))
     _write_rows(*sys.argv[1:4])

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class _Turn(NamedTuple):
-    """One place in the pattern: the part, and its earlier turns in the same round."""
+    """One place in the pattern: the part, and the number of its earlier turns in the same round."""
 
     part: int
     rank: int
@@ -67,7 +67,7 @@ def leaves(task: Task) -> tuple[Task, ...]:
 
 
 def _smooth_round(weights: tuple[int, ...]) -> Iterator[_Turn]:
-    """Yield one round: each part gains its weight every turn; the part with most credit takes it and pays the total."""
+    """Yield one round. Each turn, every part gains its weight; the part with most credit is next and pays the total."""
     balance = [0] * len(weights)
     taken = [0] * len(weights)
     for _ in range(sum(weights)):

@@ -84,7 +84,7 @@ def load_reward(name: str) -> tuple[Plugin, Reward]:
 
 
 class PluginTask:
-    """Adapter of a plug-in's task that validates results, names the package in errors and isolates scoring."""
+    """Adapter of a plug-in's task. It validates results, names the package in errors, and isolates scoring."""
 
     isolate_scoring: ClassVar[bool] = True
 
@@ -95,7 +95,7 @@ class PluginTask:
         self._plugin = plugin
 
     def checked(self) -> PluginTask:
-        """Return itself after reproducing its first problem. Raises TaskError if that fails."""
+        """Make the first problem twice, and return the task if both are equal. Raises TaskError if not."""
         if not len(self):
             raise TaskError(f"{self._plugin} has no problem in its split {self.split!r}")
         first = self[0]
@@ -125,7 +125,7 @@ class PluginTask:
             return self._task.resolve(ref)
         except (KeyError, IndexError):
             raise KeyError(str(ref)) from None
-        except Exception as error:  # a peer chose the reference: it must not end the node
+        except Exception as error:  # a peer chose the reference, so an error must not end the node
             log.warning("%s failed to resolve %s: %r", self._plugin, ref, error)
             raise KeyError(str(ref)) from error
 
@@ -133,7 +133,7 @@ class PluginTask:
         return float(_call(self._plugin, lambda: self._task.score(item, completion_text)))
 
     def answer_of(self, item: TaskItem, completion_text: str) -> str | None:
-        """Return the task's own answer if it has `answer_of`, else the text; see `answers.py`."""
+        """Return the answer by the task's own `answer_of` if it has one, else the text (see `answers.py`)."""
         answer: str | None = _call(self._plugin, lambda: answer_in(self._task, item, completion_text))
         return answer
 
@@ -144,7 +144,7 @@ class RewardedTask:
     isolate_scoring: ClassVar[bool] = True
 
     def __init__(self, task: Task, reward_name: str) -> None:
-        """Raise TaskError for an unknown reward."""
+        """Load the reward. Raises TaskError if it is unknown or faulty."""
         self._plugin, self._reward = load_reward(reward_name)
         self._task = task
         self.name = f"{task.name}@{reward_name}"
@@ -174,7 +174,7 @@ class RewardedTask:
 
 
 def _entry(group: str, name: str) -> EntryPoint | None:
-    """Return the only entry point of this name. Raises TaskError if two packages have it."""
+    """Return the only entry point with this name; None if there is none. Raises TaskError if two packages have it."""
     found = list(entry_points(group=group, name=name))
     if len(found) > 1:
         packages = " and ".join(sorted(_describe(entry).package for entry in found))
@@ -189,7 +189,10 @@ def _describe(entry: EntryPoint) -> Plugin:
 
 
 def _call(plugin: Plugin, work: Callable[[], Any]) -> Any:
-    """Return the result of the plug-in's code. Raises TaskError, in one line, for any exception, also SystemExit."""
+    """Run the plug-in's code and return its result.
+
+    Raises a one-line TaskError for any exception, even SystemExit; an FtisError passes unchanged.
+    """
     try:
         return work()
     except FtisError:

@@ -1,7 +1,7 @@
 """Question-and-answer problems from JSON lines: a local file, or rows from the hub.
 
-A broken line is an error with file and line number. The line number names the problem, so a node that skipped a line
-would disagree with its peers about all later problems. For the same reason a problem must not appear twice.
+A broken line is an error with file and line number. The line number identifies the problem. If a node skipped a line,
+it would disagree with its peers about all later problems. For the same reason a problem must not appear twice.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def text_field(row: dict[str, Any], name: str) -> str:
         raise ValueError(f"the field {name!r} must be a text and not empty")
     try:
         value.encode()
-    except UnicodeEncodeError as error:  # such text could be neither tokenized nor hashed
+    except UnicodeEncodeError as error:  # such text can be neither tokenized nor hashed
         raise ValueError(f"the field {name!r} holds half of a surrogate pair") from error
     return value.strip()
 

@@ -1,4 +1,4 @@
-"""From a spec to the task. A task's file is imported on first use, so that listing names costs nothing.
+"""Table from a SPEC to its task. A task's file is imported on first use, so that listing names costs nothing.
 
 A name that is not built in belongs to a plug-in (`plugins.py`). Plug-ins cannot take built-in names.
 """
@@ -55,8 +55,8 @@ def load_task(spec: str | TaskSpec, split: str = "train") -> Task:
 def held_out_spec(spec: str | TaskSpec) -> TaskSpec | None:
     """Return the parts of a training spec that have held-out problems; None if no part has.
 
-    A single file has one split and so none; a folder has them in `test.jsonl`. Plug-ins are left out, because they need
-    not have a test split.
+    A single file has only one split, so it has no held-out problems; a folder has them in `test.jsonl`. Plug-ins are
+    left out, because they need not have a test split.
     """
     spec = parse_spec(spec) if isinstance(spec, str) else spec
     parts = [str(part) for part in spec.parts if _has_test_split(part)]

@@ -56,7 +56,7 @@ class ReasoningGymTask:
     """
 
     isolate_scoring: ClassVar[bool] = True
-    isolate_resolving: ClassVar[bool] = True  # a generator of the library may try for long
+    isolate_resolving: ClassVar[bool] = True  # a generator of the library may run for a long time
 
     def __init__(self, generator: str, split: str = "train") -> None:
         _check_known(generator)
@@ -78,7 +78,7 @@ class ReasoningGymTask:
         return TaskItem(
             ref=PromptRef(self.name, self.split, index),
             prompt=chat_prompt(entry["question"]),
-            answer=entry["answer"] or "",  # some verifiers work from the problem alone
+            answer=entry["answer"] or "",  # some verifiers need no reference answer
         )
 
     def resolve(self, ref: PromptRef) -> TaskItem:
@@ -94,7 +94,7 @@ class ReasoningGymTask:
         try:
             reward = float(self._dataset.score_answer(answer, self._entry(item.ref.index)))
         except Exception:
-            # A third-party verifier over arbitrary text: whatever it stumbles over is no right answer.
+            # A third-party verifier on untrusted text may raise any exception. Then the answer counts as wrong.
             return 0.0
         return min(max(reward, 0.0), 1.0) if math.isfinite(reward) else 0.0
 
@@ -112,7 +112,7 @@ class ReasoningGymTask:
     def _entry(self, index: int) -> dict[str, Any]:
         """Return the problem with its verifier's data.
 
-        The last ones are cached, because a group asks for one many times.
+        The last ones are cached, because a group needs one problem many times.
         """
         if index not in self._entries:
             while len(self._entries) >= NUM_ENTRIES_CACHED:

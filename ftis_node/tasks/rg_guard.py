@@ -53,11 +53,11 @@ def _is_python(text: str) -> bool:
     """Return whether `eval` could run it; `eval` ignores the same leading white space."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the compiler's warnings about untrusted text
+            warnings.simplefilter("ignore")  # suppresses the compiler's warnings about untrusted text
             ast.parse(text.lstrip(" \t"), mode="eval")
     except (SyntaxError, ValueError):
         return False
-    except (MemoryError, RecursionError):  # nested too deeply to decide
+    except (MemoryError, RecursionError):  # nested too deeply: treat it as code
         return True
     return True
 

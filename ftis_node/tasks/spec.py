@@ -1,4 +1,4 @@
-"""The task SPEC: which problems a node trains on, as one line for a manifest or a command line.
+"""Task SPEC: the problems on which a node trains, as one line for a manifest or a command line.
 
     spec = part, or several joined by "+"
     part = arithmetic | arithmetic:add | arithmetic:sub
@@ -34,7 +34,7 @@ from math import gcd, lcm
 from ftis_node.errors import TaskError
 
 FILE_TASKS = ("gsm8k", "math500")
-MAX_TOTAL_WEIGHT = 1000  # after reduction; bounds the pattern in which a mixture's parts take turns
+MAX_TOTAL_WEIGHT = 1000  # after reduction; bounds the length of a mixture's pattern
 
 _JOINER = re.compile(r"\+(?=[A-Za-z][\w-]*(?:@[A-Za-z][\w-]*)?(?:[:=+]|$))")
 _WEIGHT = re.compile(r"(?P<rest>.*)=(?P<weight>\d+(?:\.\d+)?)", re.DOTALL)
@@ -44,7 +44,7 @@ _FILE_TASK = re.compile(rf"(?:{'|'.join(FILE_TASKS)})(?:@[A-Za-z][\w-]*)?")
 
 @dataclass(frozen=True, slots=True)
 class TaskPart:
-    """One task of a spec. `name` is canonical (`gsm8k`, `rg:chain_sum`, `gsm8k@brief`), `weight` a whole number."""
+    """One task of a spec. `name` is canonical (`gsm8k`, `rg:chain_sum`, `gsm8k@brief`), `weight` is a whole number."""
 
     name: str
     path: str | None = None
@@ -52,12 +52,12 @@ class TaskPart:
 
     @property
     def problems(self) -> str:
-        """The name of the task that gives the problems."""
+        """Return the name of the task that gives the problems."""
         return self.name.partition("@")[0]
 
     @property
     def reward(self) -> str | None:
-        """The name of the plug-in that scores them, None if the task does so itself."""
+        """Return the name of the plug-in that scores completions; None if the task scores them itself."""
         return self.name.partition("@")[2] or None
 
     def __str__(self) -> str:
@@ -67,18 +67,18 @@ class TaskPart:
 
 @dataclass(frozen=True, slots=True)
 class TaskSpec:
-    """A parsed spec: parts sorted by name, weights without a common factor. `str(spec)` is a spec again."""
+    """A parsed spec: parts sorted by name, weights without a common factor. `str(spec)` can be parsed again."""
 
     parts: tuple[TaskPart, ...]
 
     @property
     def canonical(self) -> str:
-        """The spec without paths: what a run's manifest holds and what peers compare."""
+        """Return the spec without paths. The run's manifest holds it, and peers compare it."""
         return "+".join(str(TaskPart(part.name, weight=part.weight)) for part in self.parts)
 
     @property
     def paths(self) -> dict[str, str]:
-        """The local file or folder of each part that has one, by the part's name."""
+        """Return the local file or folder of each part that has one, by the part's name."""
         return {part.name: part.path for part in self.parts if part.path}
 
     def __str__(self) -> str:
@@ -86,9 +86,9 @@ class TaskSpec:
 
 
 def parse_spec(text: str) -> TaskSpec:
-    """The spec that `text` writes. Raises TaskError if the text is malformed.
+    """Parse a task SPEC. Raises TaskError if the text is malformed.
 
-    Whether the tasks exist is not asked here: that needs the plug-ins of this machine (`load_task`).
+    It does not check whether the tasks exist, because that depends on the installed plug-ins (see `load_task`).
     """
     if not text.strip():
         raise TaskError("the task is empty: name one, such as arithmetic or gsm8k")
@@ -102,7 +102,7 @@ def parse_spec(text: str) -> TaskSpec:
 
 
 def _parse_part(text: str) -> tuple[str, str | None, Fraction]:
-    """Name, path and weight as written."""
+    """Return name, path and weight of one part."""
     weight = Fraction(1)
     if match := _WEIGHT.fullmatch(text):
         text, weight = match["rest"], Fraction(match["weight"])
@@ -121,7 +121,7 @@ def _parse_part(text: str) -> tuple[str, str | None, Fraction]:
 
 
 def _whole_weights(weights: list[Fraction], text: str) -> list[int]:
-    """The same proportions in the smallest whole numbers."""
+    """Return the smallest whole numbers in the same proportions. Raises TaskError if their sum is too large."""
     scale = lcm(*(weight.denominator for weight in weights))
     whole = [int(weight * scale) for weight in weights]
     divisor = gcd(*whole)

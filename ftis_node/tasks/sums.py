@@ -1,18 +1,18 @@
-"""The task `sums`: the sum of two numbers of three digits, with the working before the answer.
+"""Task `sums`: the sum of two numbers of three digits, with the working before the answer.
 
 Models learn its completions of 25 to 60 tokens on two CPU cores in minutes. A model that writes down each column needs
-only sums of two digits and a carry. The working is free; the answer follows the last `#`. A real example, index 0 of
-the training split:
+only sums of two digits and a carry. The working may have any form; the answer follows the last `#`. A real example,
+index 0 of the training split:
 
     prompt   [{"role": "user", "content": "555+173="}]
     answer   "728"
     reward   1.0 for any text that ends in "#728" (white space around the answer is ignored), else 0.0
 
-`sums:long` asks for numbers of four digits, to test generalization from three.
+`sums:long` has numbers of four digits, to test generalization from three.
 
 An index is a seed: `train[i]` hashes i to a problem. Whole problems are held out, not indices: those whose hash is 0
-modulo `HELD_OUT_ONE_IN`, where `a+b` and `b+a` count as one. A training draw that is held out is drawn again. The test
-split has the first `NUM_TEST` held-out draws. Hashes are blake2b: every machine makes the same prompts.
+modulo `HELD_OUT_ONE_IN`. `a+b` and `b+a` count as one problem. If a training draw is held out, another one is drawn.
+The test split has the first `NUM_TEST` held-out draws. Hashes are blake2b: every machine makes the same prompts.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class SumsTask:
         return 1.0 if self.answer_of(item, completion_text) == item.answer else 0.0
 
     def answer_of(self, item: TaskItem, completion_text: str) -> str | None:
-        """Return what follows the last `#`; None without the mark or without text behind it."""
+        """Return the text after the last `#`; None if there is no `#` or no text after it."""
         _, mark, answer = completion_text.rpartition(ANSWER_MARK)
         return answer.strip() or None if mark else None
 
@@ -117,7 +117,7 @@ def _test_split(num_digits: int) -> tuple[SumProblem, ...]:
 
 
 def _draw(seed: str, num_digits: int) -> SumProblem:
-    """Draw both operands uniformly among the numbers with so many digits."""
+    """Draw both operands uniformly among the numbers with this many digits."""
     smallest = 10 ** (num_digits - 1)
     bits, left = divmod(_hash(seed), 9 * smallest)
     return SumProblem(smallest + left, smallest + bits % (9 * smallest), num_digits)

@@ -1,3 +1,3 @@
-"""What the node says of itself: log lines, the event trail, the status snapshot, metrics."""
+"""Telemetry of the node: log lines, the event log, the status snapshot, metrics."""
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Trail summary: what the event trail holds of a node's former starts, read once when the node starts.
+"""Summary of the event log of a node's earlier processes. The node reads it once at its start.
 
-A line is written after its event, so the trail is never ahead of the buffer. If it is, the buffer has lost its last
-commits (a torn write-ahead log, a file from a backup), and the node replaces it. The trail holds the last sequence
-number of own groups.
+The node writes a line after its event, so the log is never ahead of the replay buffer. If it is ahead, the buffer has
+lost its last commits (a torn write-ahead log, a restored backup), and the node replaces the buffer. The log also holds
+the last sequence number of own groups.
 
 Damaged lines are skipped and counted.
 """
@@ -21,20 +21,20 @@ from ftis_node.telemetry.history import read_event
 if TYPE_CHECKING:
     from pathlib import Path
 
-MAX_GROUPS = 16_384  # the newest: what is older is stale, and refused for its age
+MAX_GROUPS = 16_384  # the newest ones; older groups are rejected for their age anyway
 
 
 class LoggedGroup(NamedTuple):
-    """A group as the trail knows it; `sender` is "" and `number` 0 if its admission is no longer there."""
+    """A group in the log. `sender` is "" and `number` 0 if the log no longer has its admission."""
 
     id: bytes
     sender: str = ""
     number: int = 0
-    step: int | None = None  # that used it
+    step: int | None = None  # the step that used the group
 
 
 class _Line(msgspec.Struct):
-    """The fields that matter here."""
+    """The fields of an event that the summary uses."""
 
     event: str
     group: str | None = None
@@ -51,9 +51,11 @@ _DECODER = msgspec.json.Decoder(_Line)
 
 @dataclass(slots=True)
 class EventLogSummary:
-    """`last_numbers` are those of own groups, by the peer id that this node had. `evaluations` are events as written.
+    """Summary of all lines so far.
 
-    A step that the learner lost is not done; its groups are used only if it was found to be done after all.
+    `last_numbers` are the last sequence numbers of own groups, by the peer id that this node had then. `evaluations`
+    are the events as written. If the learner loses a step, the step does not count as done. Its groups count as used
+    only if a later line shows that the step was done.
     """
 
     step: int = 0
@@ -61,41 +63,41 @@ class EventLogSummary:
     last_numbers: dict[str, int] = field(default_factory=dict)
     num_damaged: int = 0
     _admitted: dict[str, tuple[str, int]] = field(default_factory=dict)
-    _expected: dict[str, tuple[str, int]] = field(default_factory=dict)  # of these, since the buffer last lost any
-    _taken: dict[str, int] = field(default_factory=dict)  # by the step under way
-    _in_doubt: dict[str, int] = field(default_factory=dict)  # by one that an end cut off
+    _expected: dict[str, tuple[str, int]] = field(default_factory=dict)  # admitted since the buffer last lost groups
+    _taken: dict[str, int] = field(default_factory=dict)  # group: the current step, which took it
+    _in_doubt: dict[str, int] = field(default_factory=dict)  # group: a step that a crash interrupted
     _used: dict[str, int] = field(default_factory=dict)
-    _released: dict[str, str] = field(default_factory=dict)  # unused, by reason
+    _released: dict[str, str] = field(default_factory=dict)  # group: the reason why it was dropped unused
 
     @property
     def used(self) -> list[LoggedGroup]:
-        """The groups that steps have used, by the trail's word, the oldest first."""
+        """Return the groups that steps have used according to the log, oldest first."""
         known = self._admitted
         origins = {name: known.get(name, ("", 0)) for name in self._used}
         return [LoggedGroup(bytes.fromhex(name), *origins[name], step) for name, step in self._used.items()]
 
     @property
     def admitted(self) -> list[LoggedGroup]:
-        """The newest groups that the buffer has ever had."""
+        """Return the newest groups that the buffer has ever admitted."""
         return [LoggedGroup(bytes.fromhex(name), *origin) for name, origin in self._admitted.items()]
 
     @property
     def last_number(self) -> int:
-        """The highest sequence number of an own group, under any identity; 0 before the first."""
+        """Return the highest sequence number of an own group, under any identity; 0 before the first."""
         return max(self.last_numbers.values(), default=0)
 
     @property
     def expected(self) -> list[LoggedGroup]:
-        """The groups that the buffer has, or has had: what it is known to have lost already is not among them."""
+        """Return the groups that the buffer should know: those admitted since its last known loss."""
         return [LoggedGroup(bytes.fromhex(name), *origin) for name, origin in self._expected.items()]
 
     @property
     def released(self) -> list[tuple[bytes, str]]:
-        """The groups that were given up unused, and why."""
+        """Return the groups that were dropped unused, with the reasons."""
         return [(bytes.fromhex(name), reason) for name, reason in self._released.items()]
 
     def add(self, data: bytes) -> None:
-        """One line of the trail."""
+        """Add one line of the log."""
         try:
             line = _DECODER.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -105,13 +107,13 @@ class EventLogSummary:
         if name == "admitted" and line.group:
             _put(self._admitted, line.group, (line.sender, line.number))
             _put(self._expected, line.group, (line.sender, line.number))
-            self._released.pop(line.group, None)  # a buffer that had lost it took it again
+            self._released.pop(line.group, None)  # the buffer had lost the group and admitted it again
             if line.own:
                 self.last_numbers[line.sender] = max(line.number, self.last_numbers.get(line.sender, 0))
         elif name == "taken" and line.group and line.step is not None:
             self._begin(line.step)
             self._taken[line.group] = line.step
-            if line.sender:  # a second time, for the line of its admission may be damaged
+            if line.sender:  # repeated here, because the admission's line may be damaged
                 _put(self._admitted, line.group, (line.sender, line.number))
         elif name == "released" and line.group:
             _put(self._released, line.group, line.reason)
@@ -126,7 +128,7 @@ class EventLogSummary:
             self.evaluations.append(read_event(data))
 
     def _add_unusual(self, data: bytes) -> None:
-        """Add a line with a figure that is NaN, which the strict JSON reader refuses; else the line is damaged."""
+        """Add a line with NaN, which the strict JSON reader rejects; count any other line as damaged."""
         try:
             event = read_event(data)
             if event["event"] == "step":
@@ -135,20 +137,20 @@ class EventLogSummary:
             self.num_damaged += 1
 
     def _begin(self, step: int) -> None:
-        """Note that a step takes groups. If the learner fell back before it, it is not done until its next line."""
+        """Note that a step takes groups. If the learner repeats a step, the step is no longer done."""
         self._in_doubt.clear()
         if step <= self.step:
             self._used = {name: at for name, at in self._used.items() if at < step}
             self.step = step - 1
 
     def _add_step(self, step: int) -> None:
-        if step <= self.step:  # the learner fell back: what it had used since was given back
+        if step <= self.step:  # the learner went back to a checkpoint and returned the groups used since
             self._used = {name: at for name, at in self._used.items() if at < step}
         for name, at in self._in_doubt.items():
             if at == step:
                 _put(self._used, name, at)
         for name, at in self._taken.items():
-            if at <= step:  # below it where the line of that step is damaged
+            if at <= step:  # an earlier one if the line of that step is damaged
                 _put(self._used, name, at)
         self._taken.clear()
         self._in_doubt.clear()
@@ -156,7 +158,7 @@ class EventLogSummary:
 
 
 def read_event_log_summary(path: Path) -> EventLogSummary:
-    """Return the summary of the trail at `path`, with rotated files; an empty one without a trail."""
+    """Return the summary of the log at `path` with its rotated files; an empty one if there is no log."""
     remembered = EventLogSummary()
     for line in EventReader(path).read_new():
         remembered.add(line)
@@ -164,7 +166,7 @@ def read_event_log_summary(path: Path) -> EventLogSummary:
 
 
 def _put(table: dict[str, Any], name: str, value: Any) -> None:
-    """Put the newest last, and keep the number bounded."""
+    """Add the newest item at the end; drop the oldest above `MAX_GROUPS`."""
     table.pop(name, None)
     table[name] = value
     if len(table) > MAX_GROUPS:

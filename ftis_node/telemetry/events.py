@@ -1,7 +1,7 @@
-"""The event trail: one JSON line for each event, in `events.jsonl`.
+"""The event log: one JSON line for each event, in `events.jsonl`.
 
 Every stage of a rollout writes one line with the group's id, so a text search follows one group from prompt to
-gradient. The file is rotated by size, so a node that runs for months does not fill the disk with it.
+gradient. The file is rotated by size, so it does not fill the disk.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ JsonValue = str | int | float | bool | None
 
 
 class RotatingLog(RotatingFileHandler):
-    """Looks at its own count, not at the file system, to see whether the file is full: there is a line a group."""
+    """Rotating log that takes the size from its stream. A look-up in the file system for each line would be slow."""
 
     _shortage = RateLimitedLog()
 
     def _open(self) -> TextIOWrapper:
-        """Open the file, never through a link, which may lead out of the home."""
+        """Open the file. A symbolic link is rejected, because it may lead out of the home."""
         return self._opened(Path(self.baseFilename))
 
     def doRollover(self) -> None:
-        """Open the next file before the full one is closed; keep the full one if none can be opened."""
+        """Open the next file before closing the full one; keep the full one if no file can be opened."""
         full = Path(self.baseFilename)
         new = full.with_name(f"{full.name}.new")
         try:
@@ -73,14 +73,14 @@ class RotatingLog(RotatingFileHandler):
         return written > 0 and written + len(record.getMessage()) >= self.maxBytes
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """A line that cannot be written is an error of the caller's, not a traceback between log lines."""
+        """Raise the error of a failed write to the caller; the base class would print a traceback."""
         raise
 
 
 class EventLog:
-    """Appends events to a file, from any thread. Cheap enough to be called for every group.
+    """Append-only writer of events, usable from any thread and cheap enough for a call for every group.
 
-    Raises OSError if the disk is full, FileError if a link or folder is in the file's place.
+    Raises OSError if the disk is full, FileError if the path is a link or a folder.
     """
 
     def __init__(self, path: Path, *, max_bytes: int = DEFAULT_MAX_BYTES, kept_files: int = DEFAULT_KEPT_FILES) -> None:
@@ -89,7 +89,7 @@ class EventLog:
         self._handler.setFormatter(logging.Formatter("%(message)s"))
 
     def write(self, event: str, **fields: JsonValue | bytes | list[Any] | dict[str, Any]) -> None:
-        """One line `{"time": ..., "event": ..., ...}`. Bytes (ids) are written as hex."""
+        """Write one line `{"time": ..., "event": ..., ...}`. Bytes (ids) are written as hex."""
         readable = {key: value.hex() if isinstance(value, bytes) else value for key, value in fields.items()}
         line = json.dumps({"time": round(time.time(), 3), "event": event, **readable}, separators=(",", ":"))
         self._handler.handle(logging.LogRecord("events", logging.INFO, "", 0, redacted(line), None, None))
@@ -100,14 +100,14 @@ class EventLog:
 
 
 def event_log_files(path: Path) -> list[Path]:
-    """Return the trail's existing files: rotated ones first, the present one last."""
+    """Return the log's existing files: rotated ones first, the current one last."""
     numbered = [file for file in path.parent.glob(f"{path.name}.*") if file.suffix[1:].isdecimal()]
     older = sorted(numbered, key=lambda file: int(file.suffix[1:]), reverse=True)
     return [file for file in (*older, path) if file.exists()]
 
 
 def _drop_half_line(path: Path) -> None:
-    """Remove the rest of a last line that a full disk or a power cut left, so that the next event starts a line."""
+    """Remove a half-written last line (full disk, power loss), so that the next event starts a new line."""
     check_regular(path, follow_links=False)
     if not path.exists():
         return
@@ -137,7 +137,7 @@ class EventReader:
 
     Its position is (inode, offset), because a rotated file changes its name and keeps its inode. The newest file is
     opened first: a file that rotates between two openings is opened twice, which its inode shows, and never missed.
-    A line is bytes with its end of line. A half-written line is left for the next call.
+    Lines are bytes with their line break. A half-written line is left for the next call.
     """
 
     def __init__(self, path: Path) -> None:
@@ -149,7 +149,7 @@ class EventReader:
     def read_new(self) -> Iterator[bytes]:
         """Yield the lines appended since the last call; the first call yields all lines.
 
-        The end of a rotated file is yielded even without an end of line, because no process writes to it any more.
+        The end of a rotated file is yielded even without a line break, because no process writes to it any more.
         """
         with ExitStack() as opened:
             files = self._files_to_read(opened)

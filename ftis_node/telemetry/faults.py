@@ -1,12 +1,12 @@
-"""Unhandled errors: they end the process with their reason, and are never only a line in the log.
+"""Handler of unhandled errors: they end the process with a reason, and never remain a mere log line.
 
-    a task that nobody awaits, a callback, a timer --> the loop's exception handler --+
-    a thread                                       --> threading.excepthook ----------+--> on_fault(where, error)
+    a task that is not awaited, a callback, a timer --> the loop's exception handler --+
+    a thread                                        --> threading.excepthook ----------+--> on_fault(where, error)
 
-A process that continues after such an error is half alive: a part of it has stopped, and no one knows. An error counts
-if it passed through our code, or if `report` reports it. Libraries have separate tasks and threads. Those of hivemind
-serve unknown peers, who must not be able to end a node. So errors in libraries alone are logged, once for each kind.
-What such a task served is supervised from outside (p2pd's connection, heartbeats, time limits).
+After such an error a part of the process has stopped, and no other part notices. An error is a fault if it passed
+through our code, or if `report` reports it. Libraries have separate tasks and threads. Those of hivemind serve unknown
+peers, which must not be able to end a node. So errors within libraries are only logged, once for each kind. Other
+checks detect the loss of such a task: p2pd's connection, heartbeats, time limits.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ log = logging.getLogger(__name__)
 
 OnFault: TypeAlias = "Callable[[str, BaseException], None]"
 PACKAGE = str(Path(__file__).parents[1])
-MAX_KINDS = 64  # of libraries' errors that are logged, once each; further kinds are not logged
+MAX_KINDS = 64  # kinds of library errors that are logged, once each; further kinds are not logged
 
 
 def watched_task(work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
-    """Return a task that no code awaits while it runs; if it fails, that is a fault at once."""
+    """Start a task that no code awaits while it runs. Its failure is reported as a fault at once."""
     task = asyncio.create_task(work, name=name)
     task.add_done_callback(report)
     return task
 
 
 def report(task: asyncio.Task[Any]) -> None:
-    """Report a failed task to the loop's exception handler; for `add_done_callback`."""
+    """Report a failed task to the loop's exception handler. Use as a done callback."""
     if not task.cancelled() and (error := task.exception()) is not None:
         context = {"message": "a task failed", "exception": error, "task": task, "is_fault": True}
         task.get_loop().call_exception_handler(context)
@@ -45,9 +45,9 @@ def report(task: asyncio.Task[Any]) -> None:
 
 @contextmanager
 def unhandled_errors(on_fault: OnFault) -> Iterator[None]:
-    """Call `on_fault` in the loop with the place and the error, for this loop and all threads, while the block runs.
+    """Inside the block, call `on_fault` in the loop for a fault in this loop or in any thread.
 
-    It is called for the first fault alone; further ones are logged.
+    It gets the place and the error of the first fault; further ones are logged.
     """
     loop = asyncio.get_running_loop()
     watch = _Watch(on_fault)
@@ -68,7 +68,7 @@ def unhandled_errors(on_fault: OnFault) -> Iterator[None]:
 
 
 def is_ours(error: BaseException) -> bool:
-    """Return whether an error passed through code of this package, itself or by one of those that it groups."""
+    """Return whether an error, or one in an exception group, passed through code of this package."""
     if isinstance(error, BaseExceptionGroup) and any(map(is_ours, error.exceptions)):
         return True
     return any(frame.f_code.co_filename.startswith(PACKAGE) for frame, _ in traceback.walk_tb(error.__traceback__))
@@ -82,7 +82,7 @@ class _Watch:
     def take_context(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Handle the context that asyncio gives to an exception handler."""
         error = context.get("exception")
-        if error is None:  # a warning of asyncio's own
+        if error is None:  # a warning from asyncio
             log.warning("%s", context["message"])
             return
         self.take(_where(context), error, bool(context.get("is_fault")) or is_ours(error))
@@ -106,7 +106,7 @@ class _Watch:
 
 
 def _where(context: dict[str, Any]) -> str:
-    """Return the part that failed, in words."""
+    """Return a name for the part that failed."""
     task = context.get("task") or context.get("future")
     if isinstance(task, asyncio.Task):
         return f"the task {task.get_name()}"

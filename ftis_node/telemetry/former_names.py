@@ -1,4 +1,4 @@
-"""Former names of stored data, and the names of today: events, rejection reasons, kinds of behavior, trust levels.
+"""Old and current names in stored data: events, rejection reasons, kinds of behavior, trust levels.
 
 Event logs keep the names of the version that wrote them; their readers apply these tables. `peers.sqlite` is upgraded.
 """
@@ -44,17 +44,17 @@ TRUST_LEVELS = {"watched": "probation"}  # of schema 2, in `reputation_changed`
 
 
 def present_name(name: str) -> str:
-    """Return the name that an event of any schema has now."""
+    """Return the current name of an event of any schema."""
     return EVENTS.get(name, name)
 
 
 def present_reason(reason: str) -> str:
-    """Return the name that a rejection reason or kind of behavior of any schema has now."""
+    """Return the current name of a rejection reason or kind of behavior of any schema."""
     return REASONS.get(reason, reason)
 
 
 def with_present_name(event: dict[str, Any]) -> dict[str, Any]:
-    """Return the event with present names. Raise KeyError for an event without a name."""
+    """Return the event with current names. Raise KeyError for an event without a name."""
     if not isinstance(event["event"], str):
         return event
     name = present_name(event["event"])
@@ -67,7 +67,7 @@ def with_present_name(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def _present_fields(event: dict[str, Any], field: str, names: dict[str, str]) -> dict[str, str]:
-    """Return the present text of a field: a name alone, or a name, a colon and details."""
+    """Return a field with its current name. The field holds a name, or a name, a colon and details."""
     if not isinstance(value := event.get(field), str):
         return {}
     name, colon, details = value.partition(":")

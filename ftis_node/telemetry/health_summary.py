@@ -1,7 +1,7 @@
-"""Whether a node contributes, learns and is healthy: three answers, computed from a status document.
+"""Health summary: does a node contribute, does it learn, is it healthy? Computed from a status document.
 
-`status`, the dashboard and `/metrics` show the answers of this module, and each is one of `AnswerWord`. An answer other
-than yes gives the cause and what to do. Pure: no clock, no files.
+`status`, the dashboard and `/metrics` show these answers. Each is one of `AnswerWord`. An answer other than yes gives
+the cause and the remedy. Pure: no clock, no files.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     Document = Mapping[str, Any]
 
-OFF = "off"  # the state of a worker that the role does without
+OFF = "off"  # the state of a worker that the role does not need
 READY = "ready"
 PAUSED_ADVICE = "free disk space or raise limits.home_bytes; the node resumes by itself"
 BUDGET_UNITS = {"generate_tokens": "tokens generated", "learn_steps": "steps", "learn_tokens": "tokens trained on"}
@@ -28,10 +28,10 @@ class AnswerWord(StrEnum):
 
     YES = "yes"
     NO = "no"
-    NOT_YET = "not yet"  # nothing is wrong: it takes a while
+    NOT_YET = "not yet"  # no problem: it needs more time
     NOT_APPLICABLE = "not applicable"  # the node's role does not do it
     FINISHED = "finished"  # the node has used up its budget and ended
-    STOPPED = "stopped"  # the node was stopped as asked
+    STOPPED = "stopped"  # a user stopped the node
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class HealthAnswer:
 
     @property
     def is_well(self) -> bool:
-        """Return whether it needs no operator."""
+        """Return whether the operator need not act."""
         return self.word is not AnswerWord.NO
 
 
@@ -66,14 +66,14 @@ class HealthSummary:
 
 @dataclass(frozen=True, slots=True)
 class HealthLimits:
-    """Limits above which an answer is no."""
+    """Thresholds of the answers."""
 
     group_s: float = 900.0
     step_s: float = 3600.0
     snapshot_s: float = 30.0
     clock_skew_s: float = 10.0
     unconfirmed_groups: int = 32
-    judged_groups: int = 32  # fewer say nothing about the refused share
+    judged_groups: int = 32  # with fewer groups the rejected share is not meaningful
     refused_share: float = 0.5
     disk_free_bytes: float = 2e9
 
@@ -93,7 +93,7 @@ def summarize_health(document: Document, *, now: float, limits: HealthLimits | N
 
 
 def used_up(document: Document) -> dict[str, int]:
-    """Return the budgets that are used up, by name with their limits."""
+    """Return the limits of the budgets that are used up, by name."""
     return {
         name: amount["limit"]
         for name, amount in document.get("budget", {}).items()
@@ -186,7 +186,7 @@ def _learning(document: Document, now: float, limits: HealthLimits) -> HealthAns
 
 
 def _healthy(document: Document, now: float, limits: HealthLimits) -> HealthAnswer:
-    """Return the first problem, or yes."""
+    """Return the first problem, or yes if there is none."""
     swarm, health = document["swarm"], document.get("health", {})
     if problems := health.get("problems"):
         return _no(problems[0], "see logs/ in the home; ftis-node doctor checks the machine")
@@ -209,7 +209,7 @@ def _healthy(document: Document, now: float, limits: HealthLimits) -> HealthAnsw
     if times := document["learner"].get("out_of_memory"):
         why = f"the last step ran out of memory {_count(times, 'time')}"
         return _no(why, "lower learner.micro_batch_tokens")
-    if update := swarm.get("update"):  # newer peers' messages cannot be read
+    if update := swarm.get("update"):  # this node cannot read the messages of newer peers
         return _no(*update.rsplit(": ", 1))
     refused = sum(swarm["groups_refused"].values())
     judged = refused + swarm["groups_received"]
@@ -221,7 +221,7 @@ def _healthy(document: Document, now: float, limits: HealthLimits) -> HealthAnsw
 
 
 def _worker_away(document: Document, name: str) -> HealthAnswer | None:
-    """Return the answer if a worker accepts no calls; None if it does, or if the role has none."""
+    """Return the answer if a worker accepts no calls; None if it accepts them or the role needs no worker."""
     state = document[name]["state"]
     if state in (READY, OFF):
         return None

@@ -1,9 +1,9 @@
-"""The history of a run as points for curves, from its event trail: at once, or as the run continues.
+"""The history of a run as points for curves, read from its event log at once or while the run continues.
 
-Trails are long (a line or more a group, hundreds of megabytes). So only the event name of a line is read first, and the
-line is parsed only if it is a point. Of all other lines the last few are kept as text. If the learner fell back to an
-older checkpoint, a repeated step replaces the points from that step on. The curves show the steps that the weights
-went through.
+Event logs are long (at least one line for each group, hundreds of megabytes). So the reader first decodes only the
+event name, and parses a line only if it is a point. The last few lines are kept as text. If the learner falls back to
+an older checkpoint, a repeated step replaces the points from that step on. So the curves show the steps that led to the
+current weights.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ DEFAULT_NUM_LAST_EVENTS = 200
 
 @dataclass(frozen=True, slots=True)
 class StepPoint:
-    """One step of the learner, as its `step` event has it; None if that was not recorded or was not finite.
+    """One step of the learner, from its `step` event. A value is None if it was not recorded or not finite.
 
-    `problem` is why the step changed nothing: it was skipped (no signal) or refused (a value was not finite).
+    `problem` is the reason if the step changed nothing: skipped (no signal) or rejected (a value was not finite).
     """
 
     time: float
@@ -66,7 +66,7 @@ class EvaluationPoint:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """All steps and evaluations, oldest first, and the last events of every kind as they were written."""
+    """All steps and evaluations, oldest first, and the last events of any kind as written."""
 
     steps: tuple[StepPoint, ...] = ()
     evaluations: tuple[EvaluationPoint, ...] = ()
@@ -75,14 +75,14 @@ class History:
 
 
 def read_history(events_path: Path, *, num_last_events: int = DEFAULT_NUM_LAST_EVENTS) -> History:
-    """Return the history of a trail with its rotated files. Count damaged lines; no trail gives an empty history."""
+    """Return the history of an event log with its rotated files, empty if there is no log. Count damaged lines."""
     follower = HistoryFollower(events_path, num_last_events=num_last_events)
     follower.poll()
     return follower.history
 
 
 class HistoryFollower:
-    """A history that grows with its trail."""
+    """A history that follows its event log."""
 
     def __init__(
         self,
@@ -91,13 +91,13 @@ class HistoryFollower:
         num_last_events: int = DEFAULT_NUM_LAST_EVENTS,
         is_notable: Callable[[str], bool] | None = None,
     ) -> None:
-        """Empty before the first `poll`, which reads all there is. `is_notable` as in `HistoryBuilder`."""
+        """Start empty; the first `poll` reads the whole log. `is_notable` as in `HistoryBuilder`."""
         self._reader = EventReader(events_path)
         self._builder = HistoryBuilder(num_last_events=num_last_events, is_notable=is_notable)
         self.history = History()
 
     def poll(self) -> bool:
-        """Read what was appended since the last call, and only that; return whether there was anything."""
+        """Read the lines appended since the last call; return whether there were any."""
         has_news = False
         for line in self._reader.read_new():
             self._builder.add(line)
@@ -108,12 +108,12 @@ class HistoryFollower:
 
 
 class HistoryBuilder:
-    """Takes a trail's lines in their order."""
+    """Builder of a history from an event log's lines, in order."""
 
     def __init__(
         self, *, num_last_events: int = DEFAULT_NUM_LAST_EVENTS, is_notable: Callable[[str], bool] | None = None
     ) -> None:
-        """`is_notable` selects events by name: as many of them are kept besides, however old."""
+        """`is_notable` selects event names. The last events with these names are kept separately, however old."""
         self._is_notable = is_notable
         self._num_events = 0
         self._notable_lines: deque[tuple[int, bytes]] = deque(maxlen=num_last_events)
@@ -161,7 +161,7 @@ class HistoryBuilder:
 
 
 class _Head(msgspec.Struct):
-    """What every event has."""
+    """The fields that every event has."""
 
     time: float
     event: str
@@ -185,7 +185,7 @@ def event_name(line: bytes) -> str | None:
 
 
 def _event_or_none(line: bytes) -> dict[str, Any] | None:
-    """Return the event; None if only the head of the line could be read."""
+    """Return the event; None if the line cannot be parsed."""
     try:
         return read_event(line)
     except ValueError:
@@ -193,7 +193,7 @@ def _event_or_none(line: bytes) -> dict[str, Any] | None:
 
 
 def read_event(line: bytes) -> dict[str, Any]:
-    """Return the event in a line. The trail's JSON may have NaN. Raise ValueError for a damaged line."""
+    """Return the event in a line, whose JSON may contain NaN. Raise ValueError for a damaged line."""
     try:
         event: dict[str, Any] = json.loads(line)
     except RecursionError:

@@ -1,6 +1,7 @@
-"""Logging of daemon and workers: text or JSON lines, and a rate limit for faults that repeat.
+"""Logging of daemon and workers: text or JSON lines, and a rate limit for repeated faults.
 
-A record may have two extras: `fields`, values by name for the JSON form, and `bare`, for text without time and level.
+A record may have two extra attributes: `fields` holds values by name for the JSON form, `bare` marks text without time
+and level.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ class CurrentStderr(logging.StreamHandler[TextIO]):
         logging.Handler.__init__(self)
 
     @property
-    def stream(self) -> TextIO:  # type: ignore[override]  # the base class keeps the stream of its construction
-        """The current standard error."""
+    def stream(self) -> TextIO:  # type: ignore[override]  # the base class keeps the stream that it had at construction
+        """Return the current standard error."""
         return sys.stderr
 
 
 class TextFormatter(SecretFreeFormatter):
-    """Formatter of text lines with date and zone; of a record that is `bare`, the message alone."""
+    """Formatter of text lines with date and time zone. A `bare` record gives only its message."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
@@ -65,7 +66,7 @@ class JsonFormatter(SecretFreeFormatter):
 
 
 def _without_nan(value: Any) -> Any:
-    """Return a value in which null replaces NaN and infinity: JSON has no such numbers."""
+    """Return the value with null instead of NaN and infinity, which JSON does not have."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

@@ -1,7 +1,7 @@
 """Render the status snapshot as Prometheus metrics.
 
 Numbers come from the table in `metrics.toml`, whose header explains its columns. States and answers are computed here.
-A number that is None gives no sample, so an absent metric has not been measured yet.
+A number that is None gives no sample. So a metric is absent until it is measured.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Metric(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        """The label names, in the order of their values."""
+        """Return the label names, in the order of their values."""
         if self.part is not None:
             return (self.part[0],)
         return (self.label,) if self.label else self.labels

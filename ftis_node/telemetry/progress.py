@@ -1,11 +1,11 @@
-"""Progress of long work: the worker reports how far it is, and the caller chooses how to show that."""
+"""Progress of long work: the worker reports it, and the caller chooses how to show it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TypeAlias
 
-# How much is done, from 0 to 1, or None if nobody can know; and what is being done. No text: nothing is, any more.
+# Takes the fraction done, from 0 to 1 (None: unknown), and a text about the current work ("": the work has ended).
 OnProgress: TypeAlias = Callable[[float | None, str], None]
 
 

@@ -1,9 +1,9 @@
-"""Redaction: secrets that this process must never write down, and the one function that removes them.
+"""Redaction: removes secrets from all text that this process writes.
 
-Code that reads a secret registers it here (`keep_secret`). Log lines, tracebacks of the command line, events and
-statuses pass `redacted`, so that a secret in an error's text is not written. It looks for the secret as text, in hex,
-and in base64 at each of the three offsets of a triple of bytes. It also looks for the form in which Python shows bytes,
-and for any access token of the hub or `Authorization` header.
+Code that reads a secret registers it with `keep_secret`. Log lines, tracebacks of the command line, events and statuses
+pass through `redacted`, so a secret in an error's text is not written. `redacted` removes the secret as text, in hex,
+in base64 at each of the three byte offsets, and as Python's `repr` of bytes. It also removes any access token of the
+Hugging Face Hub and of an `Authorization` header.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 HIDDEN: Final = "<secret>"
-MIN_BYTES: Final = 8  # what is shorter is no secret, and its forms would be found in innocent text
+MIN_BYTES: Final = 8  # shorter values are not secrets, and would match ordinary text
 VARIABLES: Final = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN", "WANDB_API_KEY")
 TOKENS: Final = re.compile(r"\bhf_[A-Za-z0-9]{20,}|(?<=Bearer )[\w.~+/-]{16,}=*")
 
@@ -29,13 +29,13 @@ _forms: set[str] = set()
 
 
 def keep_secret(secret: bytes | str) -> None:
-    """Register a secret: from now on `redacted` removes it, in each of its forms."""
+    """Register a secret, so that `redacted` removes all its forms from now on."""
     if len(secret) >= MIN_BYTES:
         _forms.update(forms_of(secret.encode() if isinstance(secret, str) else secret))
 
 
 def keep_variables_secret(environment: Mapping[str, str] = os.environ) -> None:
-    """Keep what the environment's variables for access tokens hold."""
+    """Register the access tokens in the environment variables `VARIABLES`."""
     for name in VARIABLES:
         keep_secret(environment.get(name, ""))
 
@@ -50,13 +50,13 @@ def forms_of(secret: bytes) -> Iterator[str]:
     except UnicodeDecodeError:
         yield secret.decode("latin-1")
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
-        for before in range(3):  # bytes in front of it, which share the first character or two with it
+        for before in range(3):  # bytes before the secret; the characters that encode both are cut off
             text = encode(bytes(before) + secret).decode().rstrip("=")
             yield text[(before * 8 + 5) // 6 : (before + len(secret)) * 8 // 6]
 
 
 def redacted(text: str) -> str:
-    """Return the text, without secrets."""
+    """Return the text with `HIDDEN` in place of each secret."""
     for form in _forms:
         if form in text:
             text = text.replace(form, HIDDEN)
@@ -64,7 +64,7 @@ def redacted(text: str) -> str:
 
 
 class SecretFreeFormatter(logging.Formatter):
-    """Log lines, with their tracebacks, without secrets."""
+    """Formatter that removes secrets from log lines and their tracebacks."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
@@ -72,5 +72,5 @@ class SecretFreeFormatter(logging.Formatter):
 
 
 def show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """For `sys.excepthook`: the usual traceback, without secrets."""
+    """Print a traceback without secrets. Replaces `sys.excepthook`."""
     sys.stderr.write(redacted("".join(traceback.format_exception(kind, error, trace))))

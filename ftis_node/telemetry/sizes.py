@@ -1,4 +1,4 @@
-"""Bytes for people."""
+"""Byte counts as readable text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 def size(num_bytes: float) -> str:
-    """Return bytes in decimal units: `1.5 GB`, `212 MB`."""
+    """Return a byte count in decimal units: `1.5 GB`, `212 MB`."""
     for limit, unit in UNITS:
         if num_bytes >= limit:
             scaled = num_bytes / limit
@@ -16,5 +16,5 @@ def size(num_bytes: float) -> str:
 
 
 def in_gib(num_bytes: int) -> str:
-    """Return bytes in binary units: `1.50 GiB`."""
+    """Return a byte count in binary units: `1.50 GiB`."""
     return f"{num_bytes / GIB:.2f} GiB"

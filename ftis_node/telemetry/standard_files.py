@@ -1,6 +1,6 @@
-"""Standard input, output and error of a process that runs for days: closed, on a full disk, or a pipe nobody reads.
+"""Standard input, output and error of a daemon, which may be closed, on a full disk, or a pipe without a reader.
 
-Lines of progress and of the log are no work of a node. What cannot be written is dropped, and the node goes on.
+Progress and log lines are not essential. A line that cannot be written is dropped, and the node continues.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ STANDARD_INPUT, STANDARD_OUTPUT, STANDARD_ERROR = 0, 1, 2
 
 
 def open_closed_files() -> None:
-    """Put /dev/null where a standard file is closed, so that no other file gets its number: programs write there."""
+    """Open /dev/null for each closed standard file, because a later file would otherwise get its descriptor."""
     for number in (STANDARD_INPUT, STANDARD_OUTPUT, STANDARD_ERROR):
         try:
             os.fstat(number)
@@ -29,7 +29,7 @@ def open_closed_files() -> None:
                 os.close(opened)
             os.set_inheritable(number, True)
     if sys.stdin is None:
-        sys.stdin = open(STANDARD_INPUT, encoding="utf-8", closefd=False)  # for the process's life
+        sys.stdin = open(STANDARD_INPUT, encoding="utf-8", closefd=False)  # open for the lifetime of the process
     if sys.stdout is None:
         sys.stdout = text_that_may_be_lost(STANDARD_OUTPUT)
     if sys.stderr is None:
@@ -37,7 +37,7 @@ def open_closed_files() -> None:
 
 
 def drop_what_cannot_be_written() -> None:
-    """Drop output that cannot be written: from now on standard output and error raise no OSError."""
+    """Drop output that cannot be written: afterwards standard output and error raise no OSError."""
     open_closed_files()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
@@ -47,14 +47,14 @@ def drop_what_cannot_be_written() -> None:
 
 
 def discard_output() -> None:
-    """What is left in the buffer of standard output goes to /dev/null, so that the end of the process is silent."""
+    """Redirect standard output to /dev/null, so that flushing its buffer at exit raises no error."""
     opened = os.open(os.devnull, os.O_WRONLY)
     os.dup2(opened, STANDARD_OUTPUT)
     os.close(opened)
 
 
 def text_that_may_be_lost(number: int, *, like: TextIO | None = None) -> TextIO:
-    """Return a text stream on a descriptor, which stays open; a line that cannot be written is dropped."""
+    """Return a text stream on a descriptor. It drops lines that it cannot write, and never closes the descriptor."""
     return io.TextIOWrapper(
         _Lossy(number),
         encoding=(like and like.encoding) or "utf-8",
@@ -65,7 +65,7 @@ def text_that_may_be_lost(number: int, *, like: TextIO | None = None) -> TextIO:
 
 
 class _Lossy(io.BufferedIOBase):
-    """Writes at once, or not at all."""
+    """Unbuffered stream that drops data it cannot write."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -74,7 +74,7 @@ class _Lossy(io.BufferedIOBase):
     def write(self, data: ReadableBuffer, /) -> int:
         rest = memoryview(data).cast("B")
         size = len(rest)
-        with contextlib.suppress(OSError):  # also BlockingIOError: a pipe that is full and not waited for
+        with contextlib.suppress(OSError):  # also BlockingIOError: a full non-blocking pipe
             while rest:
                 rest = rest[os.write(self._number, rest) :]
         return size

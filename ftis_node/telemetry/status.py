@@ -1,6 +1,6 @@
-"""The status snapshot: what `/status`, `status --json` and the dashboard show.
+"""The status snapshot behind `/status`, `status --json` and the dashboard.
 
-Frozen records that spell the contract; the daemon makes one a second from its parts' own figures.
+These frozen records define the JSON form. The daemon builds one snapshot each second.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ class EndWord(StrEnum):
     FINISHED = "finished"  # its budget was used up
     STOPPED = "stopped"  # by a signal
     FAILED = "failed"
-    KILLED = "killed"  # it left no word: killed, or the machine went down
+    KILLED = "killed"  # without a last status: killed, or the machine lost power
 
 
 class NodeStatus(msgspec.Struct, frozen=True):
-    """Who the node is. `state`: starting, running, stopping, stopped, failed.
+    """Identity and state of the node. `state` is starting, running, stopping, stopped or failed.
 
-    `domain`: the parts of the run's task that it generates for, "" for all of it. `end`: how a stopped node ended (see
-    `EndWord`), "" for a running one. `resume`: the command that starts a stopped node again.
+    `domain` names the parts of the run's task for which the node generates, "" for all. `end` is how a stopped node
+    ended (see `EndWord`), "" for a running one. `resume` is the command that starts a stopped node again.
     """
 
     peer_id: str = ""
@@ -42,7 +42,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
 
 
 class RunStatus(msgspec.Struct, frozen=True):
-    """Which run it belongs to."""
+    """The run to which the node belongs."""
 
     id: str = ""
     name: str = ""
@@ -51,8 +51,10 @@ class RunStatus(msgspec.Struct, frozen=True):
 
 
 class ModelStatus(msgspec.Struct, frozen=True):
-    """The model it trains. `policy_version` is the learner's newest. `training` says in one line what of it is trained,
-    and why; it is empty if the node trains nothing."""
+    """The node's model. `policy_version` is the learner's newest.
+
+    `training` states which parameters are trained, and why; it is empty if the node trains nothing.
+    """
 
     name: str = ""
     parameters: int = 0
@@ -63,12 +65,11 @@ class ModelStatus(msgspec.Struct, frozen=True):
 
 
 class GenerationStatus(msgspec.Struct, frozen=True):
-    """The generation worker. `tokens_per_s` over the last moments; counts since the home was made.
+    """The generation worker. `tokens_per_s` is the recent rate. Counts are since the creation of the home.
 
-    `hand_over`: how its newest weights came: `CUDA IPC`, `page-locked file` or `file`, in brackets why not faster as
-    planned; empty before the first.
-
-    `last_group_at`: Unix time of the newest group since the node's start, None before one.
+    `hand_over` is the transport of the last weight sync: `CUDA IPC`, `page-locked file` or `file`. Brackets hold the
+    reason if the planned faster transport failed. It is empty before the first sync. `last_group_at` is the Unix time
+    of the newest group since the node's start, None before the first.
     """
 
     engine: str = ""
@@ -83,16 +84,16 @@ class GenerationStatus(msgspec.Struct, frozen=True):
 
 
 class LearnerStatus(msgspec.Struct, frozen=True):
-    """The learner worker: figures of the last step; `own_groups` and `foreign_groups` used in all steps.
+    """The learner worker, with values of the last step. `own_groups` and `foreign_groups` are totals over all steps.
 
-    `micro_batch_tokens` is the size of the last step: it is below the setting after the step ran out of memory
-    `out_of_memory` times.
+    `micro_batch_tokens` is the micro-batch size of the last step. It is below the setting if the step ran out of memory
+    (`out_of_memory` times).
 
-    `mismatch_kl` (nats a token) and `mismatch_share` (of tokens whose ratio is off by more than 1 %) measure how engine
-    and learner differ. They are the last measurement, made under `mismatch_version`. `kl_to_start` is None if the run
-    has no such term. `last_step_at`: Unix time of the newest step since the node's start, None before one. `layout`:
-    whether sequences are computed in packed or padded rows, `kernels`: what computes a layer (`learner.kernels`); None
-    before the learner's start.
+    The training-inference mismatch is measured from time to time, last with the weights `mismatch_version`.
+    `mismatch_kl` is in nats per token; `mismatch_share` is the fraction of tokens whose ratio is off by more than 1 %.
+    `kl_to_start` is None if the run has no such term. `last_step_at` is the Unix time of the newest step since the
+    node's start, None before the first. `layout` is packed or padded rows; `kernels` names the implementation of a
+    layer (`learner.kernels`). Both are None before the learner has started.
     """
 
     state: str = "stopped"
@@ -120,18 +121,19 @@ class LearnerStatus(msgspec.Struct, frozen=True):
 
 
 class SwarmStatus(msgspec.Struct, frozen=True):
-    """Traffic with peers. `bytes_per_token`: envelope bytes received over completion tokens received.
+    """Traffic with peers. `bytes_per_token` is envelope bytes received per completion token received.
 
-    `fetch_errors`: requests to peers that did not complete, by outcome. `serve_errors`: streams of peers that were
-    refused or ended early, by reason (docs/develop/network-protocol.md).
-    `announcements_refused`: those that were too large or sealed otherwise. `confirmations_unproven`: those of
-    own groups by peers to which the group was not sent. `non_ed25519`: connections, messages and streams of peers whose
-    key is of another type; they are ignored.
-    `reachability`: unknown, local, relayed or public. `clock_skew_s`: peers' clocks less ours, None before one was met.
-    Weights between a learner and its generators are counted apart. `weights_age_s` is the time since the learner
-    offered the weights that a generator serves. `weights_refused` is why it did not take others.
-    `peers_newer` and `peers_older` are connected members with another wire version than this node. `update` is the
-    advice if most have a newer one.
+    `fetch_errors` counts requests to peers that did not complete, by outcome. `serve_errors` counts streams of peers
+    that were rejected or ended early, by reason (docs/develop/network-protocol.md).
+    `announcements_refused` counts those that were too large or not encrypted with the run's secret.
+    `confirmations_unproven` counts confirmations from peers to which this node did not send the group. `non_ed25519`
+    counts ignored connections, messages and streams of peers with a key of another type.
+    `reachability` is unknown, local, relayed or public. `clock_skew_s` is peers' clocks minus ours, None before the
+    first measurement.
+    The `weights_*` fields describe the transfer between a learner and its generators. `weights_age_s` is the time since
+    the learner offered the weights that a generator serves. `weights_refused` counts rejected offers, by reason.
+    `peers_newer` and `peers_older` count connected members with another wire version. `update` is the advice to update
+    if most members have a newer version.
     """
 
     state: str = "stopped"
@@ -166,7 +168,7 @@ class SwarmStatus(msgspec.Struct, frozen=True):
 
 
 class AmountStatus(msgspec.Struct, frozen=True):
-    """What was used in all lives of the home. `limit` and `left` are None if there is no end."""
+    """Amount used since the creation of the home. `limit` and `left` are None if there is no limit."""
 
     used: int = 0
     limit: int | None = None
@@ -174,12 +176,12 @@ class AmountStatus(msgspec.Struct, frozen=True):
 
 
 def amount(used: int, limit: int | None) -> AmountStatus:
-    """Return the rest of a limit, at least 0."""
+    """Return the amount with the remainder of its limit, at least 0."""
     return AmountStatus(used=used, limit=limit, left=None if limit is None else max(0, limit - used))
 
 
 class BudgetStatus(msgspec.Struct, frozen=True):
-    """The node's `[budget]`."""
+    """Use of the node's `[budget]`."""
 
     generate_tokens: AmountStatus = AmountStatus()
     learn_steps: AmountStatus = AmountStatus()
@@ -187,7 +189,7 @@ class BudgetStatus(msgspec.Struct, frozen=True):
 
 
 class ReplayStatus(msgspec.Struct, frozen=True):
-    """The replay buffer: groups by state, and what is on disk."""
+    """The replay buffer: groups by state, and its size on disk."""
 
     waiting: int = 0
     ready: int = 0
@@ -198,12 +200,12 @@ class ReplayStatus(msgspec.Struct, frozen=True):
 
 
 class LimitsStatus(msgspec.Struct, frozen=True):
-    """What the node uses of its limits, in bytes; None before the first look, or if there is no such limit.
+    """Use of the node's limits, in bytes. A value is None before the first measurement, a limit None if it is not set.
 
-    `paused`: why nothing is made or pulled until there is disk space, "" if the node is not paused. `home_bytes` is
-    all files in the home; `buffer_bytes` the envelopes in it, `ready_bytes` those of peers that wait for a step.
-    `out_of_files` counts snapshots for which no file could be opened, `http_refused` HTTP requests and connections by
-    reason.
+    `paused` is the reason why the node generates and pulls nothing until there is disk space, "" if it is not paused.
+    `home_bytes` is the size of all files in the home, `buffer_bytes` that of the envelopes in it. `ready_bytes` is the
+    size of peers' envelopes that wait for a step. `out_of_files` counts snapshots for which no file could be opened.
+    `http_refused` counts rejected HTTP requests and connections, by reason.
     """
 
     paused: str = ""
@@ -230,7 +232,7 @@ class EvalStatus(msgspec.Struct, frozen=True):
 
 
 class LoopStatus(msgspec.Struct, frozen=True):
-    """A task of the daemon's loops: what it waits for now, and for how many seconds."""
+    """A task of the daemon, its current wait, and the duration of that wait in seconds."""
 
     name: str
     waits_for: str
@@ -238,11 +240,11 @@ class LoopStatus(msgspec.Struct, frozen=True):
 
 
 class HealthStatus(msgspec.Struct, frozen=True):
-    """What `/healthz` and `/readyz` answer by: `healthy` while there are no `problems`, a sentence each.
+    """Health behind `/healthz` and `/readyz`. `problems` holds one sentence each; `healthy` is true if it is empty.
 
-    `ready`: the role's workers are up and so is the network; else `waits_for` says what is missing. `taken_at`: Unix
-    time of this snapshot. `event_loop_lag_s` is how late the daemon's event loop was on average over the last minute,
-    `event_loop_lag_longest_s` at most. `loops` are the tasks of its loops and what each waits for.
+    `ready` is true if the network and the role's workers are up; otherwise `waits_for` names the missing part.
+    `taken_at` is the Unix time of this snapshot. `event_loop_lag_s` is the mean lag of the daemon's event loop over the
+    last minute, `event_loop_lag_longest_s` the maximum. `loops` are the daemon's tasks.
     """
 
     healthy: bool = False
@@ -256,7 +258,7 @@ class HealthStatus(msgspec.Struct, frozen=True):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """The whole snapshot."""
+    """The complete snapshot."""
 
     schema: int = 1
     node: NodeStatus = NodeStatus()
@@ -277,12 +279,12 @@ class Status(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_json(cls, data: bytes) -> Status:
-        """A snapshot from JSON. Raises msgspec.DecodeError for anything else."""
+        """Return the snapshot in a JSON text. Raises msgspec.DecodeError if it is invalid."""
         return msgspec.json.decode(data, type=cls)
 
 
 def stopped(status: Status, *, resume: str = "") -> Status:
-    """Return the same figures as those of a node that no longer runs. `resume` is the command that starts it again."""
+    """Return the last snapshot of a node that no longer runs. `resume` is the command that starts it again."""
     end = status.node.end or _former_end(status).value
     node = msgspec.structs.replace(status.node, end=end, resume=resume or status.node.resume)
     status = msgspec.structs.replace(status, node=node)
@@ -290,14 +292,14 @@ def stopped(status: Status, *, resume: str = "") -> Status:
 
 
 def _former_end(status: Status) -> EndWord:
-    """Return how a node ended that left no word: an older version, which wrote `stopped` after a fault as well."""
+    """Return how a node ended whose snapshot has no `end`. Older versions wrote `stopped` also after a fault."""
     if "failed" in (status.node.state, status.generation.state, status.learner.state):
         return EndWord.FAILED
     return EndWord.STOPPED if status.node.peer_id and status.node.state == "stopped" else EndWord.KILLED
 
 
 def starting(status: Status) -> Status:
-    """Return the last figures of a node that is starting: its models are loading."""
+    """Return the last snapshot of a node as that of a starting node, whose models are loading."""
     status = msgspec.structs.replace(status, node=msgspec.structs.replace(status.node, end="", resume=""))
     return _at_rest(status, state="starting", worker="starting", swarm="starting", reason="the node is starting")
 

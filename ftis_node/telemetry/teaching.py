@@ -1,4 +1,4 @@
-"""What steps made of a peer's completions, from the row of `peers --json`, as all screens say it."""
+"""Text about the use of a peer's completions in training, from its row in `peers --json`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ NONE_YET = "no step has taken a group of it since the node's start"
 
 
 def teaches(row: Mapping[str, Any]) -> str:
-    """Return the effective share of a peer's completions that taught, in per cent; `-` where no step took any."""
+    """Return the effective fraction of a peer's completions used in training, in percent; `-` if no step used any."""
     return _percent((row.get("teaching") or {}).get("teaches"))
 
 
 def teaching_words(row: Mapping[str, Any]) -> list[str]:
-    """Return the figures behind it, a line each."""
+    """Return the measurements behind that fraction, one on each line."""
     found = row.get("teaching")
     if not found:
         return [NONE_YET]

@@ -1,7 +1,7 @@
-"""Untrusted text on a terminal: names and completions of peers may hold anything, also terminal commands.
+"""Untrusted text on a terminal: names and completions of peers may contain terminal commands.
 
 Characters that are not printable are escaped as in a Python string: `\\x1b`. These are control characters, escape
-sequences, and marks that change the direction of writing. Widths are those of a terminal's cells.
+sequences, and marks that change the direction of writing. Widths are in terminal cells.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ if TYPE_CHECKING:
 
 WIDE = frozenset("WF")
 ELLIPSIS = "…"
-MAX_VALUE = 200  # characters of one value in an error's line
+MAX_VALUE = 200  # characters of one value in an error message
 MAX_LINE = 2000
 LONG_VALUE = re.compile(r"""'[^']{201,}'|"[^"]{201,}"|\S{201,}""")
 
 
 def printable(text: str) -> str:
-    """Return the same text, harmless on one line of a terminal."""
+    """Return the text with non-printable characters escaped, safe on one line of a terminal."""
     return "".join(mark if mark.isprintable() else ascii(mark)[1:-1] for mark in text)
 
 
 def one_line(text: str) -> str:
-    """Return an error's text as one line of bounded length: without control characters, long values shortened."""
+    """Return an error's text as one line of bounded length, with control characters escaped and long values cut."""
     line = " ".join(printable(text[: 16 * MAX_LINE].replace("\n", " ")).split())
     line = LONG_VALUE.sub(lambda found: _ends_of(found[0], MAX_VALUE), line)
     return _ends_of(line, MAX_LINE)
 
 
 def _ends_of(text: str, length: int) -> str:
-    """Return both ends of a long text: a path's first and last names, what was quoted and by what."""
+    """Return a long text without its middle, because both ends carry information."""
     if len(text) <= length:
         return text
     return f"{text[: length // 2]}{ELLIPSIS}{text[-(length // 2) + 1 :]}"
 
 
 def cells(text: str) -> int:
-    """Return how many cells of a terminal printable text takes."""
+    """Return the width of printable text in terminal cells."""
     return sum(0 if unicodedata.combining(mark) else 1 + (unicodedata.east_asian_width(mark) in WIDE) for mark in text)
 
 
 def clipped(text: str, width: int) -> str:
-    """Return printable text in at most `width` cells; what was left out shows as an ellipsis."""
+    """Return printable text in at most `width` cells, with an ellipsis if it was cut."""
     text = printable(text)
     if cells(text) <= width:
         return text
@@ -55,7 +55,7 @@ def clipped(text: str, width: int) -> str:
 
 
 def wrapped(text: str, width: int, *, indent: int = 0) -> list[str]:
-    """Return printable text as lines of at most `width` cells, broken between words; all but the first are indented."""
+    """Return printable text as lines of at most `width` cells, broken between words. Indent all but the first."""
     lines = [""]
     for word in printable(text).split(" "):
         longer = f"{lines[-1]} {word}" if lines[-1].strip() else lines[-1] + word
@@ -67,7 +67,7 @@ def wrapped(text: str, width: int, *, indent: int = 0) -> list[str]:
 
 
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return a table of printable text: the header and a line a row, each column as wide as its widest cell."""
+    """Return a table of printable text: a header and one line per row, each column as wide as its widest cell."""
     table = [[printable(cell) for cell in row] for row in (header, *rows)]
     widths = [max(map(cells, column)) for column in zip(*table, strict=True)]
     lines = (
@@ -77,7 +77,7 @@ def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def cut(text: str, width: int) -> list[str]:
-    """Return printable text, all of it, in pieces of at most `width` cells; at least one piece."""
+    """Return all of a printable text in pieces of at most `width` cells; at least one piece."""
     pieces, used = [""], 0
     for mark in printable(text):
         used += cells(mark)

@@ -1,8 +1,8 @@
-"""The trackers that a node can send its figures to: TensorBoard's event files, Weights & Biases, trackio.
+"""Experiment trackers for a node's metrics: TensorBoard, Weights & Biases, trackio.
 
 Each library is optional and imported only when its tracker is opened. The record writer of the `tensorboard` package
-writes TensorBoard's files. The writer of torch would import torch into the daemon. The package's own
-higher-level writers have a thread that hides a full disk. Calls may block and raise anything: see `tracking.py`.
+writes TensorBoard's files. Torch's writer would import torch into the daemon, and the higher-level writers of
+`tensorboard` have a thread that hides a full disk. Calls may block and raise any exception: see `tracking.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class Tracker(Protocol):
-    """An open tracker. `log` writes the figures of one step; curves go on where a former start of the node left off."""
+    """An open tracker. `log` writes the metrics of one step; curves continue those of the node's earlier processes."""
 
     def log(self, step: int, figures: Mapping[str, float]) -> None: ...
     def close(self) -> None: ...
@@ -33,7 +33,7 @@ class Tracker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
-    """What trackers show a node as. `id` is the same after every start; `folder` is where files may be kept."""
+    """The run that a tracker shows. `id` is the same after each restart; trackers may store files in `folder`."""
 
     project: str
     name: str
@@ -43,7 +43,7 @@ class TrackedRun:
 
 
 class TensorBoardTracker:
-    """One event file in `<folder>/tensorboard` for each start; TensorBoard joins them to one curve."""
+    """TensorBoard: one event file in `<folder>/tensorboard` per start, which TensorBoard joins to one curve."""
 
     def __init__(self, run: TrackedRun) -> None:
         from tensorboard.compat.proto import event_pb2, summary_pb2
@@ -52,7 +52,7 @@ class TensorBoardTracker:
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         folder = run.folder / "tensorboard"
         folder.mkdir(parents=True, exist_ok=True)
-        # TensorBoard reads the files of a folder in the order of their names.
+        # TensorBoard reads the files of a folder in the order of their names, so the name begins with the time.
         now_s = time.time()
         name = f"events.out.tfevents.{int(now_s):010d}.{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}"
         self._records = RecordWriter((folder / name).open("xb"))
@@ -69,7 +69,7 @@ class TensorBoardTracker:
 
 
 class WandbTracker:
-    """A run of Weights & Biases. Without a key it is kept on disk: a daemon must never ask for a login."""
+    """Weights & Biases. Without an API key the run stays on disk, because a daemon cannot prompt for a login."""
 
     def __init__(self, run: TrackedRun) -> None:
         import wandb
@@ -101,12 +101,12 @@ class WandbTracker:
 
 
 class TrackioTracker:
-    """A run of trackio, in its own folder or wherever its environment variables say."""
+    """trackio, in its default folder or the one in its environment variables."""
 
     def __init__(self, run: TrackedRun) -> None:
         import trackio
 
-        # The name is what trackio resumes by.
+        # trackio resumes a run by its name.
         name = f"{run.name}-{run.id}"
         self._run = trackio.init(run.project, name=name, resume="allow", config=dict(run.settings), embed=False)
 
@@ -128,7 +128,7 @@ def check_installed(names: Iterable[str]) -> None:
     """Raise ConfigError for the first tracker whose package, of the same name, is not installed."""
     for name in names:
         spec = util.find_spec(name)
-        if spec is None or spec.origin is None:  # no origin: a folder of that name, as `wandb` leaves where it runs
+        if spec is None or spec.origin is None:  # no origin: a folder with that name; `wandb` creates one where it runs
             raise ConfigError(
                 f"the tracker {name!r} is not installed: pip install {name}, or leave it out of tracking.to"
             )

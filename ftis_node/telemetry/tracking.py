@@ -1,11 +1,11 @@
-"""Figures on their way to the trackers, which may be slow, broken or out of reach, and never stop a node.
+"""Sends metrics to the trackers. A tracker may be slow, broken or unreachable, and never stops the node.
 
-    consumes: figures of steps and evaluations     produces: curves
-    waits for: figures, and the tracker            unblocked by: the train loop
+    consumes: metrics of steps and evaluations     produces: curves
+    waits for: metrics, and the tracker            unblocked by: the train loop
 
-Each tracker has a thread and a bounded queue. Figures that do not fit into the queue are dropped and counted. Errors of
-a tracker are counted and logged once. The tracker is then opened again for the next figures: a new file, a new
-connection.
+Each tracker has a thread and a bounded queue. Metrics that do not fit into the queue are dropped and counted. Errors of
+a tracker are counted; the first is logged. After an error the tracker is opened again for the next metrics, with a new
+file or connection.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DEFAULT_CLOSE_LIMIT_S = 5.0
 
 
 class TrackerThread:
-    """A tracker, opened, fed and closed in a separate thread; `offer` and `end` belong to the event loop."""
+    """Thread that owns one tracker: opens it, writes to it, closes it. The event loop calls `offer` and `end`."""
 
     def __init__(self, name: str, open_tracker: Callable[[], Tracker], *, capacity: int = DEFAULT_CAPACITY) -> None:
         self.name = name
@@ -46,7 +46,7 @@ class TrackerThread:
         self._thread.start()
 
     def offer(self, step: int, figures: Mapping[str, float]) -> None:
-        """Queue figures without waiting."""
+        """Queue metrics without waiting; drop them if the queue is full."""
         if self._entries.qsize() < self._capacity:
             self._entries.put((step, figures))
             return
@@ -55,16 +55,16 @@ class TrackerThread:
         self.num_dropped += 1
 
     def end(self) -> None:
-        """Write what was offered, then close the tracker."""
+        """Make the thread write all queued metrics and close the tracker; does not wait."""
         self._entries.put(None)
 
     def join(self, timeout_s: float) -> bool:
-        """Wait, and return whether the tracker has ended."""
+        """Wait up to `timeout_s` seconds for the thread; return whether it has ended."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        self._attempt(self._opened)  # at once, so that a fault is said at the start and not at the first step
+        self._attempt(self._opened)  # open now, so that a fault is logged at the start and not at the first step
         while (entry := self._entries.get()) is not None:
             if self._attempt(partial(self._write, *entry)):
                 self.num_written += 1
@@ -105,26 +105,26 @@ class TrackerThread:
 
 
 class Tracking:
-    """All trackers of a node; without any, nothing happens."""
+    """All trackers of a node, possibly none."""
 
     def __init__(self, threads: Iterable[TrackerThread] = ()) -> None:
         self._threads = tuple(threads)
 
     @classmethod
     def to(cls, names: Iterable[str], run: TrackedRun) -> Tracking:
-        """Trackers by name, to be opened with their first figures."""
+        """Start one thread for each tracker in `names`."""
         return cls(TrackerThread(name, partial(TRACKERS[name], run)) for name in names)
 
     def __bool__(self) -> bool:
         return bool(self._threads)
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
-        """Hand figures to every tracker without waiting."""
+        """Queue metrics for every tracker without waiting."""
         for thread in self._threads:
             thread.offer(step, figures)
 
     async def close(self, *, limit_s: float = DEFAULT_CLOSE_LIMIT_S) -> None:
-        """What was logged is written, within the limit; a tracker that takes longer is left to itself."""
+        """Write all queued metrics and close the trackers. Stop waiting for slow trackers after `limit_s` seconds."""
         for thread in self._threads:
             thread.end()
         await asyncio.to_thread(self._join, limit_s)
@@ -136,7 +136,7 @@ class Tracking:
                 log.warning("%s did not end within %g s; its newest figures may be lost", thread.name, limit_s)
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """By tracker: how often figures were written, failed and were dropped."""
+        """Return by tracker how many writes succeeded, failed and were dropped."""
         return {
             thread.name: {"written": thread.num_written, "failed": thread.num_failed, "dropped": thread.num_dropped}
             for thread in self._threads
@@ -144,7 +144,7 @@ class Tracking:
 
 
 def numbers_of(fields: Mapping[str, Any], *, prefix: str) -> dict[str, float]:
-    """Return every number in a record's fields by its path (`learner/loss`), in tables of counts too; no booleans."""
+    """Return every number in a record by its path (`learner/loss`), including those in nested dicts; no booleans."""
     found: dict[str, float] = {}
     for name, value in fields.items():
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Facts for the validation rules, passed in, so that every rule is a pure function of envelope and facts."""
+"""Inputs of the validation rules. Because callers pass them in, each rule is a pure function."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 class Scorer(Protocol):
-    """Scores completion texts of one problem; one that fails or takes too long is UNSCORED with reward 0."""
+    """Scorer of completion texts. A text whose scoring fails or takes too long is UNSCORED with reward 0."""
 
     async def score(
         self, item: TaskItem, texts: Sequence[str], *, cost: ScoringCost | None = None
     ) -> list[tuple[float, CompletionStatus]]:
-        """One reward and status a text, in order; `cost` is added to."""
+        """Return one reward and status for each text, in order. Adds the scoring time to `cost`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ValidationLimits:
-    """Bounds of this node; the bounds that the whole run shares are in its manifest."""
+    """Limits of this node alone. The manifest holds the limits that all nodes of the run share."""
 
     max_clock_skew_s: float = 60.0
     min_mean_logprob: float = -14.0
@@ -36,38 +36,38 @@ class ValidationLimits:
 
 @dataclass(frozen=True, slots=True)
 class ValidationContext:
-    """All facts that validation may use."""
+    """All inputs of validation besides the envelope."""
 
     manifest: RunManifest
     tokenizer: PromptTokenizer
     resolve: Callable[[PromptRef, ScoringCost], Awaitable[TaskItem]]
-    """The problem a reference names; KeyError where there is none, TimeoutError where it takes too long to make."""
+    """Returns the problem that a reference names. Raises KeyError if there is none, TimeoutError if it is too slow."""
     scorer: Scorer
     is_known: Callable[[bytes], bool]
-    """Whether a group id was admitted before."""
+    """Returns true if this node has admitted a group with this id."""
     has_number: Callable[[str, int], bool]
-    """Whether a group with this sender and running number was admitted before."""
+    """Returns true if this node has admitted a group with this sender and sequence number."""
     is_banned: Callable[[str], bool] = lambda peer_id: False
-    """Whether groups of this sender are refused now, whatever is in them."""
+    """Returns true if this node currently rejects all groups of this sender."""
     within_quota: Callable[[str], bool] = lambda peer_id: True
-    """Whether this sender has any of its allowance left; asking spends nothing."""
+    """Returns true if the sender is below its rate limit. The call charges nothing."""
     may_score: Callable[[str], bool] = lambda peer_id: True
-    """Whether this sender has any scoring time left; asking spends nothing."""
+    """Returns true if the sender has scoring time left. The call charges nothing."""
     charge: Callable[[str, float], None] = lambda peer_id, seconds: None
-    """Takes seconds of scoring from this sender's allowance."""
+    """Charges seconds of scoring to the sender."""
     copy_of: Callable[[Group], str | None] = lambda group: None
-    """The name of the refusal where completions were here before: `copy` or `copy_ours`."""
+    """Returns the rejection reason of a group with copied completions (`copy` or `copy_ours`), else None."""
     now: Callable[[], float] = time.time
     """Unix time in seconds."""
     reset_at: float = 0.0
-    """Unix time of the last reset of the buffer: which groups peers had made until then are used is not known."""
+    """Unix time of the last buffer reset. The node does not know which earlier groups of peers it has used."""
     limits: ValidationLimits = ValidationLimits()
     own_id: str = ""
     """This node's peer id."""
     newest_offered: Callable[[], int | None] = lambda: None
-    """The newest version of this node's weights that a follower may name; None where it offers none."""
+    """Returns the newest version of its weights that this node has offered; None if it offers none."""
     run_id: str = field(init=False)
-    """The manifest's, at hand: to look it up takes a comparison of all its settings."""
+    """The manifest's run id, cached because each look-up in the manifest compares all its settings."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "run_id", self.manifest.run_id)

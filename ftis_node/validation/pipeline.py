@@ -1,11 +1,11 @@
-"""Validation pipeline: bytes in, one verdict with one reason out. A node's own groups pass it, too.
+"""Validation pipeline: from bytes to one verdict with one reason. A node validates its own groups, too.
 
-bytes -> size, parse, version, codec, malformed     (records: bounded before it is parsed)
+bytes -> size, parse, version, codec, malformed     (records/: sizes are bounded before parsing)
       -> RULES or TEXT_RULES in order               (rules.py, text_rules.py: pure, cheap)
-      -> prompt re-made and compared                (tasks + tokenizer)
+      -> prompt rebuilt and compared                (tasks + tokenizer)
       -> a group sent as text: tokenized here       (text_rules.py)
-      -> completions that were here before          (what the node remembers: swarm/reputation/duplicates.py)
-      -> rewards re-scored, except those of own groups; the claimed ones are only compared
+      -> copied completions                         (swarm/reputation/duplicates.py)
+      -> rewards scored, except those of own groups; claimed rewards are only compared
       -> Accepted(group with our rewards) | Refused(reason)
 """
 
@@ -37,9 +37,9 @@ REWARD_SLACK = 1e-4  # a claimed reward may differ by the rounding of float32
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The group is not taken. `sender` is the peer that the body names, None if that could not be read.
+    """Rejection of a group. `sender` is the peer that the body names, None if the body could not be read.
 
-    `signed`: the sender proved to be that peer before the group was refused. `num_tokens`: as the body says.
+    `signed` is true if the sender's signature was verified before the rejection. `num_tokens` is the body's claim.
     """
 
     refusal: Refusal
@@ -57,8 +57,8 @@ async def validate(
 ) -> ValidationResult:
     """Return the verdict on the bytes of an envelope. Never raises on any bytes.
 
-    `asked`: the requested ids, if the envelope answers a request; a group that was not requested is refused. `made`:
-    the group that this node sealed in the envelope; its completions are not scored again.
+    `asked` holds the requested ids if the envelope answers a request; any other group is rejected. `made` is the group
+    that this node sealed in the envelope; its completions are not scored again.
     """
     envelope: Envelope | None = None
     try:
@@ -78,14 +78,14 @@ async def validate(
 
 
 class _First(NamedTuple):
-    """The first refusal of the cheap rules, and whether the signature had been checked by then."""
+    """First rejection by the cheap rules. `signed` is true if the signature was verified before it."""
 
     refusal: Refusal
     signed: bool
 
 
 def _first_refusal(envelope: Envelope, unpacked: Group | TextGroup, context: ValidationContext) -> _First | None:
-    """What the cheap rules for this form of a group say."""
+    """Apply the cheap rules for this form of a group; return the first rejection, None if all pass."""
     signed = False
     if isinstance(unpacked, Group):
         for rule in RULES:
@@ -103,7 +103,7 @@ def _first_refusal(envelope: Envelope, unpacked: Group | TextGroup, context: Val
 async def _judge_content(
     data: bytes, envelope: Envelope, unpacked: Group | TextGroup, context: ValidationContext, made: Group | None
 ) -> Accepted | Refusal:
-    """The rules that cost time: the prompt is made again, texts are tokenized, the rewards are scored again."""
+    """Run the expensive checks: rebuild the prompt, tokenize texts, score the rewards."""
     if not context.may_score(unpacked.sender):
         return Refusal("scoring_quota", "its sender's groups have taken more scoring time than its allowance")
     cost = ScoringCost()
@@ -150,7 +150,10 @@ async def _judge_costly(
 
 
 async def _resolve(ref: PromptRef, context: ValidationContext, cost: ScoringCost) -> TaskItem | Refusal:
-    """The problem, or why there is none. The sender chose its index, so whatever making it raises is a refusal."""
+    """Return the problem, or a `Refusal` if there is none.
+
+    The sender chose the problem's index, so an exception while making the problem rejects the group.
+    """
     try:
         return await context.resolve(ref, cost)
     except KeyError:
@@ -172,7 +175,10 @@ def _lengths_fit_prompt(group: Group, num_prompt_tokens: int, context: Validatio
 
 
 def _rewards_agree(scored: Group, group: Group) -> Refusal | None:
-    """The claimed rewards are ours. A text that could not be scored here counts 0, and is no lie of the sender's."""
+    """Reject claimed rewards that differ from ours.
+
+    A text that this node failed to score has reward 0 here. The sender is then not at fault (`scoring_failed`).
+    """
     for reward, status, claimed in zip(scored.rewards, scored.statuses, group.rewards, strict=True):
         if not abs(reward - claimed) <= REWARD_SLACK:
             if status is CompletionStatus.UNSCORED:
@@ -182,7 +188,7 @@ def _rewards_agree(scored: Group, group: Group) -> Refusal | None:
 
 
 async def _rescore(group: Group, item: TaskItem, context: ValidationContext, cost: ScoringCost) -> Group:
-    """The group with the rewards that we give it."""
+    """Return the group with our rewards."""
     texts = [context.tokenizer.decode(ids.tolist()) for ids in group.tokens.ids_of_each()]
     scores = await context.scorer.score(item, texts, cost=cost)
     rewards, statuses = zip(*scores, strict=True)

@@ -1,9 +1,10 @@
-"""Validation rules, cheapest first: each is a pure function that returns one reason to refuse, or None.
+"""Validation rules, cheapest first. Each is a pure function that returns one reason to reject a group, or None.
 
-`RULES` is the order for a group in its exact form; `text_rules.py` has the one for a group sent as text. Rules get a
-parsed group whose form the codec has already checked (`size`, `parse`, `version`, `codec`, `malformed` are its
-refusals). What costs time, making the prompt again and scoring, is in `pipeline.py`, after all of these have passed. Up
-to `signature_holds` a group's sender is a name that anybody can write. docs/reference/rejections.md lists all reasons.
+`RULES` lists the rules for a group sent as token ids, `text_rules.py` those for a group sent as text. The codec has
+already checked the group's form; it rejects with `size`, `parse`, `version`, `codec` or `malformed`. `pipeline.py` runs
+the expensive checks after all rules have passed: it rebuilds the prompt and scores the completions. Until
+`signature_holds` has passed, the sender is only a claim, because any peer can write any name.
+docs/reference/rejections.md lists all reasons.
 """
 
 from __future__ import annotations
@@ -23,43 +24,43 @@ if TYPE_CHECKING:
     from ftis_node.records.text_group import TextGroup
     from ftis_node.validation.context import ValidationContext
 
-LOGPROB_SLACK = 1e-3  # rounding may lift a certain token's log-prob a little above 0
-MAX_EQUAL_TOKENS = 16  # so many log-probs of a group may be equal by chance
+LOGPROB_SLACK = 1e-3  # rounding may lift the log-prob of a token with probability 1 a little above 0
+MAX_EQUAL_TOKENS = 16  # up to this many log-probs of a group may be equal by chance
 TEMPERATURE_SLACK = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why an envelope was not taken: `reason` is counted, `detail` is for people."""
+    """Rejection of an envelope. Metrics count `reason`; log lines show `detail`."""
 
     reason: str
     detail: str
 
 
 def same_run(envelope: Envelope, group: Group | TextGroup, context: ValidationContext) -> Refusal | None:
-    """The group belongs to this run."""
+    """Reject a group of another run."""
     if group.run_id == context.run_id:
         return None
     return Refusal("run", f"run {group.run_id[:8]}, this node is in {context.run_id[:8]}")
 
 
 def sender_welcome(envelope: Envelope, group: Group | TextGroup, context: ValidationContext) -> Refusal | None:
-    """The sender is not banned, and on the allow-list where there is one."""
+    """Reject a sender that is banned, or missing from the allow-list if there is one."""
     return Refusal("banned", "its sender is refused here now") if context.is_banned(group.sender) else None
 
 
 def within_quota(envelope: Envelope, group: Group | TextGroup, context: ValidationContext) -> Refusal | None:
-    """The sender has not sent more than its share of this node's time."""
+    """Reject a sender that has used up its rate limit."""
     return None if context.within_quota(group.sender) else Refusal("quota", "more than its sender's allowance")
 
 
 def signature_holds(envelope: Envelope, group: Group | TextGroup, context: ValidationContext) -> Refusal | None:
-    """The body is signed by the peer that it names as its sender."""
+    """Reject a body that the named sender did not sign."""
     return None if envelope.is_signed_by(group.sender) else Refusal("signature", "not signed by its sender")
 
 
 def not_seen(envelope: Envelope, group: Group | TextGroup, context: ValidationContext) -> Refusal | None:
-    """Neither this body nor this running number of the sender was admitted before."""
+    """Reject a known group, and a sequence number that is below 1 or that the sender has used before."""
     if context.is_known(envelope.id):
         return Refusal("duplicate", "this group is here already")
     if group.number < 1 or context.has_number(group.sender, group.number):
@@ -68,7 +69,7 @@ def not_seen(envelope: Envelope, group: Group | TextGroup, context: ValidationCo
 
 
 def weights_offered(envelope: Envelope, group: Group | TextGroup, context: ValidationContext) -> Refusal | None:
-    """A peer that says that this node's weights sampled its group names a version that this node has offered."""
+    """Reject a peer's group that claims a version of this node's weights that this node never offered."""
     if group.weights_of != context.own_id or group.sender == context.own_id:
         return None
     newest = context.newest_offered()
@@ -80,7 +81,10 @@ def weights_offered(envelope: Envelope, group: Group | TextGroup, context: Valid
 
 
 def in_time(envelope: Envelope, group: Group | TextGroup, context: ValidationContext) -> Refusal | None:
-    """The group is neither from the future, but for clocks that differ a little, nor older than the run uses it."""
+    """Reject a group from the future, from before the last reset of the buffer, or older than the run accepts.
+
+    Clocks may differ by `max_clock_skew_s`.
+    """
     age_s = context.now() - group.created_at
     if not -age_s <= context.limits.max_clock_skew_s:
         return Refusal("clock_skew", f"made {-age_s:.0f} s from now: a clock is wrong")
@@ -91,19 +95,19 @@ def in_time(envelope: Envelope, group: Group | TextGroup, context: ValidationCon
 
 
 def same_tokenizer(envelope: Envelope, group: Group, context: ValidationContext) -> Refusal | None:
-    """The sender's tokenizer is this node's: ids mean the same."""
+    """Reject a group of another tokenizer, because its token ids mean other tokens here."""
     if group.tokenizer == context.tokenizer.fingerprint:
         return None
     return Refusal("tokenizer", f"tokenizer {group.tokenizer}, here {context.tokenizer.fingerprint}")
 
 
 def sampled_as_agreed(envelope: Envelope, group: Group | TextGroup, context: ValidationContext) -> Refusal | None:
-    """Group size and sampling settings are the manifest's."""
+    """Reject a group size or sampling settings that differ from the manifest."""
     agreed = context.manifest.sampling
     if len(group.rewards) != agreed.group_size:
         return Refusal("group_size", f"{len(group.rewards)} completions, the run has {agreed.group_size}")
     sampling = group.sampling
-    is_agreed = (  # NaN compares false: asked for what is right, it is none
+    is_agreed = (  # NaN compares false, so it is rejected
         abs(sampling.temperature - agreed.temperature) <= TEMPERATURE_SLACK
         and abs(sampling.top_p - agreed.top_p) <= TEMPERATURE_SLACK
         and sampling.top_k == agreed.top_k
@@ -112,7 +116,7 @@ def sampled_as_agreed(envelope: Envelope, group: Group | TextGroup, context: Val
 
 
 def ids_in_vocabulary(envelope: Envelope, group: Group, context: ValidationContext) -> Refusal | None:
-    """Every id is one of the tokenizer's."""
+    """Reject a token id outside the tokenizer's vocabulary."""
     ids = group.tokens.token_ids
     if ids.min() < 0 or ids.max() >= context.tokenizer.vocab_size:
         return Refusal("token_out_of_range", f"an id outside 0..{context.tokenizer.vocab_size - 1}")
@@ -120,14 +124,14 @@ def ids_in_vocabulary(envelope: Envelope, group: Group, context: ValidationConte
 
 
 def lengths_in_bounds(envelope: Envelope, group: Group, context: ValidationContext) -> Refusal | None:
-    """No completion is longer than the run allows to any prompt."""
+    """Reject a completion longer than the run allows for any prompt."""
     limit = context.manifest.sampling.completion_limit(1)
     longest = int(group.tokens.lengths.max())
     return Refusal("length", f"{longest} tokens, at most {limit}") if longest > limit else None
 
 
 def logprobs_possible(envelope: Envelope, group: Group, context: ValidationContext) -> Refusal | None:
-    """Every log-prob is finite and not above 0 (with a little slack)."""
+    """Reject a log-prob that is not finite, or that exceeds 0 by more than `LOGPROB_SLACK`."""
     logprobs = group.tokens.logprobs
     if not np.isfinite(logprobs).all():
         return Refusal("logprobs", "a log-prob is not finite")
@@ -137,9 +141,9 @@ def logprobs_possible(envelope: Envelope, group: Group, context: ValidationConte
 
 
 def logprobs_plausible(envelope: Envelope, group: Group, context: ValidationContext) -> Refusal | None:
-    """The log-probs could be those of a policy that sampled these completions: not one number, not absurdly low.
+    """Reject log-probs that no sampling policy produces: an absurdly low mean, or one value for all tokens.
 
-    A policy that is certain of every token has one number, 0, and then also one completion.
+    A policy that is certain of every token is the exception: all its log-probs are 0, and all its completions equal.
     """
     logprobs = group.tokens.logprobs
     mean = float(logprobs.mean(dtype=np.float64))
@@ -153,7 +157,10 @@ def logprobs_plausible(envelope: Envelope, group: Group, context: ValidationCont
 
 
 def finishes_agree(envelope: Envelope, group: Group, context: ValidationContext) -> Refusal | None:
-    """A completion that claims to have stopped ends with an end-of-sequence id, any other has none."""
+    """Reject a group whose end-of-sequence ids contradict its finish reasons.
+
+    A completion that stopped has such an id at its end and nowhere else. Any other completion has none.
+    """
     ids, ends = group.tokens.token_ids, group.tokens.ends
     is_eos = np.zeros(len(ids), dtype=bool)
     for eos_id in context.tokenizer.eos_ids:
@@ -168,7 +175,7 @@ def finishes_agree(envelope: Envelope, group: Group, context: ValidationContext)
 
 
 def rewards_possible(envelope: Envelope, group: Group | TextGroup, context: ValidationContext) -> Refusal | None:
-    """Every claimed reward lies in [0, 1]."""
+    """Reject a claimed reward outside [0, 1]."""
     ok = all(0.0 <= reward <= 1.0 for reward in group.rewards)  # NaN compares false
     return None if ok else Refusal("reward_range", "a claimed reward outside [0, 1]")
 

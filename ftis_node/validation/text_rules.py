@@ -1,7 +1,7 @@
 """Validation rules for a group that a peer with another tokenizer sent as text, cheapest first, and its tokenization.
 
-This node cannot check what the sender says of its tokens, and trusts little of it. Texts are tokenized and scored
-again. A peer may invent the mean log-prob, but it changes a completion's weight only up to the method's cap.
+This node cannot verify the sender's claims about its own tokens. It therefore tokenizes and scores the texts itself. A
+peer may invent the mean log-prob, but it changes a completion's weight only up to the method's cap.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ if TYPE_CHECKING:
     from ftis_node.records.text_group import TextGroup
     from ftis_node.validation.context import ValidationContext
 
-MAX_BYTES_PER_TOKEN = 64  # of text, on average; bounds the work of tokenizing
-MIN_MEAN_LOGPROB = -100.0  # nats, of one completion; choosing blindly among 10^6 tokens gives -14
-MIN_TEXTS_TO_TELL = 4  # two short texts may have one mean by chance
+MAX_BYTES_PER_TOKEN = 64  # mean over a text; bounds the work of tokenizing
+MIN_MEAN_LOGPROB = -100.0  # nats, of one completion; uniform sampling from 10^6 tokens gives -14
+MIN_TEXTS_TO_TELL = 4  # two short texts may have equal means by chance
 
 
 def text_is_agreed(envelope: Envelope, group: TextGroup, context: ValidationContext) -> Refusal | None:
-    """The run takes text."""
+    """Reject a group sent as text if the run does not accept that form."""
     if context.manifest.step.other_tokenizers == "text":
         return None
     return Refusal("wrong_encoding", "this run ignores other tokenizers (step.other_tokenizers)")
 
 
 def other_tokenizer(envelope: Envelope, group: TextGroup, context: ValidationContext) -> Refusal | None:
-    """Reject texts of a sender with our tokenizer: its exact form is available and holds more."""
+    """Reject text from a sender with our tokenizer: its token form is available and holds more information."""
     if group.tokenizer != context.tokenizer.fingerprint:
         return None
     return Refusal("wrong_encoding", "sent as text by a sender with this node's tokenizer")
@@ -66,7 +66,7 @@ def texts_in_bounds(envelope: Envelope, group: TextGroup, context: ValidationCon
 
 
 def means_possible(envelope: Envelope, group: TextGroup, context: ValidationContext) -> Refusal | None:
-    """Every mean log-prob is finite, not above 0 (with a little slack) and not absurdly low."""
+    """Reject a mean log-prob that is not finite, above 0 (beyond `LOGPROB_SLACK`), or absurdly low."""
     for completion in group.completions:
         mean = completion.mean_logprob
         if not math.isfinite(mean) or not MIN_MEAN_LOGPROB <= mean <= LOGPROB_SLACK:
@@ -79,7 +79,7 @@ def means_possible(envelope: Envelope, group: TextGroup, context: ValidationCont
 
 
 def _means_differ(group: TextGroup) -> Refusal | None:
-    """One mean for texts that differ was not measured."""
+    """Reject the same mean log-prob for all of several different texts: no measurement gives that."""
     means = {completion.mean_logprob for completion in group.completions}
     if len(means) > 1 or len({completion.text for completion in group.completions}) < MIN_TEXTS_TO_TELL:
         return None
@@ -87,10 +87,10 @@ def _means_differ(group: TextGroup) -> Refusal | None:
 
 
 def retokenize(envelope: Envelope, text_group: TextGroup, context: ValidationContext) -> Group | Refusal:
-    """Return the group in our tokens, or why that is impossible.
+    """Return the group in our tokens, or a `Refusal` if that is impossible.
 
-    Each text must survive our tokens unchanged and have at least one token. An empty text is valid only if it stopped:
-    its token is the end of sequence.
+    Each text must decode to itself and have at least one token. An empty text is valid only if it stopped: its one
+    token is the end-of-sequence token.
     """
     tokenizer = context.tokenizer
     token_ids = []

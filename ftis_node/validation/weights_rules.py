@@ -1,8 +1,8 @@
-"""May an offer of weights be taken? Ordered pure rules, before a byte of the file is asked for.
+"""Validation of a learner's weights offer: ordered pure rules, applied before any byte of the file is requested.
 
-The offer's form and signature were checked when it was opened. What is left: is it from the learner that this node
-follows, and could the file be weights of this node's model? The engine then checks the file's names and shapes, and the
-proof that it serves them.
+`open_offer` has already checked the offer's form and signature. These rules check that the followed learner made the
+offer, and that the file can be weights of this node's model. Later the engine checks the tensors' names and shapes. It
+also compares its log-probs of the probe tokens with those in the offer.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ HEADER_BYTES = 1 << 20  # of a safetensors file: names and shapes, about 100 byt
 
 @dataclass(frozen=True, slots=True)
 class Follower:
-    """A generator's own data. `follows` is a peer id, `started_from` the fingerprint of this node's model.
+    """Data of the generator that receives the offer.
 
-    `probe_ids` are those by which its engine would be asked; `takes_adapters`: whether it serves adapters alone.
+    `follows` is the learner's peer id, `started_from` the fingerprint of this node's model. `probe_ids` are the tokens
+    with which this node checks its engine. `takes_adapters` is true if the engine serves an adapter without a merge.
     """
 
     follows: str
@@ -36,12 +37,12 @@ class Follower:
 
     @property
     def max_bytes(self) -> int:
-        """What a file of this model's weights can have at most, in float32 and with its header."""
+        """Return the maximum size of a file with this model's weights: float32 parameters and the header."""
         return LARGEST_PARAMETER_BYTES * self.parameters + HEADER_BYTES
 
 
 def refuse_offer(offer: WeightsOffer, follower: Follower) -> Refusal | None:
-    """Why the offer is not taken; None if it may be."""
+    """Return the reason to reject the offer, or None."""
     if offer.peer_id != follower.follows:
         return Refusal("peer", f"offered by {offer.peer_id}, who is not followed")
     if offer.run_id != follower.run_id:

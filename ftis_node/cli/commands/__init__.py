@@ -1,1 +1,1 @@
-"""The commands of `ftis-node`, one a file; `cli/app.py` lists them."""
+"""Commands of `ftis-node`, one per file; `cli/app.py` lists them."""

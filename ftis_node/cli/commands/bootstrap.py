@@ -60,8 +60,8 @@ def _show_addresses(address_file: Path | None, addresses: list[str]) -> None:
     for address in addresses:
         typer.echo(address)
     if address_file is not None:
-        try:  # whole or not at all: who waits for the file never reads half of it
+        try:  # atomic: a process that waits for the file never reads half of it
             replace_file(address_file, "".join(f"{address}\n" for address in addresses).encode())
-            address_file.chmod(PUBLIC)  # of a process that writes for itself alone
+            address_file.chmod(PUBLIC)  # the process creates private files by default
         except OSError as error:
             raise ConfigError(f"--address-file {address_file} cannot be written: {error.strerror}") from None

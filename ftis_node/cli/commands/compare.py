@@ -27,7 +27,7 @@ Device = Literal["auto", "cpu", "cuda"]
 
 DEFAULT_METHODS = "alone,nois,vis,tis,ftis"
 HDEE = "hdee"
-HDEE_METHODS = "alone,ftis"  # apart, and sharing
+HDEE_METHODS = "alone,ftis"  # experts that train separately, and experts that share
 NOT_OF_HDEE = ("controls", "share", "delay", "nodes", "lies", "liars", "codec", "task", "ood_task", "lora_rank")
 DEFAULT_STEPS = 40
 TINY_PRESETS = {"arithmetic": "arithmetic-compare", "sums": "sums-ftis"}
@@ -170,7 +170,7 @@ def compare(
 
 
 class _Kind(NamedTuple):
-    """Differences between the kinds of experiments."""
+    """Parameters in which the kinds of experiments differ."""
 
     trials: list[Trial]
     fairness: str
@@ -232,7 +232,7 @@ def _check_model_seeds(model_seeds: int, pairs: tuple[str, ...]) -> None:
 def _base(
     run: str | None, task: str | None, pairs: tuple[str, ...], *, kl_estimator: str | None, kl_threshold: float | None
 ) -> RunManifest:
-    """Return the manifest that all trials start from."""
+    """Return the manifest from which all trials start."""
     from pydantic import ValidationError
 
     from ftis_node.config.manifest import MethodSection, load_manifest, preset_for_task
@@ -257,7 +257,7 @@ def _base(
 
 
 def _resized(base: RunManifest, *, prompts: int, eval_every: int) -> RunManifest:
-    """Return the manifest with other numbers of prompts and of steps between evaluations; 0 leaves them."""
+    """Return the manifest with other numbers of prompts and of steps between evaluations; 0 keeps the manifest's."""
     changes: dict[str, object] = {}
     if prompts:
         changes["step"] = base.step.model_copy(update={"own_groups": prompts, "foreign_groups": 0})
@@ -267,7 +267,7 @@ def _resized(base: RunManifest, *, prompts: int, eval_every: int) -> RunManifest
 
 
 def _specs(task: str, ood_task: str | None) -> tuple[str, tuple[str, ...]]:
-    """Return the task with its paths, and the tasks to evaluate: its held-out problems first."""
+    """Return the task with its paths, and the tasks to evaluate, the task's held-out problems first."""
     from ftis_node.tasks import held_out_spec, parse_spec
 
     spec = parse_spec(task)
@@ -279,7 +279,7 @@ def _specs(task: str, ood_task: str | None) -> tuple[str, tuple[str, ...]]:
 
 
 def _fairness(experiment: Experiment) -> str:
-    """Return the rule by which the trials are compared, with what the experiment's ways of sharing need of it."""
+    """Return the rule by which the trials are compared, as far as it applies to the experiment's ways of sharing."""
     shares = {share.partition(":")[0] for share in experiment.shares}
     rule = (
         f"The rule: every update takes {experiment.completions_per_update} completions. `alone` generates all of them "
@@ -317,5 +317,5 @@ def _jobs(device: Device) -> int:
 
 
 def _watch_trials(show: OnProgress) -> Callable[[ExperimentProgress], None]:
-    """Show the progress of the trials."""
+    """Return a callback that shows the progress of the trials."""
     return lambda standing: show(standing.fraction, f"{standing.trials_done} of {standing.num_trials} done")

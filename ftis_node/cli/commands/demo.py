@@ -54,7 +54,7 @@ def demo(
 
 @contextmanager
 def _live_view() -> Iterator[Callable[[str, Mapping[str, LearningCurves]], None]]:
-    """Show a table that is redrawn on a terminal, or a line from time to time elsewhere."""
+    """Yield a callback that redraws a table on a terminal, or prints a line from time to time elsewhere."""
     started_at = time.monotonic()
     if not sys.stderr.isatty():
         yield _lines_now_and_then(started_at)

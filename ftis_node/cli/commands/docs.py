@@ -62,7 +62,7 @@ def _list(pages: dict[str, Path]) -> None:
 
 
 def _find(asked: str, pages: dict[str, Path]) -> tuple[str, str]:
-    """Return a page's name and anchor. `troubleshooting` and a path below docs/ are names, too."""
+    """Return a page's name and anchor. `troubleshooting` and a path below docs/ are valid names, too."""
     name, _, anchor = asked.strip().lower().partition("#")
     name = name.removeprefix("docs/").removesuffix(".md").strip("/")
     same = [known for known in pages if known == name] or [known for known in pages if known.endswith(f"/{name}")]
@@ -87,7 +87,7 @@ def _hint(close: str) -> str:
 
 
 def _opened(name: str, anchor: str) -> bool:
-    """Open the page of the built site in a browser. Return False if there is no site, no screen or no browser."""
+    """Open the page of the built site in a browser. Return False without a site, a screen or a browser."""
     site = documentation.site_folder()
     has_screen = sys.platform == "darwin" or any(map(os.environ.get, DISPLAYS))
     if site is None or not has_screen or not sys.stdout.isatty():
@@ -107,14 +107,14 @@ def _print(source: str, name: str, pages: Container[str]) -> None:
     from rich.console import Console
     from rich.markdown import Markdown
 
-    os.environ.setdefault("LESS", "-R")  # so that the pager passes colors on
+    os.environ.setdefault("LESS", "-R")  # makes the pager keep colors
     console = Console()
     with console.pager(styles=True):
         console.print(Markdown(_with_page_names(source, name, pages), hyperlinks=False))
 
 
 def _with_page_names(source: str, name: str, pages: Container[str]) -> str:
-    """Return a page whose links to other pages show the name that `ftis-node docs` takes."""
+    """Return a page in which links to other pages show the name for `ftis-node docs`."""
 
     def named(link: re.Match[str]) -> str:
         target, mark, anchor = link[2].partition("#")

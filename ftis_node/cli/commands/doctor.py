@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ftis_node.doctor.check_result import CheckResult
 
-# as doctor/doctor.py has them
+# same as in doctor/doctor.py
 CHECKS = ("python", "gpu", "ram", "disk", "limits", "engine", "port", "route", "peer", "model")
 INDENT = " " * 6
 OPTION = "memory.option"
@@ -134,7 +134,7 @@ def _show_progress(text: str) -> None:
 
 
 def _screen(findings: list[CheckResult]) -> Iterator[str]:
-    """Return the lines of all findings; the options for a model are a table with a head."""
+    """Yield the lines of all findings. The options for a model form a table with a head."""
     from ftis_node.doctor.memory import OPTIONS_HEAD
 
     head = OPTIONS_HEAD
@@ -146,7 +146,7 @@ def _screen(findings: list[CheckResult]) -> Iterator[str]:
 
 
 def _lines(finding: CheckResult) -> Iterator[str]:
-    """Return `fail  FINDING` with the advice below it; folded on a terminal."""
+    """Yield `fail  FINDING` with the advice below it; on a terminal, long lines are wrapped."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
     level = finding.level.upper() if finding.level == "fail" else finding.level
     parts = [f"{level:5} {finding.id}: {finding.finding}"]

@@ -152,7 +152,7 @@ def join(
         log.info("peers are those of the last start (%s); --no-peers forgets them", ", ".join(settings.peers))
 
     from ftis_node.node.startup.find_run import (
-        find_run,  # these take a second, and are not needed to say what is wrong above
+        find_run,  # these imports take a second, and the checks above do not need them
     )
     from ftis_node.node.startup.run import run_until_stopped
     from ftis_node.node.startup.run_plan import plan_run

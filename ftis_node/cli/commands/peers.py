@@ -130,7 +130,7 @@ def _change(path: Any, action: str, peer: str, as_json: bool, **asked: Any) -> N
 
 
 def _change_stopped(home: Home, action: str, peer: str, **asked: Any) -> dict[str, Any]:
-    """Change the reputation in the file of a stopped node, with the settings of its last start."""
+    """Change the reputation in the files of a stopped node, with the settings of its last start."""
     from ftis_node.node.peers.operator_actions import stopped_peers
 
     if not home.peers.exists() and not home.settings.exists():
@@ -140,7 +140,7 @@ def _change_stopped(home: Home, action: str, peer: str, **asked: Any) -> dict[st
 
 
 def _table(rows: list[dict[str, Any]], *, now: float) -> list[str]:
-    """Return a header and a line a peer, without the columns that no peer fills. `now` is Unix time in seconds."""
+    """Return a header and one line per peer, without columns that are empty for all. `now` is Unix time in seconds."""
     table = [_cells(row, now=now) for row in rows]
     kept = [index for index in range(len(HEADER)) if any(line[index] for line in table)]
     return columns([HEADER[index] for index in kept], [[line[index] or "-" for index in kept] for line in table])

@@ -166,7 +166,7 @@ def _open(home: Path | None) -> ReplayReader:
 
 
 def _table(summaries: Sequence[GroupSummary], *, now: float) -> list[str]:
-    """Return a header and a line a group; nothing but a sentence if there is none. `now` is Unix time in seconds."""
+    """Return a header and one line per group; one sentence if there is none. `now` is Unix time in seconds."""
     rows = [_cells(summary, now) for summary in summaries]
     return columns(LIST_HEADER, rows) if rows else ["no groups"]
 
@@ -187,7 +187,7 @@ def _cells(summary: GroupSummary, now: float) -> tuple[str, ...]:
 
 
 def _figures(figures: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the totals by name: numbers with commas, sizes in MiB, a released group's reasons in words."""
+    """Yield the totals by name: numbers with commas, sizes in MiB, reasons of released groups as text."""
     for name, value in figures.items():
         label = name.replace("_", " ")
         if isinstance(value, dict):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ftis_node.config.home import Home
 
-REPAINT = "\x1b[H"  # to the upper left corner
+REPAINT = "\x1b[H"  # moves the cursor to the upper left corner
 REST_OF_LINE = "\x1b[K"
 REST_OF_SCREEN = "\x1b[J"
 
@@ -56,7 +56,7 @@ def status(
 
 
 def _watch(home: Home, *, as_json: bool, interval_s: float) -> None:
-    """Show updates until ctrl-C, also while the node stops or restarts."""
+    """Show updates until ctrl-C, even if the node stops or restarts."""
     show = _show_json if as_json else (_repaint if sys.stdout.isatty() else _append)
     if show is _repaint:
         sys.stdout.write(REPAINT + REST_OF_SCREEN)
@@ -70,7 +70,7 @@ def _watch(home: Home, *, as_json: bool, interval_s: float) -> None:
 
 
 def _snapshots(home: Home, interval_s: float) -> Iterator[dict[str, Any] | FtisError]:
-    """Yield the status, or why there is none, every `interval_s`. Raises ConfigError for a home without a node."""
+    """Yield the status, or an error instead, every `interval_s`. Raises ConfigError for a home without a node."""
     seen_before = False
     while True:
         try:

@@ -16,7 +16,7 @@ from ftis_node.errors import ConfigError, FileError, FtisError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-CLEAR = "\x1b[H\x1b[J"  # to the upper left corner, and erase what follows
+CLEAR = "\x1b[H\x1b[J"  # moves the cursor to the upper left corner and clears the screen below
 
 
 def swarm(
@@ -53,7 +53,7 @@ def swarm(
 
 
 def _repeat(read: Callable[[], Any], *, as_json: bool) -> None:
-    """Show one of several updates, or why it is missing. Raises ConfigError for a home without a node."""
+    """Show one update, or the reason why it is missing. Raises ConfigError for a home without a node."""
     try:
         document = read()
     except ConfigError:
@@ -78,13 +78,13 @@ def _show(document: Any, *, as_json: bool) -> None:
         return
     try:
         views = [SwarmView.from_dict(one) for one in document]
-    except (TypeError, ValueError) as error:  # a damaged status.json, or a node of another version
+    except (TypeError, ValueError) as error:  # a damaged status.json, or a node with another version
         raise FileError(f"the view of the swarm cannot be read ({error}): start the node again") from None
     typer.echo("\n".join(render_views(views)))
 
 
 def _from_directory(peers: tuple[str, ...], run: str | None) -> Callable[[], Any]:
-    """Return a reader of the directory that these peers share. Raises UsageError without a run id."""
+    """Return a reader of the directory to which these peers connect. Raises UsageError without a run id."""
     from ftis_node.node.startup.find_run import is_run_id
     from ftis_node.node.startup.swarm_survey import survey_run
 

@@ -53,7 +53,7 @@ def _lines(document: dict[str, Any]) -> list[str]:
 
 
 def _tried(spec: str, split: str) -> dict[str, Any]:
-    """Return the first problem; its answer is scored in the scoring process, as in a node."""
+    """Return the first problem, and the score of its answer by the scoring process, as in a node."""
     import asyncio
 
     from ftis_node.tasks import load_task
@@ -71,7 +71,7 @@ def _tried(spec: str, split: str) -> dict[str, Any]:
 
 
 async def _reward_of_answer(task: Task) -> float | None:
-    """Return the reward; None if scoring failed, which the scorer has logged."""
+    """Return the reward of the answer; None if scoring failed, which the scorer has logged."""
     from ftis_node.records.group import CompletionStatus
     from ftis_node.tasks.scoring.scorer import IsolatedScorer
 

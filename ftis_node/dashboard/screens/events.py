@@ -1,4 +1,4 @@
-"""Screen of the event log: its last lines, on request also the routine ones, searched or from the newest."""
+"""Screen of the event log: its last lines, optionally with routine events, searched, or newest first."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class EventsScreen(Page):
             self.show(self.app.snapshot)
 
     def show(self, snapshot: NodeSnapshot) -> None:
-        """Show the events of a snapshot; a view that is at the end stays there."""
+        """Show the events of a snapshot. A view at the end of the log stays at the end."""
         scroll = self.query_one(Scroller)
         was_at_end = scroll.is_vertical_scroll_end
         events = snapshot.history.events
@@ -69,7 +69,7 @@ class EventsScreen(Page):
         self._again()
 
     def action_turn(self) -> None:
-        """Switch between the newest line first and last."""
+        """Switch between the newest line first and the newest line last."""
         self._is_turned = not self._is_turned
         self._again()
 
@@ -82,7 +82,7 @@ class EventsScreen(Page):
         self._again()
 
     def _again(self) -> None:
-        """Show the lines again, from where the newest is."""
+        """Show the lines again, and scroll to the newest one."""
         if self.app.snapshot is None:
             return
         self.show(self.app.snapshot)

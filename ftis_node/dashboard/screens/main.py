@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ftis_node.dashboard.context import DashboardContext
     from ftis_node.dashboard.snapshot import NodeSnapshot
 
-WIDE, TALL = 164, 36  # columns for the lines of steps beside the peers, rows for panels
+WIDE, TALL = 164, 36  # columns that fit event lines beside the peers, and rows that fit panels
 
 
 class MainScreen(Screen[None]):

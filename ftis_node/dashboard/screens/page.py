@@ -19,7 +19,10 @@ class Page(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [("escape", "back", "back"), ("q", "app.quit", "quit")]
 
     def action_back(self) -> None:
-        """Close this screen once, although Escape may be pressed again before it is closed; the last ends all."""
+        """Close this screen, or the application if no other screen is left.
+
+        Escape may be pressed again before the screen is closed; that has no effect.
+        """
         if not self.is_current:
             return
         if len(self.app.screen_stack) > 1:

@@ -1,4 +1,4 @@
-"""Screen of the whole swarm: a row for each peer, and who learns from whom; read again every few seconds."""
+"""Screen of the whole swarm: a row for each peer, and who learns from whom. It is updated every few seconds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SwarmScreen(Page):
     DEFAULT_CSS = "SwarmScreen TextLines { width: auto; }"
 
     def __init__(self, read: Callable[[], Any], *, period_s: float = PERIOD_S) -> None:
-        """`read` returns the document of `/swarm`, in a thread."""
+        """Store `read`, which returns the document of `/swarm` and runs in a thread."""
         super().__init__()
         self._read = read
         self._period_s = period_s
@@ -41,7 +41,7 @@ class SwarmScreen(Page):
         yield KeysLine(("arrows", "scroll"), ("Esc", "back"), ("q", "quit"))
 
     def on_mount(self) -> None:
-        """Paint first and read afterwards."""
+        """Paint the screen first and read the document afterwards."""
         self.query_one("#swarm", TextLines).write([line("reading the swarm ...")])
         self.query_one(Scroller).focus()
         self.call_after_refresh(self._start)

@@ -21,14 +21,14 @@ TONES = {
 }
 ROUTINE = frozenset(
     {"admitted", "announced", "taken", "confirmed", "served", "backfill_requested", "released"}
-)  # hundreds a minute
+)  # these occur hundreds of times a minute
 MAX_DETAIL = 240
 WORD_WIDTH = 14
 GROUP_WIDTH = 12
 
 
 def is_notable(name: str) -> bool:
-    """Return whether an event is worth a look: not one that every group causes."""
+    """Return whether the event is notable: not one that every group causes."""
     return name not in ROUTINE
 
 

@@ -92,7 +92,7 @@ def verdict_line(summary: GroupSummary) -> Line:
 
 
 def use_line(summary: GroupSummary) -> Line:
-    """Return in which step the group was used, or why it was not."""
+    """Return the step that used the group, or the reason why none did."""
     if summary.state == "ready":
         return labelled("used", "not yet: it is ready for a step")
     if summary.state == "taken":
@@ -104,7 +104,7 @@ def use_line(summary: GroupSummary) -> Line:
 
 
 def _head(place: int, completion: CompletionDetail, version: int) -> Line:
-    """Return a completion's values; its weight versions if they differ from the group's."""
+    """Return the values of a completion, with its policy versions if they differ from the group's."""
     tone = Tone.GOOD if completion.reward > 0 else Tone.PLAIN
     least = f", least {min(completion.logprobs):.2f}" if completion.logprobs else ""
     is_usual = completion.versions in (None, (version, version))
@@ -130,7 +130,7 @@ def _span_of(versions: tuple[int, int]) -> str:
 
 
 def _block(text: str | None, token_ids: tuple[int, ...]) -> list[Line]:
-    """Return a text, indented; token ids if the text is unknown."""
+    """Return the indented text, or the token ids if the text is unknown."""
     if text is None:
         shown = " ".join(str(token) for token in token_ids[:MAX_SHOWN_TOKENS])
         return [line("  ", Span("ids ", Tone.FAINT), shown)]
@@ -147,7 +147,7 @@ def _token_line(completion: CompletionDetail) -> Line:
 
 
 def history_lines(found: tuple[Mapping[str, Any], ...]) -> list[Line]:
-    """Return the group's history in this node."""
+    """Return the events of the group in this node."""
     if not found:
         return [line(Span("the event log no longer has its history", Tone.FAINT))]
     return [

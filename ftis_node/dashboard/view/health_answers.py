@@ -1,7 +1,7 @@
-"""The three answers at the top of the screen: contributing, learning, healthy.
+"""Three answers at the top of the screen: contributing, learning, healthy.
 
-The words are those of `telemetry/health_summary.py`, as in `status` and `/metrics`. The screen adds explanations from
-what a status document lacks: the curves and the machine.
+The terms are those of `telemetry/health_summary.py`, as in `status` and `/metrics`. The screen adds explanations from
+data that a status document lacks: the curves and the machine.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
 
 LABEL_WIDTH, WORD_WIDTH = 14, 9
 MIN_STEPS = 8  # with fewer, a trend is noise
-CLEAR_ERRORS = 2.0  # two means differ if they are so many standard errors apart
+CLEAR_ERRORS = 2.0  # two means differ if they are more standard errors apart
 STALL_FACTOR, STALL_AT_LEAST_S = 10.0, 120.0
 RAM_FULL = 0.95
 
 
 def answer_lines(snapshot: NodeSnapshot) -> tuple[Line, Line, Line]:
-    """Return one line for each question: the answer and why."""
+    """Return one line for each question: the answer and its reason."""
     return contributing(snapshot), learning(snapshot), healthy(snapshot)
 
 
 def health_of(snapshot: NodeSnapshot) -> HealthSummary:
-    """Return the answers for this status, or for that of a node that starts or no longer runs."""
+    """Return the health by the status document, adjusted if the node is starting or no longer runs."""
     status = snapshot.status
     if snapshot.phase is NodePhase.STARTING:
         status = starting(status)
@@ -57,7 +57,7 @@ def health_of(snapshot: NodeSnapshot) -> HealthSummary:
 
 
 def problem_text(answer: HealthAnswer) -> str:
-    """Return why, and what to do; the peers' text in it is sanitized."""
+    """Return the reason and the remedy; text from peers is sanitized."""
     return sanitized(f"{answer.why}: {answer.advice}" if answer.advice else answer.why)
 
 
@@ -133,7 +133,7 @@ def trend(values: Sequence[float]) -> tuple[float, float, str]:
 
 
 def healthy(snapshot: NodeSnapshot) -> Line:
-    """Answer with the first problem, what to do about it, and the number of further problems."""
+    """Return the first problem with its remedy, and the number of further problems."""
     answer = health_of(snapshot).healthy
     if not snapshot.is_live:
         return _not_running(snapshot, answer)
@@ -158,7 +158,7 @@ def _not_running(snapshot: NodeSnapshot, answer: HealthAnswer) -> Line:
 
 
 def problems(snapshot: NodeSnapshot) -> list[str]:
-    """Return the problems of a running node, the worst first, each with what to do."""
+    """Return the problems of a running node with their remedies, the worst first."""
     machine = snapshot.machine
     answer = health_of(snapshot).healthy
     found = [] if answer.is_well else [problem_text(answer)]
@@ -183,7 +183,7 @@ def _stalled_s(snapshot: NodeSnapshot) -> float | None:
 
 
 def next_lines(snapshot: NodeSnapshot) -> tuple[Line, ...]:
-    """Return how to start a stopped node again and the age of its values, or what a node waits for."""
+    """Return the command that starts a stopped node again and the age of its values, or advice for a waiting node."""
     if snapshot.phase is not NodePhase.STOPPED:
         return _waiting(snapshot)
     told = f"status of {moment(snapshot.reported_at)}" if snapshot.reported_at else "it left no status"
@@ -194,7 +194,7 @@ def next_lines(snapshot: NodeSnapshot) -> tuple[Line, ...]:
 
 
 def _waiting(snapshot: NodeSnapshot) -> tuple[Line, ...]:
-    """Return what to do while an answer is "not yet", with the time expected; nothing if no answer is."""
+    """Return advice and the expected time while an answer is "not yet"; nothing if no answer is."""
     health = health_of(snapshot)
     waits = [answer for answer in (health.learning, health.contributing) if answer.word is AnswerWord.NOT_YET]
     if not waits:

@@ -46,7 +46,7 @@ def start_lines(snapshot: NodeSnapshot) -> list[Line]:
 
 
 def _current_problems(snapshot: NodeSnapshot) -> list[str]:
-    """Return every "no" and every problem of the node's health."""
+    """Return every answer "no" and every problem of the node's health."""
     verdict = health_of(snapshot)
     noes = [problem_text(answer) for answer in (verdict.contributing, verdict.learning) if not answer.is_well]
     return [*noes, *problems(snapshot)]

@@ -1,4 +1,4 @@
-"""Head line and metric lines: both workers, the groups used, the swarm, buffer and memory."""
+"""Head line and metric lines: both workers, the groups used, the swarm, the buffer and the memory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ STATE_TONES = {
 
 
 def state_span(state: str) -> Span:
-    """Return a state in its tone."""
+    """Return a state, with the tone of its meaning."""
     return Span(sanitized(state), STATE_TONES.get(state, Tone.WARN))
 
 
@@ -93,7 +93,7 @@ def _learner(snapshot: NodeSnapshot) -> Line:
 
 
 def _training(snapshot: NodeSnapshot) -> tuple[Line, ...]:
-    """Return which part of the model is trained and why, clipped."""
+    """Return the trained part of the model and the reason, clipped."""
     training = snapshot.status.model.training
     return (labelled("trains", sanitized(training)),) if training else ()
 
@@ -103,7 +103,7 @@ def _restarts(restarts: int) -> str:
 
 
 def _shares(snapshot: NodeSnapshot) -> Line:
-    """Return a bar of own and foreign groups that the learner used."""
+    """Return a bar with the own and foreign groups that the learner used."""
     learner = snapshot.status.learner
     total = learner.own_groups + learner.foreign_groups
     filled = round(BAR_WIDTH * learner.own_groups / total) if total else 0
@@ -120,7 +120,8 @@ def _swarm(snapshot: NodeSnapshot) -> Line:
     swarm = snapshot.status.swarm
     refused = sorted(swarm.groups_refused.items(), key=lambda item: -item[1])
     total = sum(swarm.groups_refused.values())
-    reasons = ", ".join(f"{sanitized(reason)} {many}" for reason, many in refused[:NUM_REASONS])  # cut at the edge
+    # The screen clips the reasons at its edge.
+    reasons = ", ".join(f"{sanitized(reason)} {many}" for reason, many in refused[:NUM_REASONS])
     return labelled(
         "groups",
         f"{count(swarm.groups_sent)} sent, {count(swarm.groups_confirmed)} confirmed",

@@ -1,4 +1,4 @@
-"""Peers: a row of the table, and one peer in full."""
+"""Peers: a row of the table, and one peer with all its values."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ STANDING_WORDS = {
 
 
 def sorted_peers(peers: Iterable[Mapping[str, Any]], by: str = "accepted") -> list[Mapping[str, Any]]:
-    """Sort by a column of PEER_COLUMNS: numbers from the largest, words by letter, the least trusted first.
+    """Sort by a column of PEER_COLUMNS: numbers descending, words alphabetically, trust from the lowest.
 
-    Among equals, peers with more accepted groups come first, those with more rejected groups last.
+    Among equals, peers with more accepted groups come first, and those with more rejected groups come last.
     """
     key = ORDERS[by]
     return sorted(peers, key=lambda row: (key(row), -row.get("groups_accepted", 0), _refused(row), row["peer_id"]))
 
 
 def is_found(row: Mapping[str, Any], wanted: str) -> bool:
-    """Return whether a peer's id, name, model, role or trust contains a text, in any case of letters."""
+    """Return whether a peer's id, name, model, role or trust contains the text, ignoring case."""
     texts = (str(row.get(key) or "") for key in ("peer_id", "name", "model", "role", "standing"))
     return any(wanted.casefold() in text.casefold() for text in texts)
 
@@ -68,7 +68,7 @@ def peer_row(row: Mapping[str, Any], *, now: float) -> tuple[Span, ...]:
 
 
 def peer_lines(row: Mapping[str, Any], *, now: float) -> list[Line]:
-    """Return everything about one peer."""
+    """Return all values of one peer."""
     standing = str(row.get("standing", "good"))
     version = row.get("policy_version")
     lines = [
@@ -124,7 +124,7 @@ def ban_words(row: Mapping[str, Any]) -> str:
 
 
 def _teaching(row: Mapping[str, Any]) -> list[Line]:
-    """Return nothing before a step used a group of the peer."""
+    """Return the effect of the peer's groups on training; nothing before a step used one."""
     words = teaching_words(row) if row.get("teaching") else []
     return [labelled("" if place else "teaches", text) for place, text in enumerate(words)]
 

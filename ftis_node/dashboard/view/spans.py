@@ -13,11 +13,11 @@ MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
 
 
 class Tone(StrEnum):
-    """Meaning of a span."""
+    """Meaning of a span. The widgets map it to a color."""
 
     PLAIN = "plain"
     STRONG = "strong"
-    FAINT = "faint"  # labels, and what needs no look
+    FAINT = "faint"  # labels and unimportant values
     GOOD = "good"
     WARN = "warn"
     BAD = "bad"
@@ -44,7 +44,7 @@ def labelled(label: str, *parts: Span | str, width: int = 12) -> Line:
 
 
 def faded(shown: Line) -> Line:
-    """Return the line in the faint tone, for values of a node that is not running."""
+    """Return the line in the faint tone, for values of a node that does not run."""
     return tuple(Span(span.text, Tone.FAINT) for span in shown)
 
 
@@ -56,7 +56,7 @@ def text_of(shown: Line) -> str:
 def sanitized(text: str, *, keep_newlines: bool = False) -> str:
     """Return untrusted text with every unprintable character escaped.
 
-    Escaped are control characters, direction marks and characters without width. The text cannot move the cursor,
+    It escapes control characters, direction marks and characters without width. So the text cannot move the cursor,
     reverse a line or hide.
     """
     lines = text.split("\n") if keep_newlines else [text]
@@ -69,7 +69,7 @@ def clipped(text: str, width: int) -> str:
 
 
 def short_id(peer_id: str) -> str:
-    """Return the end of a peer id, because all ids begin alike."""
+    """Return the last characters of a peer id, because all ids begin alike."""
     return "…" + sanitized(peer_id)[-8:] if len(peer_id) > SHORT_ID else sanitized(peer_id)
 
 

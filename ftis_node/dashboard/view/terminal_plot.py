@@ -1,4 +1,4 @@
-"""A curve in a few rows of braille with its axes, by plotext."""
+"""A curve with axes, drawn by plotext in a few rows of braille."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def reward_points(snapshot: NodeSnapshot) -> Points:
 
 
 def pass_points(snapshot: NodeSnapshot) -> Points:
-    """Return pass@1 of the task that was evaluated last."""
+    """Return pass@1 of the task with the newest evaluation."""
     evaluations = snapshot.history.evaluations
     task = evaluations[-1].task if evaluations else ""
     return tuple((point.step, point.pass_at_1) for point in evaluations if point.task == task)
@@ -67,7 +67,8 @@ def plot_rows(points: Sequence[tuple[float, float]], *, width: int, height: int)
     plotext.clear_figure()
     plotext.theme("clear")
     plotext.frame(False)
-    plotext.limit_size(False, False)  # else the size of this process's terminal, which a browser page lacks
+    # By default plotext uses the size of this process's terminal, but a browser page has none.
+    plotext.limit_size(False, False)
     plotext.plotsize(width, height)
     plotext.ylim(low, high)
     plotext.yticks([low, high], [f"{low:.2f} ", f"{high:.2f} "])

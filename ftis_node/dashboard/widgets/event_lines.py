@@ -1,4 +1,4 @@
-"""The newest notable lines of the event log, as many as fit."""
+"""Newest notable lines of the event log, as many as the widget has lines."""
 
 from __future__ import annotations
 

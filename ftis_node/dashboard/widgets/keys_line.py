@@ -1,6 +1,7 @@
-"""Keys of a screen, at its bottom; a click presses one.
+"""Keys of a screen, in its bottom line. A click presses one.
 
-Textual's own footer stays empty in a browser page without focus."""
+Textual's own footer stays empty in a browser page without focus.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ KEY_NAMES = {"Enter": "enter", "Esc": "escape", "?": "question_mark", "/": "slas
 
 
 class KeysLine(TextLines):
-    """One line of keys and what they do."""
+    """One line of keys and their actions."""
 
     DEFAULT_CSS = "KeysLine { dock: bottom; height: 1; }"
 
@@ -29,7 +30,7 @@ class KeysLine(TextLines):
         self.write([line(*spans)])
 
     def on_click(self, event: Click) -> None:
-        """Press the key under the mouse, for a phone without keys."""
+        """Press the key under the mouse, for a phone without a keyboard."""
         right = 0
         for key, what in self._keys:
             right += len(f" {key} {what} ")

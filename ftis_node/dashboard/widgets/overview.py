@@ -16,7 +16,7 @@ BORDERS = {"-good": Tone.GOOD, "-waits": Tone.WARN, "-bad": Tone.BAD}
 
 
 class Overview(TextLines):
-    """Four lines, five for a node that waits, six for one that is not running. Its border has the worst tone."""
+    """Four lines, five for a node that waits, six for a node that does not run. The border has the worst tone."""
 
     def __init__(self, *, id: str) -> None:
         super().__init__(id=id)

@@ -17,7 +17,7 @@ MAX_ROWS = 500
 
 
 class PeersTable(RowsTable):
-    """Table of peers, those with most accepted groups first unless another order is selected."""
+    """Table of peers, those with the most accepted groups first unless another order is selected."""
 
     DEFAULT_CSS = "PeersTable { border-top: solid $foreground 40%; }"
 
@@ -40,7 +40,7 @@ class PeersTable(RowsTable):
         self.show_rows({row["peer_id"]: peer_row(row, now=snapshot.taken_at) for row in shown})
 
     def search(self, text: str) -> None:
-        """Show only the peers that contain a text; all for ""."""
+        """Show only the peers that contain the text; "" shows all."""
         self._wanted = text
         self._again()
 

@@ -1,4 +1,4 @@
-"""Table of spans that keeps its cursor on the same row while rows come and go; Enter opens the row."""
+"""Table of spans that keeps its cursor on the same row while rows are added and removed. Enter opens the row."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class SearchLine(Input):
     BINDINGS: ClassVar[list[BindingType]] = [("escape", "clear", "clear")]
 
     def __init__(self, *, back_to: str) -> None:
-        """`back_to` selects the widget of the screen that gets the focus afterwards."""
+        """Store `back_to`, the selector of the widget that gets the focus after the search."""
         super().__init__(placeholder="search; Enter keeps, Esc clears", id="search")
         self._back_to = back_to
 

@@ -1,7 +1,7 @@
-"""Lines of spans on the screen: the only place that gives a tone its look.
+"""Lines of spans on the screen. Only this file maps tones to styles.
 
-Looks are the terminal's sixteen colors, bold and dim, so they work on any terminal. Color never carries a meaning
-alone. A span is never parsed as markup.
+Styles are the terminal's sixteen colors, bold and dim, so they work on any terminal. Color is never the only sign of a
+meaning. A span is never parsed as markup.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ NUM_HOLDERS_ASKED = 5
 
 
 class Directory:
-    """This node's part of the DHT. Made by `attach`."""
+    """This node's part of the DHT. `attach` creates it."""
 
     def __init__(
         self,
@@ -138,17 +138,17 @@ class Directory:
 
     @property
     def clock_skew_s(self) -> float | None:
-        """Median clock offset of the peers met last, in seconds (peer minus local): no single peer can set it."""
+        """Return the median clock offset of recent peers in seconds (peer minus local). No single peer can set it."""
         ours = time.time() - time.monotonic()  # computed now, so that a clock change is visible at once
         return median(self._skews_s.values()) - ours if self._skews_s else None
 
     @property
     def is_serving(self) -> bool:
-        """Whether this node stores entries for others and answers them."""
+        """Return whether this node stores entries for other nodes and answers their queries."""
         return self._limiter.is_serving
 
     def serve(self, is_serving: bool) -> None:
-        """Store entries for others, or only query.
+        """Switch between server mode (store entries for others) and client mode (query only).
 
         A node behind a relay only queries, because entries stored there would often be unreachable.
         """
@@ -160,7 +160,7 @@ class Directory:
         )
 
     async def join(self, peer_ids: Iterable[str]) -> int:
-        """Meet connected peers in the DHT and, through them, this node's neighbors; return how many answered."""
+        """Contact connected peers in the DHT and, through them, this node's neighbors; return how many answered."""
         answered = await asyncio.gather(*map(self._meet_guarded, peer_ids))
         if any(answered):
             await self._call(self._node.find_nearest_nodes([self._node.node_id]))
@@ -172,7 +172,7 @@ class Directory:
         return await self._store(EntryKind.RECORD, run_id, key, None, value, ttl_s=ttl_s)
 
     async def get_record(self, run_id: str, peer_id: str) -> bytes | None:
-        """Return a peer's newest record."""
+        """Return a peer's newest record, None if it is not found."""
         found = await self._call(self._node.get(record_key(run_id, peer_id), latest=True))
         entry = None if found is None else verify_entry(found.value, max_record_bytes=self._limits.max_record_bytes)
         return None if entry is None else self._decrypted(entry)
@@ -183,7 +183,7 @@ class Directory:
         return await self._store(EntryKind.MANIFEST, run_id, key, None, pack_manifest(canonical), ttl_s=ttl_s)
 
     async def get_manifest(self, run_id: str) -> bytes | None:
-        """Return the canonical text of a run's manifest."""
+        """Return the canonical text of a run's manifest, None if it is not found."""
         found = await self._call(self._node.get(manifest_key(run_id), latest=True))
         entry = None if found is None else verify_entry(found.value, max_record_bytes=self._limits.max_record_bytes)
         return None if entry is None else unpack_manifest(entry.payload, run_id=run_id)
@@ -198,7 +198,7 @@ class Directory:
         return await self._store(EntryKind.MEMBER, run_id, key, peer_id, payload, ttl_s=ttl_s)
 
     async def members(self, run_id: str, buckets: Iterable[int]) -> dict[str, list[str]]:
-        """Return the members registered in some of a run's buckets, and the addresses that each claims."""
+        """Return the members registered in these buckets of a run, with the addresses that each claims."""
         keys = [bucket_key(run_id, bucket) for bucket in buckets]
         found = await self._call(self._node.get_many(keys, sufficient_expiration_time=float("inf")))
         members: dict[str, list[str]] = {}
@@ -209,7 +209,7 @@ class Directory:
         return members
 
     async def _look_for_duplicate(self, key: str) -> None:
-        """Check whether another node registers under this identity, in the bucket with this key."""
+        """Look in the bucket with this key for another node under this identity; report one."""
         found = await self._call(self._node.get_many([key], sufficient_expiration_time=float("inf")))
         raw = dict(entries_in(found[key])).get(self._identity.peer_id, b"")
         entry = verify_entry(raw, max_record_bytes=self._limits.max_record_bytes)
@@ -227,7 +227,7 @@ class Directory:
     def stored_runs(self) -> dict[str, int]:
         """Return the runs with members stored at this node, and the number of shards of each.
 
-        The number is the maximum over some of the members: one that claims fewer must not hide the other shards.
+        The number is the maximum over some members, so that a member that claims fewer cannot hide the other shards.
         """
         return count_stored_runs(self._node.protocol.storage, guard=self._guard)
 
@@ -248,7 +248,7 @@ class Directory:
             return await shielded_call(work, timeout_s=self._timeout_s)
         except (OSError, EOFError):
             raise
-        except Exception as error:  # many kinds: hivemind uses assertions on peers' answers
+        except Exception as error:  # of many types: hivemind asserts on peers' answers
             logger.warning("directory call failed: %r", error)
             raise TimeoutError(f"directory call failed: {error!r}") from error
 
@@ -264,7 +264,7 @@ class Directory:
             ping = dht_pb2.PingRequest(peer=protocol.node_info)
             pinging = protocol.get_stub(peer).rpc_ping(ping, timeout=protocol.wait_timeout)
             response = await shielded_call(pinging, timeout_s=self._timeout_s)
-        except Exception as error:  # hivemind raises many kinds of exceptions for a peer that does not answer
+        except Exception as error:  # hivemind raises exceptions of many types for a peer that does not answer
             logger.debug("no answer from %s to the directory ping: %r", peer, error)
             return False
         if response is None or not response.peer.node_id:
@@ -278,7 +278,7 @@ class Directory:
         return True
 
     def _decrypted(self, entry: DirectoryEntry) -> bytes | None:
-        """Return an entry's payload; None if it was not encrypted with this run's secret."""
+        """Return an entry's decrypted payload; None if it was not encrypted with this run's secret."""
         try:
             first, private = split_private(entry.kind, entry.payload)
             return first + self._cipher.decrypt(private, entry.kind.name, entry.peer_id)
@@ -305,7 +305,7 @@ class Directory:
         return bool(kept)
 
     async def _is_held(self, key: Any, entry: bytes, subkey: str | None) -> bool:
-        """Return whether a responsible node has an entry; True if no other node is responsible."""
+        """Return whether a responsible node has an entry. Without any other node, return whether this one serves."""
         nearest = (await self._node.find_nearest_nodes([key], exclude_self=True))[key]
         if not nearest:
             return self.is_serving

@@ -55,7 +55,7 @@ class DirectoryEntry:
 
     @property
     def key(self) -> str:
-        """The directory key under which this entry is stored."""
+        """Return the directory key of this entry."""
         if self.kind is EntryKind.RECORD:
             return record_key(self.run_id, self.peer_id)
         if self.kind is EntryKind.MANIFEST:
@@ -64,7 +64,7 @@ class DirectoryEntry:
 
     @property
     def subkey(self) -> str | None:
-        """The subkey under which this entry is stored."""
+        """Return the subkey of this entry, None if its kind has none."""
         return self.peer_id if self.kind is EntryKind.MEMBER else None
 
 
@@ -76,7 +76,7 @@ def sign_entry(identity: Identity, kind: EntryKind, run_id: str, payload: bytes,
 
 
 def run_of(raw: bytes) -> str | None:
-    """Return the run that an entry names, not verified; None if it names none."""
+    """Return the run that an unverified entry names; None if it names none."""
     if len(raw) < _HEAD.size:
         return None
     num_run_bytes = raw[_HEAD.size - 1]
@@ -104,7 +104,7 @@ def verify_entry(raw: bytes, *, max_record_bytes: int) -> DirectoryEntry | None:
 
 
 def has_valid_expiry(entry: DirectoryEntry, *, expires_at: float, now: float, max_ttl_s: float) -> bool:
-    """Return whether the DHT's expiry equals the signed one and is at most `max_ttl_s` (and some slack) ahead."""
+    """Return whether the DHT's expiry equals the signed one and is at most `max_ttl_s` (plus slack) ahead."""
     return entry.expires_at == expires_at <= now + max_ttl_s + CLOCK_SLACK_S
 
 
@@ -124,18 +124,18 @@ def pack_member(addresses: list[str], *, num_shards: int) -> bytes:
 
 
 def split_private(kind: EntryKind, payload: bytes) -> tuple[bytes, bytes]:
-    """Split a payload: the open part that bootstrap nodes read (a member's first line), and the part to encrypt."""
+    """Split a payload into the plain part for bootstrap nodes (a member's first line) and the part to encrypt."""
     end = payload.find(b"\n") + 1 if kind is EntryKind.MEMBER else 0
     return payload[:end], payload[end:]
 
 
 def unpack_addresses(payload: bytes) -> list[str]:
-    """Return the addresses of a member entry, not validated."""
+    """Return the addresses in a member entry, unvalidated."""
     return [line for line in payload.decode("ascii", errors="replace").split() if not line.startswith(SHARDS_MARK)]
 
 
 def claimed_addresses(raw: bytes) -> list[str]:
-    """Return the addresses in a member entry that is not verified; none if it is malformed."""
+    """Return the addresses in an unverified member entry; none if it is malformed."""
     return unpack_addresses(raw[_HEAD.size + raw[_HEAD.size - 1] :]) if len(raw) >= _HEAD.size else []
 
 

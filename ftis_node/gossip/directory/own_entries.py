@@ -1,4 +1,4 @@
-"""Detects another node with the same identity: it shows in directory entries that this node did not make.
+"""Detects another node with the same identity by directory entries that this node did not create.
 
 Entries of an earlier process of this node do not count: they expire before the first entry of this process.
 """
@@ -29,5 +29,5 @@ class OwnEntries:
         return self._first is not None
 
     def is_of_another(self, expires_at: float) -> bool:
-        """Return whether an entry under this identity with this expiry was made by another node."""
+        """Return whether another node created the entry under this identity with this expiry."""
         return self._first is not None and expires_at > self._first and expires_at not in self._made

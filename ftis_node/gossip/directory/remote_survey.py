@@ -1,4 +1,4 @@
-"""Reads the members of a run through given peers, from a node that is no member."""
+"""Reads the members of a run through given peers, without joining the run."""
 
 from __future__ import annotations
 

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 MAX_RECORDS_READ = 200
 MAX_READS_IN_FLIGHT = 8
-MAX_READING_S = 20.0  # for the records of one run: members that are gone must not delay the view of the others
+MAX_READING_S = 20.0  # for the records of one run, so that members that have left do not delay the view
 
 
 @dataclass(frozen=True, slots=True)
 class RunSurvey:
-    """What the directory holds of a run. `manifest` is its canonical text, None if no node has it.
+    """Directory contents of a run. `manifest` is its canonical text, None if no node has it.
 
     `num_unreadable` counts members whose record is missing, invalid, encrypted, beyond `MAX_RECORDS_READ`, or not read
     within `MAX_READING_S`.
@@ -52,7 +52,7 @@ class SurveyReader:
         return RunSurvey(run_id, manifest, records, len(members) - len(records))
 
     async def _read_records(self, run_id: str, members: Sequence[str]) -> tuple[PeerRecord, ...]:
-        """Return the records that are read in time."""
+        """Return the records that can be read in time."""
         if not members:
             return ()
         reading = [asyncio.create_task(self._read_record(run_id, member)) for member in members]
@@ -73,6 +73,6 @@ class SurveyReader:
         try:
             data = await self._directory.get_record(run_id, peer_id)
             record = None if data is None else open_peer_record(data)
-        except (TimeoutError, RecordError):  # no answer, or invalid or encrypted: this row is missing
+        except (TimeoutError, RecordError):  # no answer, or an invalid or encrypted record: the view omits this member
             return None
         return record if record is not None and (record.peer_id, record.run_id) == (peer_id, run_id) else None

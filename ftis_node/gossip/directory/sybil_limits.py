@@ -1,8 +1,8 @@
 """Limits for many identities at one network address (Sybil attack): in directory buckets, and among peers to dial.
 
-An identity costs nothing, an address does. If there is too little space, the address block with the most entries loses
-its newest first, so earlier members stay. A member that claims addresses it does not own gains little, because it
-cannot be dialed.
+An identity costs nothing, but an address does. If space runs out, the address block with the most entries loses its
+newest entries first, so earlier members stay. A member that claims foreign addresses gains little, because peers cannot
+dial it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def address_block(addresses: Iterable[str]) -> str:
 
 
 def choose_evicted(blocks: Mapping[Key, str], *, room: int) -> list[Key]:
-    """Return the keys to drop so that `room` remain of entries with these blocks, given oldest first."""
+    """Return the keys to drop so that `room` entries remain. `blocks` gives each entry's block, oldest first."""
     sizes = Counter(blocks.values())
     by_block: dict[str, list[Key]] = {}
     for key, block in blocks.items():
@@ -48,7 +48,7 @@ def choose_evicted(blocks: Mapping[Key, str], *, room: int) -> list[Key]:
 
 
 def sample_by_block(known: Mapping[str, Sequence[str]], *, per_block: int, rng: random.Random) -> list[str]:
-    """Return peers to choose from, given the addresses of each: at most `per_block` of one block, at random."""
+    """Return dial candidates from peers and their addresses: at most `per_block` of each block, at random."""
     order = list(known)
     rng.shuffle(order)
     counts: Counter[str] = Counter()

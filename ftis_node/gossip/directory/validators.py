@@ -1,6 +1,6 @@
-"""Validation of directory traffic: what this node stores for others, accepts from others, and answers.
+"""Validation of directory traffic: entries to store, requests and answers from peers.
 
-hivemind's DHT stores any value until any expiry and answers requests of any size. Two of its hooks restrict that. A
+hivemind's DHT stores any value with any expiry and answers requests of any size. Two of its hooks restrict that. A
 record validator checks the owner's signature, the key and the expiry. An authorizer sees every request before it is
 processed.
 """
@@ -48,7 +48,7 @@ MAX_NEAREST = 32  # nodes that a peer may name for a key; hivemind names 20
 
 
 class EntryValidator(RecordValidatorBase):  # type: ignore[misc]
-    """Record validator: accepts signed entries under the key and until the expiry that their owner signed."""
+    """Record validator: accepts only entries with a valid signature, the signed key and the signed expiry."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class EntryValidator(RecordValidatorBase):  # type: ignore[misc]
         self._on_refusal = on_refusal
 
     def validate(self, record: DHTRecord) -> bool:
-        """Return whether a record may be stored, or used after it was read."""
+        """Return whether this node may store a record, or use a record that it read."""
         is_good = False
         with self._guard.work_for(UNPROVEN, Place.DIRECTORY):  # hivemind calls this in its own tasks
             is_good = self._is_good(record)
@@ -97,8 +97,8 @@ class EntryValidator(RecordValidatorBase):  # type: ignore[misc]
 class RequestLimiter(AuthorizerBase):  # type: ignore[misc]
     """Authorizer that truncates requests that cost too much work or memory. It signs nothing: entries are signed.
 
-    A serving node rejects no request completely. hivemind treats a peer that rejects as dead and forgets it. It then
-    meets the peer again and sends the same entries again, without end. A node that does not serve rejects all requests,
+    A serving node never rejects a whole request. A hivemind peer would treat the rejecting node as dead and forget it,
+    then contact it again and send the same entries again, without end. A node that does not serve rejects all requests,
     so that peers forget it.
     """
 
@@ -110,7 +110,7 @@ class RequestLimiter(AuthorizerBase):  # type: ignore[misc]
         self.is_serving = True
 
     async def validate_request(self, request: Any) -> bool:
-        """Truncate a peer's request to what is processed; return False to reject it."""
+        """Truncate a peer's request to the limits; return False to reject it."""
         with self._guard.work_for(UNPROVEN, Place.DIRECTORY):
             return self.is_serving and self._cut(request)
         return False
@@ -126,7 +126,7 @@ class RequestLimiter(AuthorizerBase):  # type: ignore[misc]
         return True
 
     def _bound_buckets(self, keys: Iterable[bytes]) -> None:
-        """Evict members above a bucket's limit, before more are stored and before the bucket is read."""
+        """Evict members above the limit of each bucket, before a store and before a read."""
         for key in set(keys):
             stored = self.storage.get(DHTID.from_bytes(key))
             if stored is None or not isinstance(stored.value, DictionaryDHTValue):
@@ -145,10 +145,10 @@ class RequestLimiter(AuthorizerBase):  # type: ignore[misc]
         """Do nothing."""
 
     async def validate_response(self, response: Any, request: Any) -> bool:
-        """Truncate a peer's answer; `EntryValidator` checks its values one by one.
+        """Truncate a peer's answer; `EntryValidator` checks each of its values.
 
-        A peer may name this node among the nearest nodes, maliciously or because this node announced no id. A node
-        announces none while it does not serve. hivemind assumes that this is impossible.
+        A peer may name this node among the nearest nodes, maliciously or because this node announced no id. A node that
+        does not serve announces none. hivemind fails on such an answer, so this node is removed from it.
         """
         with self._guard.work_for(UNPROVEN, Place.DIRECTORY):
             return self._cut_answer(response)
@@ -177,7 +177,7 @@ def has_valid_manifest(entry: DirectoryEntry) -> bool:
 
 
 def unpack_bytes(packed: bytes) -> bytes | None:
-    """Return the bytes object in a msgpack message, None for anything else. Unlike a full parser it never raises."""
+    """Return the bytes object in a msgpack message, None for anything else. Never raises, as a full parser might."""
     if packed[:1] == b"\xc4" and len(packed) >= 2 and len(packed) == 2 + packed[1]:
         return packed[2:]
     if packed[:1] == b"\xc5" and len(packed) >= 3 and len(packed) == 3 + int.from_bytes(packed[1:3], "big"):
@@ -186,7 +186,7 @@ def unpack_bytes(packed: bytes) -> bytes | None:
 
 
 def entries_in(found: Any) -> Iterator[tuple[str, bytes]]:
-    """Yield subkeys and values of a look-up of members; nothing if it found nothing."""
+    """Yield the subkeys and values of a look-up of members; nothing if there are none."""
     values = found.value if found is not None else {}
     if isinstance(values, Mapping):
         yield from ((str(subkey), item.value) for subkey, item in values.items())
@@ -195,7 +195,7 @@ def entries_in(found: Any) -> Iterator[tuple[str, bytes]]:
 def count_stored_runs(storage: Any, *, guard: PeerGuard) -> dict[str, int]:
     """Return the runs with members in a local storage, and the number of shards of each.
 
-    The number is the maximum over some of the members: one that claims fewer must not hide the other shards.
+    The number is the maximum over some members, so that a member that claims fewer cannot hide the other shards.
     """
     buckets = [stored.value for _, stored in storage.items() if isinstance(stored.value, DictionaryDHTValue)]
     runs: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Describes a node's connection to its swarm: facts in, state and reason out; no waiting, no IO."""
+"""Describes a node's connection to its swarm. Pure: takes facts, returns state and reason."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DUPLICATE_IDENTITY = "another node uses this identity: give each node its own ho
 
 @dataclass(frozen=True, slots=True)
 class ConnectionFacts:
-    """What is known while the network process is up.
+    """Facts about the connection while the network process is up.
 
     `num_given` peers were configured (`--peers`), of which `num_given_connected` are connected. `num_connected` peers
     are connected in all. `dial_error` is the error of the configured peer that was dialed last. `has_looked` is true
@@ -26,7 +26,7 @@ class ConnectionFacts:
     has_looked: bool = False
 
     def describe(self, *, next_try_in_s: float) -> SwarmState:
-        """Return the state. Only another member makes a node CONNECTED, because a bootstrap node uses no groups."""
+        """Return the state. Only another member counts for CONNECTED, because a bootstrap node uses no groups."""
         if self.num_members:
             return SwarmState(SwarmPhase.CONNECTED, f"{_counted(self.num_members, 'other member')} of this run")
         if not self.has_looked:

@@ -1,7 +1,7 @@
 """Dials peers: first the configured ones, then members found through the directory.
 
-Whom to dial is a pure decision (`swarm/topology/dials.py`); this file carries it out. A round of dialling raises no
-error: failed dials are repeated in the next round.
+`swarm/topology/dials.py` selects the peers to dial; this file dials them. A round of dialing raises no error, because
+the next round repeats failed dials.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_LOST_MEMBERS = 64
-NUM_PEERS_MET = 8  # connected peers to meet in the directory in one round; others are found through them
+NUM_PEERS_MET = 8  # connected peers to contact in the directory in one round; they lead to others
 
 
 def usable_addresses(peer_id: str, claimed: Iterable[str]) -> list[str]:
-    """Return the valid addresses among those that a peer claims, without their `/p2p/ID` end.
+    """Return the valid addresses among a peer's claims, without the final `/p2p/ID`.
 
     Addresses that name another peer are dropped.
     """
@@ -46,7 +46,7 @@ def usable_addresses(peer_id: str, claimed: Iterable[str]) -> list[str]:
 
 
 class Dialler:
-    """Dials peers for one node."""
+    """Dialer of peers for one node."""
 
     def __init__(self, settings: NetworkSettings, *, rng: random.Random, guard: PeerGuard | None = None) -> None:
         self._settings = settings
@@ -56,11 +56,11 @@ class Dialler:
 
     @property
     def given(self) -> set[str]:
-        """Peer ids of the configured peers."""
+        """Return the peer ids of the configured peers."""
         return {peer.peer_id for peer in self._settings.peer_addresses}
 
     async def dial_given(self, session: Session) -> None:
-        """Dial the configured peers that are not connected, then meet some connected peers in the directory."""
+        """Dial the configured peers that are not connected, then contact some connected peers in the directory."""
         is_relayed = reachability_of(await session.client.identify()) is Reachability.RELAYED
         session.directory.serve(not (is_relayed or self._settings.is_unreachable))
         connected = await connected_ids(session)
@@ -69,7 +69,7 @@ class Dialler:
             if peer.peer_id not in connected:
                 missing.setdefault(peer.peer_id, []).append(peer.transport)
         errors = [error for error in await self.dial(session, missing) if error]
-        real_errors = [error for error in errors if "dial backoff" not in error]  # p2pd's own pause after a failed dial
+        real_errors = [error for error in errors if "dial backoff" not in error]  # p2pd pauses after a failed dial
         self.dial_error = real_errors[0] if real_errors else (self.dial_error if errors else "")
         await self._meet_some(session)
 

@@ -1,7 +1,7 @@
-"""Finds out which connected peers are members of the run: those that answer the run's "hello" request.
+"""Determines which connected peers are members of the run: those that answer the run's "hello" request.
 
 A subscription to the run's topic does not show it. Bootstrap nodes subscribe only to forward messages, and gossipsub
-does not see members that are reached through a relay. So each new connection is asked once.
+does not see members behind a relay. So each newly connected peer gets one request.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_HELLOS_IN_FLIGHT = 16
 
 
 class MemberProbe:
-    """Asks each newly connected peer once whether it is a member, and caches the answers."""
+    """Prober that queries the membership of each newly connected peer once, and caches the answers."""
 
     def __init__(self, ask: AskHello, *, guard: PeerGuard | None = None) -> None:
         """`ask` returns whether a peer is a member, or None if it gave no answer."""
@@ -34,7 +34,7 @@ class MemberProbe:
         return [peer_id for peer_id, is_member in self._is_member.items() if is_member]
 
     def update(self, connected: Collection[str], group: asyncio.TaskGroup) -> None:
-        """Forget peers that disconnected; ask new ones, and those that gave no answer, in tasks of `group`."""
+        """Forget disconnected peers; query new ones, and those without an answer, in tasks of `group`."""
         for peer_id in set(self._is_member) - set(connected):
             del self._is_member[peer_id]
         for peer_id in sorted(set(connected) - set(self._is_member) - self._asking):
@@ -46,7 +46,7 @@ class MemberProbe:
             group.create_task(self._ask_one(peer_id), name=f"gossip-hello {peer_id[-6:]}")
 
     def recheck(self) -> None:
-        """Ask peers again that said no: a node that has just started may not serve its run yet."""
+        """Query peers again that answered no, because a node that has just started may not serve its run yet."""
         self._is_member = dict.fromkeys(self.members, True)
 
     async def _ask_one(self, peer_id: str) -> None:

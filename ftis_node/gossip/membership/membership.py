@@ -7,8 +7,8 @@
 | redial | lost members | connections | the back-off of each |
 
 A round dials the configured peers, registers this node in its bucket, reads buckets until it knows enough members, and
-dials some of them. The buckets of the node's own shard are read completely, because groups are assigned among its
-members. A node without members waits for a back-off between rounds, one with members for a minute.
+dials some of them. It reads all buckets of the node's own shard, because groups are assigned among its members. Between
+rounds a node without members waits for an exponential back-off, one with members for `check_s`.
 """
 
 from __future__ import annotations
@@ -78,12 +78,12 @@ class Membership:
 
     @property
     def members(self) -> list[str]:
-        """Connected members, as of the last poll."""
+        """Return the connected members, as of the last poll."""
         return self._probe.members
 
     @property
     def shard_members(self) -> list[str]:
-        """Other members of this node's own shard: connected ones, and those listed in the directory."""
+        """Return the other members of this node's own shard that are connected or listed in the directory."""
         own = [peer for peer in self._probe.members if shard_of(peer, self._num_shards) == self._own_shard]
         return list(dict.fromkeys([*own, *self._listed]))
 
@@ -165,7 +165,7 @@ class Membership:
         await self._dial_members(session)
 
     async def _learn_members(self, session: Session) -> None:
-        """Read buckets until enough members are known: in a large run a few beyond the own shard."""
+        """Read buckets until enough members are known. In a large run this takes a few beyond the own shard."""
         first, others = self._buckets_to_read()
         listed: dict[str, None] = {}
         num_found = 0

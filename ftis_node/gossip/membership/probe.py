@@ -1,4 +1,4 @@
-"""Tests given addresses one by one with a temporary p2pd and identity; `doctor` shows the results.
+"""Tests addresses one by one with a temporary p2pd and identity. `doctor` shows the results.
 
 Each address gets a separate p2pd, because p2pd would hide a dead address behind a working one of the same peer.
 """
@@ -27,10 +27,10 @@ PROBE_TIMEOUT_S = 8.0
 
 @dataclass(frozen=True, slots=True)
 class AddressProbe:
-    """Result of dialling one address. `error` is empty if it was reached.
+    """Result of dialing one address. `error` is empty if the dial succeeded.
 
-    `clock_skew_s`: its clock minus ours. `is_in_directory`: it answers in the directory, so members can be found
-    through it.
+    `clock_skew_s` is the peer's clock minus ours. `is_in_directory` is true if the peer answers directory queries, so
+    that members can be found through it.
     """
 
     address: str
@@ -43,7 +43,7 @@ class AddressProbe:
 
 @dataclass(frozen=True, slots=True)
 class NetworkProbe:
-    """Results for all given addresses, and this machine's reachability by its own addresses."""
+    """Results for all tested addresses, and this machine's reachability according to its own addresses."""
 
     addresses: tuple[AddressProbe, ...]
     reachability: Reachability

@@ -1,7 +1,7 @@
-"""Whether peers can dial this node, as far as its own addresses show.
+"""Derives from a node's own addresses how peers can dial it.
 
-p2pd asks peers to dial it, and uses a relay if they fail. Then its list of addresses contains one through the relay.
-p2pd reports it in no other way.
+p2pd requests dials from peers, and uses a relay if they fail. Then its list of addresses contains one through the
+relay. p2pd reports its reachability in no other way.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CIRCUIT = "/p2p-circuit"
 
 
 class Reachability(StrEnum):
-    """How a node can be dialed, by its addresses."""
+    """Reachability of a node according to its addresses."""
 
     UNKNOWN = "unknown"  # no address yet
     LOCAL = "local"  # from the local network only; behind NAT until a relay is found

@@ -1,8 +1,8 @@
-"""Reconnect schedule for lost members: redialed soon, then less often, then given up.
+"""Reconnect schedule for lost members: redialed soon, then less often, finally dropped.
 
-Most come back: the machine slept, or the connection was interrupted. The rounds of `membership.py` would find them too,
-but only after a minute and by chance. After a network partition both halves should reconnect as soon as the network
-works again. Pure: facts and time in, decisions out.
+Most return, because the machine slept or the connection was interrupted. The rounds of `membership.py` would find them
+too, but only after a minute and by chance. After a network partition both halves should reconnect as soon as the
+network works again. Pure: takes facts and time, returns decisions.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ReconnectSchedule:
         self._absent: dict[str, _Absence] = {}
 
     def update(self, *, members: Collection[str], connected: Collection[str], now: float) -> None:
-        """Take in the current members and connected peers."""
+        """Update the schedule with the current members and connected peers."""
         for peer_id in members:
             self._met.pop(peer_id, None)
             self._met[peer_id] = None

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-CANCEL_AGAIN_S = 1.0  # until a task that has not ended is canceled again
+CANCEL_AGAIN_S = 1.0  # wait before a task that has not ended is canceled again
 
 
 async def shielded_call(work: Coroutine[Any, Any, T], *, timeout_s: float) -> T:
@@ -35,7 +35,7 @@ async def shielded_call(work: Coroutine[Any, Any, T], *, timeout_s: float) -> T:
 
 
 async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel tasks, repeatedly until they have ended; ignore their results."""
+    """Cancel tasks repeatedly until they have ended; ignore their results."""
     pending = set(tasks)
     while pending:
         for task in pending:

@@ -1,11 +1,11 @@
 """Client for p2pd's control socket: one request at a time on each connection.
 
-hivemind's client speaks the same protocol but lacks gossipsub, leaves connections open after a canceled call, and
+hivemind's client uses the same protocol but lacks gossipsub, leaves connections open after a canceled call, and
 reads frames of any announced length. A broken or silent control socket raises OSError or EOFError (TimeoutError is an
 OSError): p2pd has ended or hangs. An error reported by p2pd raises `P2pdError`.
 
 libp2p supports peers with RSA, secp256k1 and ECDSA keys. Nodes use Ed25519 only, so other peers are dropped and counted
-where their ids enter. All peer ids beyond this file are Ed25519 ids.
+in this file. All peer ids outside it are Ed25519 ids.
 
 Messages: https://github.com/learning-at-home/go-libp2p-daemon/blob/master/pb/p2pd.proto
 """
@@ -110,7 +110,7 @@ class P2pdClient:
     async def stream(
         self, peer_id: str, protocol: str, *, timeout_s: float
     ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        """Open a stream to a peer. Raises P2pdError if the peer is unreachable or does not speak `protocol`."""
+        """Open a stream to a peer. Raises P2pdError if the peer is unreachable or does not support `protocol`."""
         request = p2pd_pb2.StreamOpenRequest(peer=_raw_id(peer_id), proto=[protocol], timeout=max(1, round(timeout_s)))
         async with self._connection(timeout_s=timeout_s) as (reader, writer):
             async with asyncio.timeout(timeout_s):

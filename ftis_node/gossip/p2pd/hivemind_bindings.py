@@ -62,7 +62,7 @@ __all__ = [
 
 
 class AttachedP2P(P2P):  # type: ignore[misc]
-    """hivemind's client of a running p2pd. Does not log the addresses, because hivemind fails on some of them."""
+    """hivemind's client of a running p2pd. It does not log addresses, because hivemind fails on some of them."""
 
     async def _ping_daemon(self) -> None:
         self.peer_id, self._visible_maddrs = await self._client.identify()

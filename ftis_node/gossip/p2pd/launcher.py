@@ -1,8 +1,8 @@
-"""Starts p2pd so that it dies with the daemon, also if the daemon is killed by SIGKILL.
+"""Starts p2pd so that it ends with the daemon, even if SIGKILL ends the daemon.
 
 Run as `python -I -S launcher.py PARENT_PID PROGRAM ARGUMENTS...`; it becomes PROGRAM. On Linux the kernel sends SIGKILL
-when the parent ends (`PR_SET_PDEATHSIG`, which survives exec). The request does not cover a parent that ended before,
-so that is checked once. On other systems p2pd ends when the daemon's control connection breaks.
+when the parent ends (`PR_SET_PDEATHSIG`, which survives exec). The request does not cover a parent that ended before
+it, so the launcher checks that once. On other systems p2pd ends when the daemon's control connection breaks.
 
 This is a separate program instead of a `preexec_fn`, because Python code between fork and exec may hang in a process
 with threads.

@@ -1,4 +1,4 @@
-"""Checks before p2pd starts that the listen addresses are free, because p2pd does not report it.
+"""Checks before the start of p2pd that the listen addresses are free, because p2pd does not report a conflict.
 
 libp2p listens with SO_REUSEPORT: two nodes on one port both start, and each gets some of the other's connections.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def check_free(addresses: Iterable[ListenAddress]) -> None:
-    """Raise UsageError, which says what to do, for the first address that cannot be listened on."""
+    """Raise UsageError, with the remedy, for the first address on which this node cannot listen."""
     for address in addresses:
         try:
             _try_to_bind(address)

@@ -1,4 +1,4 @@
-"""The p2pd process: command line, key file, start, log output, end."""
+"""The p2pd process: command line, key file, start, output, stop."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def write_identity_file(identity: Identity, path: Path) -> None:
 
 
 class P2pdProcess:
-    """A running p2pd. Made by `start`."""
+    """A running p2pd. `start` creates it."""
 
     def __init__(self, child: asyncio.subprocess.Process) -> None:
         self._child = child
@@ -138,7 +138,7 @@ class P2pdProcess:
         return self._child.pid
 
     async def ended(self) -> str:
-        """Wait until p2pd has ended; return how."""
+        """Wait until p2pd has ended; return a description of its end."""
         code = await self._child.wait()
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 
@@ -151,7 +151,7 @@ class P2pdProcess:
                 self._signal(signal.SIGKILL)
                 await self._child.wait()
         await asyncio.wait({self._reader}, timeout=LAST_OUTPUT_S)
-        self._reader.cancel()  # another process may still hold the pipe open
+        self._reader.cancel()  # another process may still have the pipe open
 
     async def _has_ended(self, *, within_s: float) -> bool:
         try:
@@ -179,7 +179,7 @@ class P2pdProcess:
             raise MachineError(f"the network process p2pd {how}: {last_line}")
 
     async def _read_lines(self) -> None:
-        """Read p2pd's output until its end; nothing of it reaches this process's stdout."""
+        """Read p2pd's output until its end, so that none of it reaches this process's stdout."""
         assert self._child.stdout is not None
         while True:
             try:

@@ -1,4 +1,4 @@
-"""One p2pd session: p2pd and everything attached to it, opened together and closed together.
+"""One p2pd session: p2pd, control client, directory and stream server, opened and closed together.
 
 | part | duty |
 |---|---|
@@ -46,9 +46,9 @@ EXIT_GRACE_S = 0.2  # p2pd closes its sockets shortly before it exits
 
 @dataclass(frozen=True, slots=True)
 class P2pdConfig:
-    """What all sessions of one node have in common. `is_public`: a bootstrap node.
+    """Settings that all sessions of one node share. `is_public` is true for a bootstrap node.
 
-    `on_duplicate_identity` is called when another node is seen to use this identity.
+    `on_duplicate_identity` is called when another node with this identity is detected.
     """
 
     settings: NetworkSettings
@@ -91,7 +91,7 @@ class Session:
         return await is_run_member(self.caller, peer_id, run_name, timeout_s=timeout_s)
 
     async def lost(self) -> str:
-        """Wait until the session is over; return how it ended."""
+        """Wait until the session is over; return the cause of its end."""
         ended = asyncio.create_task(self.process.ended())
         cut = asyncio.create_task(self.directory.lost())
         try:
@@ -105,7 +105,7 @@ class Session:
 
 @asynccontextmanager
 async def open_session(config: P2pdConfig, *, listen: Sequence[ListenAddress]) -> AsyncIterator[Session]:
-    """Start p2pd on `listen` and all that is attached. Raises UsageError and MachineError as `Gossip.start` does."""
+    """Start p2pd on `listen`, with client, directory and server. Raises the same errors as `Gossip.start`."""
     settings = config.settings
     folder = settings.sockets_dir.absolute()
     control_path, streams_path = folder / sockets.CONTROL_NAME, folder / sockets.STREAMS_NAME
@@ -117,7 +117,7 @@ async def open_session(config: P2pdConfig, *, listen: Sequence[ListenAddress]) -
         stack.push_async_callback(process.stop, timeout_s=settings.stop_timeout_s)
         async with asyncio.timeout(
             settings.control_timeout_s
-        ):  # hivemind would wait forever for a p2pd that dies meanwhile
+        ):  # hivemind would wait forever for a p2pd that ends in the meantime
             directory = await Directory.attach(
                 control_path,
                 identity=config.identity,
@@ -152,7 +152,7 @@ async def open_session(config: P2pdConfig, *, listen: Sequence[ListenAddress]) -
 
 
 async def _start_relay(config: P2pdConfig, *, listen: Sequence[ListenAddress]) -> P2pdProcess:
-    """Start p2pd until its relay has our limits, usually one or two times (`relay_limit.py`)."""
+    """Start p2pd, usually one or two times, until its relay has our limits (`relay_limit.py`)."""
     settings = config.settings
     for num_tries in range(1, settings.num_relay_tries + 1):
         process = await _start_p2pd(config, listen=listen)

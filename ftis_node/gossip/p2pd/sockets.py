@@ -1,4 +1,4 @@
-"""The folder of p2pd's unix sockets: private, with a short path, empty at the start."""
+"""The folder of p2pd's unix sockets: private, with a short path, emptied at each start."""
 
 from __future__ import annotations
 

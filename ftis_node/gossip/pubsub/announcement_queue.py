@@ -1,4 +1,4 @@
-"""Bounded queue of received announcements. New ones are worth more: a full queue drops the oldest and counts it."""
+"""Bounded queue of received announcements. A full queue drops and counts the oldest: new ones are worth more."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class AnnouncementQueue:
         self._changed.set()
 
     def close(self, error: BaseException | None = None) -> None:
-        """End the reader's iteration after the waiting messages; with `error`, raise it there."""
+        """End the reader's iteration after the queued messages; with `error`, raise it there."""
         self._closed = True
         self._error = error
         self._changed.set()

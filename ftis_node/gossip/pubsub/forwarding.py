@@ -1,4 +1,4 @@
-"""Forwarding of announcements by a bootstrap node, for runs that it is no member of.
+"""Forwarding of announcements by a bootstrap node, for runs of which it is not a member.
 
 Two members behind home routers can often reach each other only through a relay, and gossipsub does not use relays. Both
 reach the bootstrap node. It subscribes to their topics and so becomes part of the gossipsub mesh. Bodies go through the
@@ -24,7 +24,7 @@ MAX_TOPICS = 256
 
 
 class TopicForwarder:
-    """Subscribes to the topics of the runs in the local part of the directory, and discards the messages."""
+    """Forwarder that subscribes to the topics of runs in the local part of the directory, and discards messages."""
 
     def __init__(self, session: Session, *, poll_interval_s: float) -> None:
         self._session = session

@@ -1,6 +1,6 @@
 """Gossipsub subscriptions of one node, across restarts of p2pd.
 
-A change loses no messages: new shards are subscribed to before old ones are left.
+A change loses no messages, because the node subscribes to new shards before it leaves old ones.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Subscriptions:
                         await self._changed.wait()
         finally:
             self._is_following = False
-            self._settled.set()  # wakes the waiting tasks; nothing will be subscribed any more
+            self._settled.set()  # wakes waiting tasks, because no subscription will follow
 
     async def _read(self, subscribe: Subscribe, shard: int, subscribed: asyncio.Event) -> None:
         async with subscribe(shard) as messages:

@@ -1,4 +1,4 @@
-"""Limits on what one request may bring and cost, at both ends, independent of the transport."""
+"""Limits on the size and cost of one request, at both ends, independent of the transport."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ async def read_bodies(
     limits: GossipLimits,
     on_taken: Callable[[bytes], None] = lambda body_id: None,
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the bodies held of `ids`, reading a few at a time, so that a slow reader occupies little memory.
+    """Yield the available bodies of `ids`. Read a few at a time, so that a slow reader occupies little memory.
 
     `on_taken` is called with the id of each body when the next one is requested.
     """
     for at in range(0, len(ids), limits.num_bodies_per_lookup):
         asked = ids[at : at + limits.num_bodies_per_lookup]
         bodies = await lookup(asked)
-        if bodies and len(bodies) != len(asked):  # look up one by one: which ids the bodies belong to is not certain
+        if bodies and len(bodies) != len(asked):  # the ids of these bodies are uncertain, so look up one by one
             found = [(one, body) for one in asked for body in await lookup([one])]
         else:
             found = list(zip(asked, bodies, strict=False))
@@ -59,7 +59,7 @@ def outcome_of(error: RecordError) -> FetchOutcome:
 
 
 class ItemCollector:
-    """Collects the items of one response and enforces its limits."""
+    """Collector of the items of one response that enforces its limits."""
 
     def __init__(self, *, max_items: int, max_item_bytes: int, max_bytes: int) -> None:
         self._items: list[bytes] = []
@@ -69,7 +69,7 @@ class ItemCollector:
 
     @property
     def next_max_bytes(self) -> int:
-        """The maximum size of the next item."""
+        """Return the maximum size of the next item."""
         return min(self._max_item_bytes, self._bytes_left)
 
     def add(self, item: bytes) -> None:

@@ -93,7 +93,7 @@ class PeerCalls(ABC):
         return fetched
 
     async def request_backfill(self, peer_id: str, question: bytes, *, timeout_s: float | None = None) -> Fetched:
-        """See `interface.Gossip.ask`."""
+        """See `interface.Gossip.request_backfill`."""
         max_bytes = self._limits.max_announcement_bytes
         if len(question) > max_bytes:
             raise ValueError(f"a query of {len(question)} bytes; {max_bytes} are allowed")
@@ -151,4 +151,4 @@ class PeerCalls(ABC):
     async def _pull(
         self, peer_id: str, service: RpcService, request: bytes, *, items: ItemCollector, timeout_s: float
     ) -> Fetched:
-        """Send a request to a peer and add its items to `items`. Raises nothing for what a peer does."""
+        """Send a request to a peer and add its items to `items`. Raises no exception for a peer's behavior."""

@@ -39,7 +39,7 @@ async def pull_items(
     idle_s: float,
     timeout_s: float,
 ) -> Fetched:
-    """Send `request` to a peer and collect its items. Raises nothing for what a peer does."""
+    """Send `request` to a peer and collect its items. Raises no exception for a peer's behavior."""
     ciphertext = caller.cipher.encrypt(request, "request", caller.peer_id, peer_id, protocol)
 
     def open_item(item: bytes) -> bytes:
@@ -63,7 +63,7 @@ async def pull_items(
 
 
 async def is_run_member(caller: Caller, peer_id: str, run_name: str, *, timeout_s: float) -> bool | None:
-    """Return whether a connected peer is a member of a run; None if its answer does not show it."""
+    """Return whether a connected peer is a member of a run; None if the answer leaves that open."""
     items = ItemCollector(max_items=1, max_item_bytes=0, max_bytes=0)
     hello = await pull_items(
         caller,

@@ -1,4 +1,4 @@
-"""Services for peers: bodies, confirmations, queries, weights. A request in, items out; independent of transport."""
+"""Services for peers: bodies, confirmations, queries, weights. Each takes a request and yields items."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Services:
-    """Request handlers by service. Until `use` is called this node holds no bodies."""
+    """Request handlers by service. Until `use` is called this node serves no bodies."""
 
     def __init__(self, *, limits: GossipLimits, counters: GossipCounters) -> None:
         self._limits = limits
@@ -39,7 +39,7 @@ class Services:
 
     @property
     def handlers(self) -> dict[RpcService, Handler]:
-        """The handler of each service: takes a peer id and a request, yields items."""
+        """Return the handler of each service. A handler takes a peer id and a request, and yields items."""
         return {
             RpcService.HELLO: self._hello,
             RpcService.FETCH: self._bodies,
@@ -71,7 +71,7 @@ class Services:
         yield b""
 
     def _bodies(self, peer_id: str, request: bytes) -> AsyncGenerator[bytes, None]:
-        """Yield the bodies held of the ids in `request`. Raises RecordError for an invalid request."""
+        """Yield the available bodies of the ids in `request`. Raises RecordError for an invalid request."""
         return self._looked_up(peer_id, self._lookup, request)
 
     def _texts(self, peer_id: str, request: bytes) -> AsyncGenerator[bytes, None]:
@@ -103,7 +103,7 @@ class Services:
             yield answer
 
     async def _weights(self, peer_id: str, request: bytes) -> AsyncGenerator[bytes, None]:
-        """Yield the items of weights that `request` asks for. Raises RecordError for an invalid request."""
+        """Yield the requested items of weights. Raises RecordError for an invalid request."""
         if self._give_weights is None:
             return
         async with aclosing(self._give_weights(peer_id, request)) as items:

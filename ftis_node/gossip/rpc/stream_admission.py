@@ -1,4 +1,4 @@
-"""Admission control for incoming requests: banned peers are refused, others get stream slots and budgets."""
+"""Admission control for incoming requests: rejects banned peers, limits streams and budgets of others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ftis_node.gossip.interface import GossipLimits
 
-# In usual requests. They are rare, and answering one costs look-ups.
+# In units of usual requests. Honest peers send these rarely, and a query costs several look-ups.
 COSTS = {RpcService.HELLO: 10.0, RpcService.ASK: 10.0}
 
 

@@ -1,4 +1,4 @@
-"""Baseline of an experiment: a node without peers (`alone`), as it is named among the methods.
+"""Baseline of an experiment: a node without peers, written `alone` among the methods.
 
     alone[:own][:updates=K][:METHOD[:parameter=value...]]
 
@@ -26,7 +26,7 @@ MAX_UPDATES = 64  # same limit as in the manifest
 CONTROLS = (
     "alone:own",
     *(f"alone:own:{UPDATES}={number}" for number in (1, 2, 4)),
-)  # duplicates of the run's own number are dropped
+)  # drops a repeated number of updates
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,9 +42,7 @@ MIN_RIGHT_REWARD = 0.5
 
 
 class ByzantineNode:
-    """One malicious peer in a loopback swarm, synchronous with the others. `parts` are a node's; its learner is
-    unused.
-    """
+    """One malicious peer in a loopback swarm, synchronous with the others. It uses no learner of its `parts`."""
 
     def __init__(
         self,
@@ -72,7 +70,7 @@ class ByzantineNode:
         return self._parts.context.peer_id
 
     async def run(self, lockstep: SynchronousRounds, *, steps: int) -> None:
-        """Send its groups in every round."""
+        """Send groups in every round."""
         slots = self._parts.slots
         scored: asyncio.Queue[Group] = asyncio.Queue(slots.capacity)
         async with asyncio.TaskGroup() as tasks:
@@ -120,13 +118,13 @@ class ByzantineNode:
     async def _as_given_by(
         self, policy: InProcessGeneration, completion: Completion, prompt_ids: Sequence[int]
     ) -> Completion:
-        """Return the completion with the log-probs that this policy gives its tokens."""
+        """Return the completion with the log-probs of its tokens under this policy."""
         ids = completion.token_ids.tolist()
         logprobs = await policy.probe([*prompt_ids, *ids])
         return replace(completion, logprobs=np.minimum(np.asarray(logprobs[-len(ids) :], dtype=np.float32), 0.0))
 
     def _padded(self, completion: Completion, *, limit: int) -> Completion:
-        """Return the same text after tokens that decoding drops, as far as the length limit allows."""
+        """Return the same text after tokens that decoding drops, up to the length limit."""
         room = min(NUM_JUNK_TOKENS, limit - len(completion.token_ids))
         junk = [self._random.choice(self._unseen) for _ in range(room)] if self._unseen else []
         ids = np.asarray([*junk, *completion.token_ids.tolist()], dtype=np.int32)

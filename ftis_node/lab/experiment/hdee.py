@@ -44,8 +44,8 @@ DOMAINS: Final = ("easy", "medium", "hard")
 SPECS: Final = ("arithmetic:no-carry", "arithmetic:carry", "arithmetic:borrow")
 MIXTURE: Final = "+".join(sorted(SPECS))
 ONE: Final = "one"
-UPDATE: Final = 6  # groups that three, two and one share evenly: what an update is planned with
-TRIED_PERCENT: Final = range(50, 151)  # of the usual steps
+UPDATE: Final = 6  # groups of an update that three, two or one expert share evenly
+TRIED_PERCENT: Final = range(50, 151)  # percent of the usual steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Arm:
     halves: tuple[int, ...]
 
     def steps(self, usual: int, *, is_apart: bool) -> tuple[int, ...]:
-        """Steps of each expert, so that all together cost what three experts of the middle size cost in `usual`."""
+        """Return the steps of each expert. They cost about as much as three middle-size experts with `usual` steps."""
         tried = {
             tuple(max(1, round(usual * half / 2 * percent / 100)) for half in self.halves) for percent in TRIED_PERCENT
         }
@@ -64,8 +64,9 @@ class Arm:
         return min(sorted(tried, reverse=True), key=lambda steps: abs(self.cost(steps, is_apart=is_apart) - goal))
 
     def cost(self, steps: tuple[int, ...], *, is_apart: bool) -> float:
-        """Return the cost of so many steps in parameters x updates; a node that shares generates less until others
-        leave.
+        """Return the cost of these steps in parameters times updates.
+
+        An expert that shares generates only a part of each update, and more after others have left.
         """
         num_nodes = 1 if is_apart else len(steps)
         total = 0.0
@@ -85,7 +86,8 @@ ARMS: Final = {
 
 
 def hdee_trials(experiment: Experiment, models: Path, *, seed: int) -> list[Trial]:
-    """Return the trials of all arms, separate and sharing, seeds outermost; `models` holds the tiny models of `seed`.
+    """Return the trials of all arms, separate and sharing. Seeds are the outer loop; `models` holds the tiny models of
+    `seed`.
 
     Raises UsageError for a setting that does not fit.
     """
@@ -101,7 +103,7 @@ def hdee_trials(experiment: Experiment, models: Path, *, seed: int) -> list[Tria
 def _trials(
     experiment: Experiment, arm: str, method: str, models: Path, *, seed: int, trial_seed: int
 ) -> Iterator[Trial]:
-    """Return one trial, or none: with one model for all there is no peer to share with."""
+    """Yield one trial; none if a single model would share, because it has no peer."""
     is_apart = method == ALONE
     if arm == ONE and not is_apart:
         return

@@ -1,4 +1,4 @@
-"""A node's generation and learner within this process: the same engine, learner and protocol, without workers.
+"""A node's generation and learner within this process: the same engine, learner and protocol, without worker processes.
 
 An experiment runs many small swarms. Each needs one core and no ports, and does not wait for processes to start. Only
 the transport is left out. Engines generate, learners take gradient steps and write weight files, generators load and
@@ -47,7 +47,10 @@ if TYPE_CHECKING:
 
 
 class InProcessGeneration:
-    """`generation.client.GenerationClient` without the worker; with a delay a second engine has the newest weights."""
+    """Replacement for `generation.client.GenerationClient` without a worker process.
+
+    With a delay, a second engine has the newest weights.
+    """
 
     def __init__(
         self,
@@ -58,7 +61,7 @@ class InProcessGeneration:
         held: Path,
         proof_tolerance: float,
     ) -> None:
-        """`held` is a folder for versions in transit; `proof_tolerance` as in the client."""
+        """Store the parameters. `held` is a folder for versions in transit; `proof_tolerance` is as in the client."""
         self._boot = boot
         self._source = source
         self._transit = transit
@@ -73,7 +76,7 @@ class InProcessGeneration:
 
     @property
     def newest(self) -> NewestWeights:
-        """The generation used by evaluations."""
+        """Return the generation that evaluations use."""
         return NewestWeights(self)
 
     @property
@@ -82,7 +85,7 @@ class InProcessGeneration:
 
     @property
     def is_alive(self) -> bool:
-        """Always true: an engine failure ends the experiment."""
+        """Return whether the engines are open. An engine failure needs no state, because it ends the experiment."""
         return bool(self._engines)
 
     async def start(self) -> None:
@@ -104,8 +107,9 @@ class InProcessGeneration:
             await engine.close()
 
     async def generate(self, request: GenerateRequest, *, use: str = "late") -> GenerationResult:
-        """Generate one unscored group. Without a seed it follows from prompt and version, so that trials are
-        repeatable.
+        """Generate one unscored group. Without a seed in the request, the seed depends on prompt and version.
+
+        So trials are repeatable.
         """
         if request.seed is None:
             text = f"{self._boot.settings.seed}/{self.policy_version}/{list(request.prompt_ids)}"
@@ -118,7 +122,9 @@ class InProcessGeneration:
         return await self._engines["newest"].probe(token_ids)
 
     async def update_weights(self, weights: PublishedWeights, proof: ProofToCome | WeightProof | None = None) -> None:
-        """Put the version in transit and serve what has arrived. Raises FtisError if the weight check fails."""
+        """Send the version into transit and serve the versions that have arrived. Raises FtisError if the weight check
+        fails.
+        """
         newest = self._engines["newest"]
         held = await newest.load_weights(Path(weights.path), weights.version)
         problem = find_difference(weights.checksums, held)
@@ -139,7 +145,7 @@ class InProcessGeneration:
             await self._serve_late(arrived)
 
     async def try_weights(self, weights: PublishedWeights, proof: WeightProof) -> None:
-        """Same as `update_weights`: all weights are this node's own."""
+        """Call `update_weights`, because all weights are this node's own."""
         await self.update_weights(weights, proof)
 
     async def sleep(self, *, discard: bool = False) -> None:
@@ -167,7 +173,7 @@ class InProcessGeneration:
 
 
 class NewestWeights:
-    """`generate` with the newest weights, whatever the delay of the served ones."""
+    """Generation with the newest weights, whatever the delay of the served ones."""
 
     def __init__(self, generation: InProcessGeneration) -> None:
         self._generation = generation
@@ -177,7 +183,10 @@ class NewestWeights:
 
 
 class InProcessLearner:
-    """`learner.client.LearnerClient` without the worker. Calls block, because the swarm shares one core anyway."""
+    """Replacement for `learner.client.LearnerClient` without a worker process.
+
+    Calls block, because the swarm shares one core.
+    """
 
     def __init__(self, boot: LearnerBoot) -> None:
         self._boot = boot
@@ -190,11 +199,11 @@ class InProcessLearner:
 
     @property
     def state(self) -> LearnerState | None:
-        """State of the learner; None before the start."""
+        """Return the state of the learner; None before the start."""
         return self._learner.state() if self._learner else None
 
     async def start(self) -> LearnerState:
-        """Load the model. Raises what `learner.core.Learner` raises."""
+        """Load the model. Raises the errors of `learner.core.Learner`."""
         from ftis_node.learner.core import Learner
 
         self._learner = self._learner or Learner(self._boot)
@@ -204,18 +213,18 @@ class InProcessLearner:
         """Do nothing: there is no process to supervise."""
 
     async def stop(self) -> None:
-        """Save what is not on disk yet, as the worker does."""
+        """Save the state that is not on disk yet, as the worker does."""
         if self._learner is not None:
             self._learner.save_if_behind()
 
     def restart(self, how: str) -> None:
-        """Drop everything but the checkpoint; the next `start` loads it."""
+        """Drop all state except the checkpoint; the next `start` loads it."""
         self._learner = None
 
     async def train(
         self, groups: Sequence[TrainGroup], *, step: int, on_published: OnPublished | None = None
     ) -> TrainReply:
-        """Take one step. No progress is reported: in one process no other part could use it."""
+        """Train one step. It reports no progress, because in one process no other part could use it."""
         if self._learner is None:
             raise FtisError("the learner was not started")
         return self._learner.train(groups, step=step)
@@ -235,16 +244,16 @@ class InProcessLearner:
         return AuditReply() if found is None else AuditReply(kl=found.kl, num_tokens=found.num_tokens)
 
     async def give_memory_back(self) -> None:
-        """Frees what torch keeps for later."""
+        """Free the memory that torch caches."""
         if self._learner is not None:
             self._learner.give_memory_back(asked=True)
 
     async def write_weights(self, refused: str = "") -> PublishedWeights | None:
-        """Nobody needs it: they are in files anyway."""
+        """Write the current weights to a file, as after a step."""
         return None if self._learner is None else self._learner.write_weights(refused=refused)
 
     async def save(self) -> int:
-        """Saves what is not on disk yet."""
+        """Save the state if it is not on disk yet. Return its step."""
         if self._learner is None:
             raise FtisError("the learner was not started")
         self._learner.save_if_behind()
@@ -268,7 +277,10 @@ class InProcessNodeFactory:
         self._seed = seed
 
     def arrange(self, settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> WorkerPlacement:
-        """Plan nothing: all members of a swarm share this process. They take turns if the settings say so."""
+        """Return a placement without a memory plan, because all members share this process.
+
+        Members take turns if the settings have time-shared placement.
+        """
         return WorkerPlacement(takes_turns=settings.memory.placement == "time_shared")
 
     def generation(self, of: NodeInputs) -> InProcessGeneration:

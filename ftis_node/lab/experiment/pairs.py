@@ -1,4 +1,4 @@
-"""The pairings of an experiment: which models share their completions, made here or given as folders.
+"""Pairings of an experiment: the models that share completions, made here or given as folders.
 
 | pairing     | members                                                          | in the F-TIS paper's experiments  |
 |-------------|------------------------------------------------------------------|-----------------------------------|
@@ -33,22 +33,22 @@ if TYPE_CHECKING:
 
 POLL_S = 0.5
 LORA_MARK = ":lora"
-COPY_MARK = "~"  # s, m, s~2, m~2: the second node with a model
-LATE_MARK = "@late"  # s, m, s~2, m@late: the second node with a model, the only one whose generator is late
+COPY_MARK = "~"  # s, m, s~2, m~2: marks the second node with a model
+LATE_MARK = "@late"  # s, m, s~2, m@late: marks the only node with delayed weights
 MISTAKES = {"add": 10, "sub": 1}
-SIZES = ("s", "m")  # of the pairing `size`
+SIZES = ("s", "m")  # models of the pairing `size`
 TINY_PAIRS = {  # the task of each pairing whose models are made here
     **dict.fromkeys(("size", "expertise", "peft", "blind"), "arithmetic"),
     **dict.fromkeys(("sums", "sums-large"), "sums"),
 }
 SUMS_PAIRS = {"sums": ("s", "m"), "sums-large": ("m", "l")}
 HDEE = "hdee"
-GRADED_MISTAKE = 10  # of all sizes: that experts differ in it would be one more thing that differs
+GRADED_MISTAKE = 10  # the same for all sizes, so that experts differ in fewer ways
 
 
 @dataclass(frozen=True, slots=True)
 class PairMember:
-    """One of the models that are paired."""
+    """One model of a pairing."""
 
     name: str
     model: str
@@ -57,14 +57,14 @@ class PairMember:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """`name` as given on the command line; `model_seed` is that of the models made here."""
+    """A pairing. `name` is as given on the command line; `model_seed` is the seed of models that are made here."""
 
     name: str
     members: tuple[PairMember, ...]
     model_seed: int = 0
 
     def swarm(self, num_nodes: int) -> list[PairMember]:
-        """Return the nodes, taking turns through the models; copies of a model get a number in their name."""
+        """Return the nodes, which take turns through the models. Copies of a model have a number in their name."""
         nodes = []
         for position in range(num_nodes):
             lap, index = divmod(position, len(self.members))
@@ -75,7 +75,7 @@ class Pair:
 
 
 def tiny_models(pairs: tuple[str, ...], *, seed: int) -> dict[str, dict[str, Any]]:
-    """What `make_tiny` is to be called with for these pairings, by the model's name."""
+    """Return the arguments of `make_tiny` for the models of these pairings, by model name."""
     wanted: dict[str, dict[str, Any]] = {}
     if "size" in pairs:
         wanted["s"] = {"size": "s"}
@@ -97,7 +97,7 @@ def tiny_models(pairs: tuple[str, ...], *, seed: int) -> dict[str, dict[str, Any
 
 
 def resolve_pair(name: str, models: Path, *, seed: int) -> Pair:
-    """The pairing of that name; tiny models of `seed` lie in `models`. Raises UsageError."""
+    """Return the pairing of that name. `models` is the folder of tiny models. Raises UsageError if unknown."""
 
     def tiny(member: str, model: str | None = None, *, lora: bool = False) -> PairMember:
         return PairMember(member, str(models / f"{model or member}-{seed}"), lora=lora)
@@ -128,7 +128,7 @@ def resolve_pair(name: str, models: Path, *, seed: int) -> Pair:
 def make_models(
     models: Mapping[str, Mapping[str, Any]], folder: Path, *, watch: OnProgress, jobs: int | None = None
 ) -> None:
-    """Makes those that are missing in `folder`, `jobs` at a time. Raises FtisError if making one fails."""
+    """Make the models that are missing in `folder`, `jobs` at a time. Raises FtisError if making one fails."""
     missing = {name: arguments for name, arguments in models.items() if not (folder / name / "config.json").exists()}
     spawn = multiprocessing.get_context("spawn")
     progress: Queue[tuple[str, float]] = spawn.Queue()
@@ -161,13 +161,13 @@ def make_models(
 
 
 def make_pair(folder: Path, *, seed: int, watch: OnProgress) -> Mapping[str, Path]:
-    """Folders of the tiny models s and m for this seed; those that are there already are used again."""
+    """Return the folders of the tiny models s and m for this seed. Existing models are reused."""
     make_models({f"{size}-{seed}": {"size": size, "seed": seed} for size in SIZES}, folder, watch=watch)
     return {size: folder / f"{size}-{seed}" for size in SIZES}
 
 
 def _make(name: str, target: Path, arguments: dict[str, Any], progress: Queue[tuple[str, float]]) -> None:
-    """Make one model in a child process; it appears at `target` when it is complete."""
+    """Make one model in a child process. Its folder `target` appears only when it is complete."""
     temporary = target.with_name(target.name + ".making")
     make_tiny(
         arguments.pop("size"), temporary, progress=lambda fraction, _: progress.put((name, fraction)), **arguments

@@ -1,4 +1,4 @@
-"""The code that made a result: release, commit, torch and Python, in one line."""
+"""Version of the code that made a result: release, commit, torch and Python, in one line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 
 @cache
 def made_by() -> str:
-    """Return this process's code as one line."""
+    """Return the version of this process's code as one line."""
     commit = _commit()
     built = f"ftis-node {__version__}{f' at commit {commit}' if commit else ''}"
     return f"{built}, torch {version('torch')}, Python {platform.python_version()}"
@@ -30,4 +30,4 @@ def _commit() -> str | None:
         commit = git(["git", "rev-parse", "--short=12", "HEAD"]).stdout.strip()
         return commit + ("+" if git(["git", "status", "--porcelain", "--untracked-files=no"]).stdout else "")
     except (OSError, subprocess.CalledProcessError):
-        return None  # no git here, or not this user's checkout
+        return None  # git is missing, or the checkout belongs to another user

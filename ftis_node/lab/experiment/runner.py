@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     OnProgress = Callable[["ExperimentProgress"], None]
 
 POLL_S = 0.5
-_progress: Queue[tuple[str, int]] | None = None  # in a pool's process: the queue for its progress
+_progress: Queue[tuple[str, int]] | None = None  # set in the processes of the pool, for their progress
 
 
 class ExperimentProgress(msgspec.Struct):
@@ -46,7 +46,7 @@ class ExperimentProgress(msgspec.Struct):
 
 
 def run_trials(trials: Sequence[Trial], out: Path, *, jobs: int, watch: OnProgress) -> list[TrialResult]:
-    """Return the results of all trials, in order; `jobs` run at a time. Raises FtisError of the first that fails."""
+    """Run `jobs` trials at a time; return all results, in order. Raises the FtisError of the first failure."""
     runs = out / "runs"
     runs.mkdir(parents=True, exist_ok=True)
     missing = [trial for trial in trials if not _file(runs, trial).exists()]
@@ -90,7 +90,7 @@ def _raise_failure(future: Future[None]) -> None:
 
 
 class _ProgressReporter:
-    """Turns finished steps into a fraction and an estimate. A step weighs as many groups as it uses."""
+    """Reporter of the fraction done. A step weighs as many completions as all members of its trial train on."""
 
     def __init__(self, trials: Sequence[Trial], *, num_trials: int, watch: OnProgress) -> None:
         self._weights = {trial.key: _weight(trial) for trial in trials}
@@ -100,11 +100,11 @@ class _ProgressReporter:
         self._watch = watch
 
     def note(self, key: str, step: int) -> None:
-        """Note that a trial has done this step."""
+        """Record that a trial has done this step."""
         self._done[key] = step
 
     def now(self, *, num_left: int) -> None:
-        """Report the progress."""
+        """Report the fraction done and the number of finished trials."""
         total = sum(self._weights[key] * steps for key, steps in self._steps.items())
         fraction = sum(self._weights[key] * done for key, done in self._done.items()) / total
         self._watch(ExperimentProgress(self._num_trials - num_left, self._num_trials, fraction))
@@ -138,7 +138,7 @@ def _run_one(trial: Trial, runs: Path, scratch: Path) -> None:
 
 
 def _read(runs: Path, trial: Trial) -> TrialResult:
-    """A stored result under this experiment's labels: the same trial may belong to several experiments."""
+    """Return a stored result with this experiment's labels, because several experiments may contain the same trial."""
     stored = msgspec.json.decode(_file(runs, trial).read_bytes(), type=TrialResult)
     return msgspec.structs.replace(stored, labels=trial.labels)
 

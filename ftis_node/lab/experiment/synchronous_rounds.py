@@ -1,8 +1,8 @@
 """Synchronous rounds: all nodes of an experiment take their n-th step together on the same groups, at any speed.
 
 A round is complete when every node has generated its groups of this step and every other node has validated each of
-them. So no clock is needed, rejected groups are not waited for, and no node trains on half a round. A node that has
-finished its last step leaves. It generates and validates nothing more, and the others continue without it.
+them. So the nodes need no clock, do not wait for rejected groups, and never train on half a round. A node that has
+finished its last step leaves: it generates and validates nothing more, and the others continue.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ class Participant(Protocol):
 
 
 class ReadyGroups(Protocol):
-    """A buffer that lists its ready groups of other peers."""
+    """A buffer that lists its ready foreign groups."""
 
     def ready_foreign(self) -> list[tuple[str, int]]: ...
 
 
 class Validator(NamedTuple):
-    """A node that validates the others' groups: its state and what it has counted by peer."""
+    """A node that validates the others' groups: its state, and its counts of validated groups by peer."""
 
     state: NodeState
     registry: PeerRegistry
 
 
 class Enrollment(NamedTuple):
-    """A sender in the rounds up to `last_step`; with `validator`, one that validates the others' groups."""
+    """A sender in the rounds up to `last_step`. If it has a `validator`, it also validates the others' groups."""
 
     sender: Participant
     last_step: int
@@ -57,7 +57,7 @@ class Enrollment(NamedTuple):
     validator: Validator | None
 
     def due(self, step: int) -> int:
-        """Return the groups that it has generated when this step's round is complete."""
+        """Return the number of groups that it has generated when this step's round is complete."""
         return self.quota.due(min(step, self.last_step))
 
 
@@ -67,7 +67,7 @@ class SynchronousRounds:
     def __init__(self, rounds: Rounds) -> None:
         self.rounds = rounds
         self._enrolled: list[Enrollment] = []
-        self._begun: dict[str, int] = {}  # by peer id: the step that it waits for; all before it are finished
+        self._begun: dict[str, int] = {}  # by peer id: the step that it waits for; it has finished all earlier ones
 
     def enter(
         self,
@@ -77,11 +77,11 @@ class SynchronousRounds:
         last_step: int,
         quota: RoundQuota | None = None,
     ) -> None:
-        """Add a sender up to `last_step`; with `validator`, as a node that validates the others' groups."""
+        """Add a sender that takes part up to `last_step`; with `validator`, it also validates the others' groups."""
         self._enrolled.append(Enrollment(sender, last_step, quota or RoundQuota(self.rounds), validator))
 
     def due(self, peer_id: str, step: int) -> int:
-        """Return the groups that this sender has generated when the round of `step` is complete."""
+        """Return the number of groups that this sender has generated when the round of `step` is complete."""
         return next(place.due(step) for place in self._enrolled if place.sender.peer_id == peer_id)
 
     async def wait(self, step: int) -> None:
@@ -89,14 +89,14 @@ class SynchronousRounds:
         await _until(lambda: self._is_complete(step))
 
     def arrive(self, peer_id: str, step: int) -> None:
-        """Note that this node has finished all before `step`, including the effects on its peers' reputations."""
+        """Record that this node has finished all steps before `step`, including their effects on reputations."""
         self._begun[peer_id] = step
 
     async def begin(self, step: int) -> None:
         """Wait until every node has finished the previous step, or its last one.
 
-        A step's metrics are written before its bans. A group announced between them would be neither accepted nor
-        rejected.
+        A node writes a step's metrics before its bans. If a peer announced a group between them, the group would be
+        neither accepted nor rejected.
         """
         validators = [place for place in self._enrolled if place.validator]
         await _until(lambda: all(self._has_done(place, min(step - 1, place.last_step)) for place in validators))
@@ -122,8 +122,8 @@ class SynchronousRounds:
 class RoundGate:
     """A member's `node.gate.StepGate`: synchronous with the others, with no more groups than its rounds take.
 
-    If the run has `step.backfill_with_own` it compensates for rejected groups: `quota` says what it generates in each
-    round.
+    If the run has `step.backfill_with_own`, the member compensates for rejected groups, and `quota` has its number of
+    groups in each round.
     """
 
     def __init__(
@@ -148,8 +148,8 @@ class RoundGate:
     async def wait(self, step: int) -> bool:
         """Return True when the round is complete.
 
-        Its groups are generated once every node has finished the previous step. A node that takes that step late would
-        otherwise count them in its own round.
+        The round's groups are generated only after every node has finished the previous step. Otherwise a node that
+        takes that step late would count them in its own round.
         """
         self._lockstep.arrive(self._peer_id, step)
         await self._lockstep.begin(step)
@@ -167,12 +167,13 @@ class RoundGate:
         return (own, foreign) if drawn.generated_groups is None else (min(own, drawn.own_groups), foreign)
 
     def _own_groups(self, step: int) -> int:
-        """Return the own groups generated for the round."""
+        """Return the number of own groups generated for the round."""
         return self._quota.shares(step)[0]
 
     def _plan(self, step: int) -> None:
-        """Generate in the next round what is missing in this one. Groups of the next round that are here already do not
-        count.
+        """Generate in the next round the groups that are missing in this one.
+
+        Groups of the next round that arrived early do not count.
         """
         ready = self._ready.ready_foreign()
         senders = [sender for sender, number in ready if number <= self._lockstep.due(sender, step)]
@@ -184,12 +185,12 @@ class RoundGate:
 def _num_validated(registry: PeerRegistry) -> int:
     judged = 0
     for peer in registry.peers.values():
-        refused_later = sum(peer.refused[reason] for reason in AFTER_VALIDATION)  # counted as accepted earlier
+        refused_later = sum(peer.refused[reason] for reason in AFTER_VALIDATION)  # counted as accepted before
         judged += peer.accepted + peer.refused.total() - refused_later
     return judged
 
 
 async def _until(holds: Callable[[], bool]) -> None:
-    """Poll until the condition holds: it depends on many places, and the swarm works meanwhile."""
+    """Poll until the condition holds. It depends on many parts of the swarm, which run meanwhile."""
     while not holds():  # noqa: ASYNC110
         await asyncio.sleep(POLL_S)

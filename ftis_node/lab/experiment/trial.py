@@ -3,8 +3,8 @@
     models --> members, each with the node's own loops --> loopback swarm --> event logs --> TrialResult
                  generate -> publish -> pull -> intake (validation) -> replay buffer -> train
 
-There is no training loop here. The members are nodes whose parts run in this process (`in_process.py`), with a gate
-that makes them synchronous (`synchronous_rounds.py`). The results are read from their event logs, as in the demo.
+There is no training loop in this file. The members are nodes whose parts run in this process (`in_process.py`), with a
+gate that makes them synchronous (`synchronous_rounds.py`). The results come from their event logs, as in the demo.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from ftis_node.node.state import NodeState
     from ftis_node.records.codec import CodecName
 
-NEVER = 100_000  # steps between checkpoints: a trial that is cut short is done again
+NEVER = 100_000  # steps between checkpoints: an interrupted trial starts again
 POLL_S = 0.5
 
 
@@ -54,8 +54,8 @@ POLL_S = 0.5
 class TrialMember:
     """One node of the swarm. `name` appears in the results; a node with a `lie` is malicious.
 
-    `domain` is the SPEC that it generates for, None: the whole task. `steps`: its last step, None: the trial's.
-    `delay`: delay of new weights at its generator, None: the trial's.
+    `domain` is the SPEC of the parts that it generates for; None means the whole task. `steps` is its last step; None
+    means that of the trial. `delay` is the delay of new weights at its generator; None means that of the trial.
     """
 
     name: str
@@ -69,10 +69,10 @@ class TrialMember:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Parameters of one trial. `manifest` says what a step takes and how it learns; the specs contain local paths.
+    """Parameters of one trial. `manifest` sets the groups of a step and the method; the specs contain local paths.
 
-    `labels` are the trial's cell of the matrix, `key` its name among stored results. Members that are `apart` never
-    meet: each is a separate swarm. The `exam` evaluates all of them together after training.
+    `labels` are the trial's cell in the matrix, `key` is its name among stored results. With `apart`, each member is a
+    separate swarm of one. The `exam` evaluates all members together after training.
     """
 
     key: str
@@ -107,7 +107,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class HonestSender:
-    """A member as the rounds count it."""
+    """An honest member as a participant of the synchronous rounds."""
 
     parts: NodeComponents
 
@@ -117,12 +117,12 @@ class HonestSender:
 
     @property
     def groups_sent(self) -> int:
-        """Number of its groups announced so far."""
+        """Return the number of its groups announced so far."""
         return self.parts.counters.groups_sent
 
 
 class TrialNode(NamedTuple):
-    """A member that was built, the rounds that it keeps to, and what it makes of them."""
+    """A member's node with the barrier of its swarm and its number of groups per step."""
 
     member: TrialMember
     parts: NodeComponents
@@ -133,7 +133,7 @@ class TrialNode(NamedTuple):
 def run_trial(
     trial: Trial, on_progress: Callable[[int], None] = lambda step: None, *, scratch: Path | None = None
 ) -> TrialResult:
-    """Run a trial in this process; `on_progress` is called with the last step that a node has finished.
+    """Run a trial in this process; `on_progress` receives the last step that a node has finished.
 
     The nodes' homes are in a folder inside `scratch` and are removed at the end. Raises FtisError.
     """

@@ -1,8 +1,8 @@
-"""The trials of an experiment: all combinations of pairing, method, sharing, delay, number of nodes, lie and seed.
+"""Trials of an experiment: all combinations of pairing, method, sharing, delay, number of nodes, attack and seed.
 
-Fairness: in every trial an update takes the same number of completions. `alone` generates all of them itself. In a
-swarm of n nodes each generates 1/n and receives the others. The controls (`baseline.py`) generate as much as a node of
-the swarm and have no peers.
+Fairness: an update takes the same number of completions in every trial, except with `sapo`, `newest:J` and `useful:J`.
+`alone` generates all of them itself. In a swarm of n nodes each generates 1/n and receives the others. The controls
+(`baseline.py`) generate as much as a node of the swarm and have no peers.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from ftis_node.config.workers import LoraSection
     from ftis_node.lab.experiment.pairs import Pair
 
-SAPO = re.compile(r"sapo:(\d+)/(\d+)(?:/(\d+))?")  # own and remote groups drawn, and own ones generated
-CHOICE = re.compile(r"(newest|useful)(?::(\d+))?")  # vertical; number of remote groups taken
+SAPO = re.compile(r"sapo:(\d+)/(\d+)(?:/(\d+))?")  # own and remote groups to draw, and own ones to generate
+CHOICE = re.compile(r"(newest|useful)(?::(\d+))?")  # vertical; the number of remote groups to take
 FILLED = "filled"  # vertical, and own groups replace rejected remote ones
 DIVIDED = "divided"  # vertical, and each node generates more of the parts where it has an advantage
 NOT_OF_THE_LOSS = ("advantage_scale", "peer_weights")  # parameters of every method, besides those of the loss
@@ -65,12 +65,12 @@ class Experiment:
 
     @property
     def completions_per_update(self) -> int:
-        """Completions per update of one learner, in every trial but those of a SAPO split."""
+        """Return the completions per update of one learner; `sapo`, `newest:J` and `useful:J` set other numbers."""
         step = self.base.step
         return (step.own_groups + step.foreign_groups) * self.base.sampling.group_size
 
     def trials(self) -> list[Trial]:
-        """Return all trials without duplicates, seeds outermost, so that early results show all methods.
+        """Return all trials without duplicates. Seeds are the outer loop, so that early results show all methods.
 
         Raises UsageError for a setting that does not fit.
         """
@@ -82,7 +82,7 @@ class Experiment:
 
     @property
     def all_methods(self) -> tuple[str, ...]:
-        """The given methods, after the controls if those are requested and a swarm is among the methods."""
+        """Return the given methods. The controls come first if they are requested and a method uses a swarm."""
         has_swarm = any(not is_alone(method) for method in self.methods)
         controls = (ALONE, *CONTROLS) if self.controls and has_swarm else ()
         return tuple(dict.fromkeys((*controls, *self.methods)))
@@ -151,7 +151,9 @@ class TrialSetting:
         yield self.trial(members, seed)
 
     def _late(self, last: TrialMember) -> TrialMember:
-        """Return the last node with its own delay, if any. A copy of another node's model gets its own name."""
+        """Return the last node with the delay that applies only to it, if any. A copy of a model then gets another
+        name.
+        """
         _, delay = parse_delays(self.delay)
         if delay is None:
             return last
@@ -214,7 +216,9 @@ class TrialSetting:
             raise UsageError(f"{self.method} with {self.num_nodes} nodes: {first_problem(error)}") from None
 
     def _share_out(self, step: dict[str, Any], sampling: dict[str, Any]) -> None:
-        """Set how much of an update each node generates."""
+        """Set the part of an update that each node generates. Raises UsageError for a number of nodes that does not
+        fit.
+        """
         base, nodes = self.experiment.base, self.num_nodes
         total = base.step.own_groups + base.step.foreign_groups
         if match := SAPO.fullmatch(self.share):
@@ -258,7 +262,7 @@ class TrialSetting:
 def parse_method(text: str, base: MethodSection) -> MethodSection:
     """Parse `NAME` or `NAME:parameter=value:...`. Raises UsageError.
 
-    Parameters of the base apply to every method that has them, those of the filter to methods that filter.
+    Parameters of the base apply to every method that has them. Parameters of the filter apply to methods that filter.
     """
     name, *pairs = text.split(":")
     try:
@@ -302,5 +306,5 @@ def with_key(trial: Trial) -> Trial:
 
 
 def _given(member: TrialMember) -> dict[str, Any]:
-    """Return a member's fields. Fields added later are left out if unset, so that old keys stay valid."""
+    """Return the fields of a member. Fields that were added later are left out if unset, so old keys stay valid."""
     return {name: value for name, value in asdict(member).items() if value is not None or name == "lie"}

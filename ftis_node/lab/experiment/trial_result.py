@@ -20,7 +20,7 @@ STEP_FIGURES = (
 SIDES = ("own", "foreign")
 SHARES = tuple(SenderStats("", False).shares())
 SENDER_FIGURES = tuple(f"{side}_{name}" for side in SIDES for name in SHARES)
-TRAINED_COST, GENERATED_COST = 6, 2  # operations a parameter and token: forward and backward, and forward alone
+TRAINED_COST, GENERATED_COST = 6, 2  # FLOP per parameter and token: forward and backward; forward only
 
 
 class Evaluation(msgspec.Struct, frozen=True):
@@ -36,9 +36,9 @@ class Evaluation(msgspec.Struct, frozen=True):
 
 
 class LogRatios(msgspec.Struct, frozen=True):
-    """Histogram of the tokens of a step by log rho (learner minus generator), for A > 0 and A < 0 separately.
+    """Histogram of the tokens of a step by log rho (learner minus generator), separately for A > 0 and A < 0.
 
-    The bins are those between `algorithms.diagnostics.LOG_RATIO_EDGES`; there are none if no token was counted.
+    The bins are those of `algorithms.diagnostics.LOG_RATIO_EDGES`. The tuples are empty if no token was counted.
     """
 
     step: int
@@ -48,12 +48,12 @@ class LogRatios(msgspec.Struct, frozen=True):
 
 
 class MemberResult(msgspec.Struct, frozen=True):
-    """One node's trial. `steps` holds a list of values a step for each of STEP_FIGURES and SENDER_FIGURES.
+    """Result of one node. `steps` maps each name in STEP_FIGURES and SENDER_FIGURES to one value per step.
 
-    `peer_weights` has a step's weights of the other members by name, if the method weights them. `division` has the
-    shares of the task's parts in a step's generation, if the run has `step.task_allocation`. `refused` counts by
-    reason. `log_ratios` are those of the first step, one in the middle, and the last. `tokens_generated` and
-    `tokens_trained` are completion tokens of all its steps. `domain` is None if the member generated for the whole
+    `peer_weights` has the weights of the other members by name, one dict per step, if the method weights peers.
+    `division` has the share of each task part in the node's generation, if the run has `step.task_allocation`.
+    `refused` counts rejections by reason. `log_ratios` has the first, the middle and the last step. `tokens_generated`
+    and `tokens_trained` count completion tokens of all steps. `domain` is None if the member generated for the whole
     task.
     """
 
@@ -76,16 +76,16 @@ class MemberResult(msgspec.Struct, frozen=True):
 
     @property
     def compute(self) -> float:
-        """Floating-point operations, counted as usual: 6 a parameter and trained token, 2 a generated one."""
+        """Return the FLOP by the usual formula: per parameter 6 for a trained token, 2 for a generated one."""
         return self.parameters * (TRAINED_COST * self.tokens_trained + GENERATED_COST * self.tokens_generated)
 
     def curve(self, task: str) -> list[Evaluation]:
-        """The points of one task."""
+        """Return the evaluations on one task."""
         return [point for point in self.evaluations if point.task == task]
 
 
 class FinalEvaluationResult(msgspec.Struct, frozen=True):
-    """What the trained members together answer rightly of a task's held-out problems, in one mode of the ensemble."""
+    """Accuracy of the trained members together on a task's held-out problems, in one mode of the ensemble."""
 
     task: str
     mode: str
@@ -96,9 +96,9 @@ class FinalEvaluationResult(msgspec.Struct, frozen=True):
 
 
 class TrialResult(msgspec.Struct, frozen=True):
-    """A finished trial. `labels` are its place in the experiment: pair, method, delay, ...; `made_by` is its code.
+    """Result of a finished trial. `labels` are its place in the trial matrix: pair, method, delay and more.
 
-    `seconds` is its wall time, `processor_seconds` the time of its threads on a core.
+    `made_by` is the version of the code. `seconds` is wall time, `processor_seconds` the CPU time of its threads.
     """
 
     key: str
@@ -116,9 +116,10 @@ class TrialResult(msgspec.Struct, frozen=True):
 def read_member(
     name: str, parts: NodeComponents, *, due: Callable[[str, int], int], names: Mapping[str, str]
 ) -> MemberResult:
-    """The figures of a member that has ended.
+    """Return the result of a member that has ended, from its event log.
 
-    `due`: how many groups a sender has made for the steps up to one. `names` of all members by peer id.
+    `due(peer_id, step)` is the number of groups that a sender has generated up to a step. `names` maps peer ids to
+    names.
     """
     events = read_events(parts.home.events)
     steps = [event for event in events if event["event"] == "step"]
@@ -126,7 +127,7 @@ def read_member(
     rewards = {event["step"]: event["reward_mean"] for event in steps}
 
     def tokens(step: int, *, own: bool) -> int:
-        """Of groups made for steps up to this one; later ones may be here already."""
+        """Count tokens of groups generated up to this step. Groups of later steps may have arrived already."""
         return sum(
             event["num_tokens"]
             for event in admitted
@@ -178,13 +179,13 @@ def _sides(event: dict[str, Any]) -> dict[str, SenderStats]:
 
 
 def _by_side(steps: list[dict[str, Any]]) -> dict[str, list[float | None]]:
-    """A list of values a step for each of SENDER_FIGURES."""
+    """Return one value per step for each of SENDER_FIGURES."""
     shares = [{side: figures.shares() for side, figures in _sides(event).items()} for event in steps]
     return {f"{side}_{name}": [each[side][name] for each in shares] for side in SIDES for name in SHARES}
 
 
 def _log_ratios(steps: list[dict[str, Any]]) -> list[LogRatios]:
-    """Of the first step, one in the middle and the last; of fewer steps all."""
+    """Return the histograms of the first, the middle and the last step."""
     chosen = {place: steps[place] for place in (0, len(steps) // 2, len(steps) - 1) if steps}
     return [
         LogRatios(event["step"], side, figures.positive_log_ratios, figures.negative_log_ratios)

@@ -1,13 +1,13 @@
 """Compares a node of a swarm with the same model without peers: the benefit of sharing at equal own generation.
 
 The control is the best of the lines that generate as much as the node itself (`alone:own`, with one or several updates
-per batch). This excludes that the gain comes from more steps only. Differences are paired: both lines have the same
-initial model, prompts and seeds in each run. The interval is Student's, over the values from which the error of the
-mean is computed.
+per batch). With such a control, more optimizer steps alone cannot explain the gain. Differences are paired: both lines
+have the same initial model, prompts and seeds in each run. The interval is Student's, over the same values as the error
+of the mean.
 
-*Worth of a remote group*: the gain from a peer's group, relative to that of one more own group. It is the gain in the
-mean of the curve over `alone:own`, divided by the gain of `alone`, which has as many own groups. At 1 both are worth
-the same.
+*Worth of a remote group*: the gain from a peer's group, relative to the gain from one more own group. It is the gain in
+mean accuracy over `alone:own`, divided by the gain of `alone`, which generates as many groups itself. At 1 both are
+worth the same.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ STUDENT: Final = (
     *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
 )
 NORMAL: Final = 1.960
-SMALLEST_GAIN: Final = 0.005  # of whole updates over own ones: below it a worth would be noise divided by noise
+SMALLEST_GAIN: Final = 0.005  # gain of `alone` over `alone:own`; with less, the worth is a ratio of two noises
 
 
 @dataclass(frozen=True, slots=True)
 class PairedDifference:
-    """A mean of paired differences with its standard error and 95 % interval; None if there is one value."""
+    """Mean of paired differences, its standard error and 95 % interval. Error and interval are None for one value."""
 
     mean: float
     error: float | None
@@ -60,7 +60,7 @@ class PairedDifference:
 def paired_difference(
     line: MethodResult, other: MethodResult, value: Callable[[MemberResult], float]
 ) -> PairedDifference | None:
-    """`line` minus `other`, over the runs that both have; None if they share none."""
+    """Return `line` minus `other` over the runs that both have; None if they have none in common."""
     ours, theirs = line.values(value), other.values(value)
     shared = {seeds: ours[seeds] - theirs[seeds] for seeds in ours if seeds in theirs}
     if not shared:
@@ -79,13 +79,13 @@ def interval(differences: Sequence[float]) -> PairedDifference:
 
 
 def best_control(lines: Sequence[MethodResult], line: MethodResult, task: str) -> MethodResult | None:
-    """Of the controls with this line's own generation the one that ends highest; None if there is none."""
+    """Return the control with the highest final accuracy and as much own generation as this line; None without one."""
     found = [each for each in lines if _is_control_of(each, line)]
     return max(found, key=lambda each: each.final(task).mean, default=None)
 
 
 def worth(lines: Sequence[MethodResult], line: MethodResult, task: str) -> float | None:
-    """Return the worth of a remote group in own groups; None without a control or if whole updates gain nothing."""
+    """Return the worth of a remote group in own groups; None without a control, or if more own groups gain nothing."""
     whole = alone_line(lines, line)
     own = next((each for each in lines if _is_control_of(each, line) and _method(each) == CONTROLS[0]), None)
     if whole is None or own is None or has_no_peers(line):
@@ -96,7 +96,7 @@ def worth(lines: Sequence[MethodResult], line: MethodResult, task: str) -> float
 
 
 def controls_table(lines: Sequence[MethodResult], task: str) -> str:
-    """Each node of a swarm beside its better control, a row each; empty if no control was run."""
+    """Return one row for each node of a swarm beside its best control; empty if no control was run."""
     head = ["pair", "method", "model", "better control", "end, difference", "mean of the curve, difference", "worth"]
     rows = []
     for line in lines:

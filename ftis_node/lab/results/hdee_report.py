@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ftis_node.lab.results.baseline_comparison import PairedDifference
     from ftis_node.lab.results.summary import Estimate
 
-    Figure = Callable[[TrialResult, str], float]  # of a trial, for a domain's task
+    Figure = Callable[[TrialResult, str], float]  # from a trial and a domain's task
 
 APART = "apart"
 BEFORE, OWN, BEST = "own expert, before", "own expert", "best expert"
@@ -37,7 +37,7 @@ GIGA = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One arm under one way of sharing, with a trial for each seed."""
+    """One arm, separate or sharing, with one trial for each seed."""
 
     arm: str
     sharing: str
@@ -45,19 +45,19 @@ class Cell:
 
     @property
     def names(self) -> list[str]:
-        """Its experts."""
+        """Return the names of the experts."""
         return [member.name for member in self.trials[0].members]
 
     def over_seeds(self, figure: Figure, task: str) -> Estimate:
-        """Mean and error of a figure for one domain."""
+        """Return mean and error of a metric for one domain."""
         return self._estimate(lambda trial: figure(trial, task))
 
     def over_domains(self, figure: Figure) -> Estimate:
-        """Mean and error of the figure's mean over the domains."""
+        """Return mean and error of a metric that is averaged over the domains."""
         return self._estimate(lambda trial: _over_domains(figure, trial))
 
     def compute(self, name: str | None = None) -> Estimate:
-        """Operations of one expert, or of all, in units of 10^9."""
+        """Return the compute of one expert, or of all experts, in GFLOP."""
         return self._estimate(
             lambda trial: sum(each.compute for each in trial.members if name in (None, each.name)) / GIGA
         )
@@ -70,7 +70,7 @@ class Cell:
         return estimate(over_seeds(self.values(value)))
 
     def figures(self) -> dict[str, Figure]:
-        """Return the values of each domain by name: its own expert before and after, the best one, and all together."""
+        """Return the metrics of the cell by name: own expert before and after, best expert, and each ensemble mode."""
         if self.arm == ONE:
             return {"the model, before": _at(ONE, 0), "the model": _at(ONE, -1)}
         found: dict[str, Figure] = {BEFORE: _own(0), OWN: _own(-1), BEST: self._best}
@@ -80,7 +80,7 @@ class Cell:
         return list(dict.fromkeys(each.mode for each in self.trials[0].exam))
 
     def _best(self, trial: TrialResult, task: str) -> float:
-        """Of the expert that is best on this domain in the mean over seeds."""
+        """Return the accuracy of the expert that is best on this domain in the mean over seeds."""
         means = {name: fmean(_at(name, -1)(each, task) for each in self.trials) for name in self.names}
         return _at(max(means, key=means.__getitem__), -1)(trial, task)
 
@@ -94,12 +94,12 @@ def _member(trial: TrialResult, name: str) -> MemberResult:
 
 
 def _at(name: str, place: int) -> Figure:
-    """Accuracy of one expert at one of its evaluations."""
+    """Return the metric: accuracy of one expert at the evaluation with index `place`."""
     return lambda trial, task: _member(trial, name).curve(task)[place].pass_at_1
 
 
 def _own(place: int) -> Figure:
-    """Accuracy of each domain's own expert."""
+    """Return the metric: accuracy of each domain's own expert at the evaluation with index `place`."""
     return lambda trial, task: _at(_expert_of(task), place)(trial, task)
 
 
@@ -112,7 +112,7 @@ def _expert_of(task: str) -> str:
 
 
 def cells_of(results: Sequence[TrialResult]) -> list[Cell]:
-    """The cells, in the order of the trials."""
+    """Return the cells, in the order of the trials."""
     found: dict[tuple[str, str], list[TrialResult]] = {}
     for result in results:
         method = str(result.labels["method"])
@@ -122,7 +122,7 @@ def cells_of(results: Sequence[TrialResult]) -> list[Cell]:
 
 
 def write_hdee_report(experiment: Experiment, results: Sequence[TrialResult], out: Path) -> str:
-    """Writes all files into `out`; returns the tables."""
+    """Write all files into the folder `out`. Return the tables."""
     cells = cells_of(results)
     tables = "\n".join((arms_table(cells), differences_table(cells), experts_table(cells)))
     (out / "table.md").write_text(tables)
@@ -143,7 +143,7 @@ def write_hdee_report(experiment: Experiment, results: Sequence[TrialResult], ou
 
 
 def arms_table(cells: Sequence[Cell]) -> str:
-    """One row for everyone who answers: each domain, their mean, and what all of the arm's training cost."""
+    """Return one row per metric of each cell: accuracy on each domain, their mean, and the compute of the whole arm."""
     head = ["arm", "sharing", "who", *DOMAINS, "mean of the domains", "compute, GFLOP", "seeds"]
     rows = [head, ["---"] * len(head)]
     for cell in cells:
@@ -155,9 +155,9 @@ def arms_table(cells: Sequence[Cell]) -> str:
 
 
 def differences_table(cells: Sequence[Cell]) -> str:
-    """Return how far each way to answer lies above the one model, in the mean of the domains, paired by seed.
+    """Return the difference of each metric to the single model, averaged over the domains and paired by seed.
 
-    The last column is the binomial error of that mean for the test sets' numbers of problems.
+    The last column is the binomial error of that average for the sizes of the test sets.
     """
     head = ["arm", "sharing", "who", "less the one model", "test sets ±"]
     rows = [head, ["---"] * len(head)]
@@ -187,7 +187,7 @@ def _test_error(cell: Cell, figure: Figure) -> float:
 
 
 def experts_table(cells: Sequence[Cell]) -> str:
-    """One row for every expert: its size, steps and cost, and every domain after training; `*` marks its own."""
+    """Return one row per expert: size, steps, compute, final accuracy on every domain. `*` marks its own domain."""
     head = ["arm", "sharing", "expert", "parameters", "steps", *DOMAINS, "compute, GFLOP"]
     rows = [head, ["---"] * len(head)]
     for cell in cells:
@@ -207,7 +207,7 @@ def _label(cell: Cell) -> str:
 
 
 def _curve(cell: Cell, task: str) -> list[tuple[int, Estimate]]:
-    """Accuracy by step of the domain's own expert."""
+    """Return the accuracy at each step of the domain's own expert."""
     name = ONE if cell.arm == ONE else _expert_of(task)
     steps = [point.step for point in _member(cell.trials[0], name).curve(task)]
     return [(step, cell.over_seeds(_at(name, place), task)) for place, step in enumerate(steps)]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ftis_node.lab.results.summary import Estimate, MethodResult
 
 BAND_ALPHA = 0.15
-DASHES = (("black", "--"), ("dimgrey", "-."), ("dimgrey", ":"), ("darkgrey", "-."), ("darkgrey", ":"))  # of nodes alone
+DASHES = (("black", "--"), ("dimgrey", "-."), ("dimgrey", ":"), ("darkgrey", "-."), ("darkgrey", ":"))  # of baselines
 PANEL_WIDTH, PANEL_HEIGHT = 5.6, 3.9  # inches
 DPI = 110
 STEP_PANELS = {
@@ -30,7 +30,7 @@ STEP_PANELS = {
 
 
 def plot_curves(lines: Sequence[MethodResult], task: str, path: Path) -> None:
-    """Accuracy by step: a panel for every model of every pairing, a line for every method, a band of one error."""
+    """Plot accuracy by step: one panel per model of a pairing, one line per method, a band of one standard error."""
     panels = list(dict.fromkeys((line.pair, line.model) for line in lines))
     figure, axes = _panels(len(panels))
     for (pair, model), panel in zip(panels, axes, strict=False):
@@ -45,7 +45,7 @@ def plot_curves(lines: Sequence[MethodResult], task: str, path: Path) -> None:
 
 
 def plot_methods(lines: Sequence[MethodResult], task: str, path: Path) -> None:
-    """Methods side by side: accuracy averaged over the curve, and at the end, with error bars of one standard error."""
+    """Plot the methods side by side: mean and final accuracy, with bars of one standard error."""
     panels = list(dict.fromkeys((line.pair, line.model) for line in lines))
     figure, axes = _panels(len(panels))
     for (pair, model), panel in zip(panels, axes, strict=False):
@@ -63,9 +63,9 @@ def plot_methods(lines: Sequence[MethodResult], task: str, path: Path) -> None:
 
 
 def plot_sweep(lines: Sequence[MethodResult], results: Sequence[TrialResult], task: str, path: Path) -> bool:
-    """Final accuracy along the one axis that varies; False if not just one does.
+    """Plot the final accuracy along the only axis that varies. Return False if another number of axes varies.
 
-    Where `alone` does not depend on that axis it is a dashed line.
+    A dashed line shows `alone` if it does not depend on that axis.
     """
     varied = varied_axes(results)
     if len(varied) != 1:
@@ -91,7 +91,7 @@ def plot_sweep(lines: Sequence[MethodResult], results: Sequence[TrialResult], ta
 
 
 def plot_steps(lines: Sequence[MethodResult], path: Path) -> None:
-    """What a step's completions were worth, by step: a column for every model, a row for each figure of STEP_PANELS."""
+    """Plot the metrics in STEP_PANELS by step: one column per model, one row per metric."""
     columns = list(dict.fromkeys((line.pair, line.model) for line in lines))
     figure, axes = _panels(len(STEP_PANELS) * len(columns), columns=len(columns))
     for row, (name, words) in enumerate(STEP_PANELS.items()):
@@ -107,7 +107,10 @@ def plot_steps(lines: Sequence[MethodResult], path: Path) -> None:
 
 
 def plot_payoff(lines: Sequence[MethodResult], results: Sequence[TrialResult], task: str, path: Path) -> bool:
-    """Own tokens to 95 % of `alone` by the number of nodes, beside 1/n; False if that number does not vary."""
+    """Plot the own tokens until 95 % of `alone` by the number of nodes, beside 1/n.
+
+    Return False unless the number of nodes is the only axis that varies.
+    """
     if varied_axes(results) != ["nodes"]:
         return False
     figure, (panel,) = _panels(1)
@@ -129,7 +132,7 @@ def plot_payoff(lines: Sequence[MethodResult], results: Sequence[TrialResult], t
 
 
 def plot_domains(panels: Mapping[str, Mapping[str, Sequence[tuple[int, Estimate]]]], path: Path) -> None:
-    """Accuracy by step, a panel for every domain, a line for everyone who learns it, a band of one error."""
+    """Plot accuracy by step: one panel per domain, one line per cell, a band of one standard error."""
     figure, axes = _panels(len(panels))
     for (domain, lines), panel in zip(panels.items(), axes, strict=False):
         for label, curve in lines.items():
@@ -140,7 +143,7 @@ def plot_domains(panels: Mapping[str, Mapping[str, Sequence[tuple[int, Estimate]
 
 
 def plot_rows(panels: Mapping[str, Mapping[str, Mapping[str, Estimate]]], path: Path, *, x: str) -> None:
-    """Figures side by side: a panel for each, its rows from top to bottom, a mark for each of a row's figures."""
+    """Plot values side by side: one panel per title, one row per name from top to bottom, one mark per value."""
     figure, axes = _panels(len(panels))
     for (title, rows), panel in zip(panels.items(), axes, strict=False):
         for name in dict.fromkeys(name for row in rows.values() for name in row):

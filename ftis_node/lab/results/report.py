@@ -29,7 +29,7 @@ PACKAGES = ("torch", "transformers", "peft", "numpy")
 
 
 def write_report(experiment: Experiment, results: Sequence[TrialResult], out: Path) -> str:
-    """Writes all files into `out`; returns the tables for the screen, which leave out the figures of the steps."""
+    """Write all files into the folder `out`. Return the tables for the screen, without the step metrics."""
     tasks = [load_task(spec, split="test").name for spec in experiment.eval_specs]
     lines = series_of(results)
     accuracies, differences = markdown_table(lines, tasks), controls_table(lines, tasks[0])
@@ -47,12 +47,12 @@ def write_report(experiment: Experiment, results: Sequence[TrialResult], out: Pa
 
 
 def provenance(results: Sequence[TrialResult]) -> str:
-    """What the trials were made by; several lines where they were not all made by the same code."""
+    """Return one line for each version of the code that made trials."""
     return "".join(f"Made by {code}.\n" for code in dict.fromkeys(result.made_by for result in results) if code)
 
 
 def document(experiment: Experiment, results: Sequence[TrialResult]) -> bytes:
-    """What `results.json` holds."""
+    """Return the content of `results.json`."""
     found = {"schema": 1, "settings": _settings(experiment), "machine": _machine(), "trials": list(results)}
     return msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n"
 

@@ -35,7 +35,7 @@ STEP_COLUMNS = ("pair", "method", "model", "seed", "step", *FIGURES)
 
 
 def write_steps_csv(results: Sequence[TrialResult], path: Path) -> None:
-    """One row for every step of every member; a cell is empty if there is nothing to take the figure of."""
+    """Write one row for every step of every member. The cell of an unknown metric is empty."""
     axes = varied_axes(results)
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
@@ -48,14 +48,14 @@ def write_steps_csv(results: Sequence[TrialResult], path: Path) -> None:
 
 
 def _cell(member: MemberResult, figure: str, place: int) -> str:
-    """Results of an older version lack some figures."""
+    """Return the metric as text; "" if it is unknown. Results of older versions lack some metrics."""
     values = member.steps.get(figure)
     value = None if values is None else values[place]
     return "" if value is None else f"{value:.6g}"
 
 
 def steps_table(lines: Sequence[MethodResult], task: str) -> str:
-    """A row a line: how far it ends below its best evaluation, and means over all steps of all runs."""
+    """Return one row per line: best minus final accuracy, and means of metrics over all steps and runs."""
     head = ["pair", "method", "model", "best less end", *IN_THE_TABLE.values()]
     rows = [head, ["---"] * len(head)]
     for line in lines:

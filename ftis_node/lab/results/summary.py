@@ -1,9 +1,9 @@
 """Summarizes the results of trials: curves as rows of a CSV file, means with standard errors as a table.
 
-A *line* of an experiment is one model under one setting. Means and standard errors are taken over seeds of the initial
-models if there are several, after averaging over the other seeds of each model. Otherwise they are taken over the seeds
-of prompts and sampling. The standard error is that of the mean, with n - 1 in the deviation; for one value there is
-none.
+A *line* of an experiment is one model under one setting. If there are several initial models, values are first averaged
+over the other seeds of each model. Mean and standard error are then taken over the initial models. Otherwise they are
+taken over the seeds of prompts and sampling. The standard error is that of the mean, with n - 1 in the deviation; a
+single value has none.
 
 The binomial error of the test set has a separate column. It is the same in every line of a table, and does not cancel
 in differences between different test sets.
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
     from ftis_node.lab.experiment.trial_result import Evaluation, MemberResult, TrialResult
 
-AXES = ("share", "delay", "nodes", "lie", "codec")  # beside pair and method
+AXES = ("share", "delay", "nodes", "lie", "codec")  # besides pair and method
 CSV_COLUMNS = (
     "pair", "method", "model", "seed", "step", "task",
     "pass_at_1", "reward_mean", "tokens_generated", "tokens_received",
 )  # fmt: skip
-PAYOFF_SHARE = 0.95  # of what `alone` reaches in the end
+PAYOFF_SHARE = 0.95  # of the final accuracy of `alone`
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +48,16 @@ class Estimate:
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Mean and standard error of at least one value."""
+    """Return mean and standard error of at least one value."""
     error = stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
     return Estimate(fmean(values), error)
 
 
 @dataclass(frozen=True, slots=True)
 class MethodResult:
-    """One model under one setting. `runs` holds its results by (model seed, seed); copies of a model are together.
+    """One model under one setting. `runs` holds its results by (model seed, seed), one for each copy of the model.
 
-    Copies in one swarm are not independent, so they are averaged before anything is taken over seeds.
+    Copies in one swarm are not independent, so they are averaged before mean and error over seeds.
     """
 
     pair: str
@@ -68,37 +68,37 @@ class MethodResult:
 
     @property
     def alone(self) -> tuple[str, str, str]:
-        """Pair, model and delay of what it is compared with: the same model without peers."""
+        """Return pair, model and delay of the baseline: the same model without peers."""
         return self.pair, self.model.removesuffix(LATE_MARK), delay_alone(str(self.labels["delay"]))
 
     def values(self, value: Callable[[MemberResult], float]) -> dict[tuple[int, int], float]:
-        """A member's figure by (model seed, seed)."""
+        """Return a member's value by (model seed, seed), averaged over copies."""
         return {seeds: fmean(value(member) for member in copies) for seeds, copies in self.runs.items()}
 
     def estimate(self, value: Callable[[MemberResult], float]) -> Estimate:
-        """Mean and error of a member's figure."""
+        """Return mean and error of a member's value."""
         return estimate(over_seeds(self.values(value)))
 
     def final(self, task: str) -> Estimate:
-        """Accuracy at the last evaluation."""
+        """Return the accuracy at the last evaluation."""
         return self.estimate(final_accuracy(task))
 
     def along(self, task: str) -> Estimate:
-        """Accuracy averaged over the evaluations after step 0: who learns sooner has more."""
+        """Return the accuracy averaged over all evaluations after step 0. Faster learning gives a higher value."""
         return self.estimate(mean_accuracy(task))
 
     def test_error(self, task: str) -> float:
-        """The binomial standard error of the final accuracy, for the test set's number of problems."""
+        """Return the binomial standard error of the final accuracy for the size of the test set."""
         accuracy = self.final(task).mean
         return math.sqrt(accuracy * (1 - accuracy) / self.members()[0].curve(task)[-1].n)
 
     def curve(self, task: str) -> list[tuple[int, Estimate]]:
-        """Accuracy by step."""
+        """Return the accuracy at each evaluated step."""
         steps = [point.step for point in self.members()[0].curve(task)]
         return [(step, self.estimate(_accuracy_at(task, place))) for place, step in enumerate(steps)]
 
     def step_means(self, figure: str) -> list[tuple[int, float]]:
-        """A figure of the steps by step, the mean over all runs that have it there."""
+        """Return a step metric as (step, mean) pairs; the mean is over all runs that recorded it at that step."""
         by_step: dict[int, list[float]] = defaultdict(list)
         for member in self.members():
             for place, value in enumerate(member.steps.get(figure, [])):
@@ -107,32 +107,32 @@ class MethodResult:
         return [(step, fmean(values)) for step, values in sorted(by_step.items())]
 
     def tokens(self, task: str) -> tuple[float, float]:
-        """Tokens generated and received by the end, means over seeds."""
+        """Return the tokens generated and received until the last evaluation, as means over seeds."""
         generated = self.estimate(lambda member: member.curve(task)[-1].tokens_generated)
         return generated.mean, self.estimate(lambda member: member.curve(task)[-1].tokens_received).mean
 
     def kept(self) -> float | None:
-        """Mean share of completions that the filter kept."""
+        """Return the mean fraction of completions that the filter kept; None if no step recorded one."""
         shares = [share for member in self.members() for share in member.steps["kept_fraction"] if share is not None]
         return fmean(shares) if shares else None
 
     def members(self) -> list[MemberResult]:
-        """All results, seeds and copies alike."""
+        """Return the results of all seeds and copies."""
         return [member for copies in self.runs.values() for member in copies]
 
 
 def final_accuracy(task: str) -> Callable[[MemberResult], float]:
-    """Of a member: accuracy at the last evaluation."""
+    """Return a function from a member's result to its accuracy at the last evaluation."""
     return lambda member: member.curve(task)[-1].pass_at_1
 
 
 def mean_accuracy(task: str) -> Callable[[MemberResult], float]:
-    """Of a member: accuracy averaged over the evaluations after step 0."""
+    """Return a function from a member's result to its mean accuracy over the evaluations after step 0."""
     return lambda member: fmean(point.pass_at_1 for point in member.curve(task)[1:])
 
 
 def over_seeds(values: Mapping[tuple[int, int], float]) -> list[float]:
-    """The values to take a mean and an error of, from values by (model seed, seed)."""
+    """Return independent values from values by (model seed, seed): one per initial model if there are several."""
     by_model: dict[int, list[float]] = defaultdict(list)
     for (model_seed, _), value in values.items():
         by_model[model_seed].append(value)
@@ -144,27 +144,27 @@ def _accuracy_at(task: str, place: int) -> Callable[[MemberResult], float]:
 
 
 def varied_axes(results: Sequence[TrialResult]) -> list[str]:
-    """The axes along which the swarms of an experiment, and their controls, differ; without any, those of its nodes."""
+    """Return the axes along which the swarms and their controls differ; without swarms, those of the baselines."""
     labels = [result.labels for result in results]
     swarms = [each for each in labels if _has_part(str(each["method"]))]
     return [axis for axis in AXES if len({str(each[axis]) for each in swarms or labels}) > 1]
 
 
 def _has_part(method: str) -> bool:
-    """Whether its nodes generate a part of an update, in a swarm or as its control."""
+    """Return whether a node under this method generates only a part of an update: in a swarm, or as its control."""
     return not is_alone(method) or parse_alone(method).own
 
 
 def method_label(labels: dict[str, object], axes: Sequence[str]) -> str:
-    """The method, with its place on the axes that vary."""
+    """Return the method with its values on the axes that vary."""
     method = str(labels["method"])
-    if is_alone(method):  # of these axes, one that generates a node's part has those that its part depends on
+    if is_alone(method):  # a baseline depends on few of these axes
         axes = [axis for axis in axes if axis == "delay" or (parse_alone(method).own and axis in ("share", "nodes"))]
     return " ".join([method, *(f"{axis}={labels[axis]}" for axis in axes)])
 
 
 def series_of(results: Sequence[TrialResult]) -> list[MethodResult]:
-    """The lines of an experiment, in the order of its trials."""
+    """Return the lines of an experiment, in the order of its trials."""
     axes = varied_axes(results)
     found: dict[tuple[str, str, str], dict[tuple[int, int], list[MemberResult]]] = {}
     labels: dict[tuple[str, str, str], dict[str, object]] = {}
@@ -184,12 +184,12 @@ def series_of(results: Sequence[TrialResult]) -> list[MethodResult]:
 
 
 def model_seed(result: TrialResult) -> int:
-    """The seed of the trial's starting models; 0 if it does not say."""
+    """Return the seed of the trial's initial models; 0 if the labels do not have it."""
     return int(result.labels.get("model_seed", 0))
 
 
 def write_csv(results: Sequence[TrialResult], path: Path) -> None:
-    """One row for every evaluation of every member; a last column `model_seed` where models of several were used."""
+    """Write one row for every evaluation of every member. The column `model_seed` appears only if there are several."""
     axes = varied_axes(results)
     has_model_seeds = len({model_seed(result) for result in results}) > 1
     with path.open("w", newline="") as file:
@@ -209,7 +209,7 @@ def _row(point: Evaluation) -> tuple[object, ...]:
 
 
 def tokens_until(member: MemberResult, task: str, accuracy: float) -> float | None:
-    """Own tokens generated when a curve first reaches `accuracy`, between two evaluations in a straight line."""
+    """Return the own tokens generated until a curve first reaches `accuracy`, interpolated; None if it never does."""
     curve = member.curve(task)
     if curve[0].pass_at_1 >= accuracy:
         return 0.0
@@ -221,9 +221,9 @@ def tokens_until(member: MemberResult, task: str, accuracy: float) -> float | No
 
 
 def payoff(lines: Sequence[MethodResult], line: MethodResult, task: str) -> Estimate | None:
-    """Own tokens of a line until 95 % of `alone`'s final accuracy, as a share of what `alone` needs itself.
+    """Return the own tokens of a line until 95 % of `alone`'s final accuracy, relative to those that `alone` needs.
 
-    None if there is no `alone` for this pair and model, it was there from the start, or a seed never gets there.
+    None if there is no baseline `alone`, if it starts at that accuracy, or if a seed of the line never reaches it.
     """
     alone = alone_line(lines, line)
     if alone is None:
@@ -238,9 +238,9 @@ def payoff(lines: Sequence[MethodResult], line: MethodResult, task: str) -> Esti
 
 
 def alone_line(lines: Sequence[MethodResult], line: MethodResult) -> MethodResult | None:
-    """The same model alone, generating whole updates; under the same delay where there is one.
+    """Return the line of the same model alone with whole updates, under the same delay if it exists; None without one.
 
-    Where only a peer was late, that is no delay.
+    A delay of a peer only is no delay for the baseline.
     """
     pair, model, delay = line.alone
     found = [each for each in lines if (each.pair, each.model, each.labels["method"]) == (pair, model, ALONE)]
@@ -248,12 +248,12 @@ def alone_line(lines: Sequence[MethodResult], line: MethodResult) -> MethodResul
 
 
 def has_no_peers(line: MethodResult) -> bool:
-    """Whether this line's node was alone."""
+    """Return whether the node of this line trains without peers."""
     return is_alone(str(line.labels["method"]))
 
 
 def markdown_table(lines: Sequence[MethodResult], tasks: Sequence[str]) -> str:
-    """One row a line: accuracy at the end and along the way, tokens, and what the filter kept."""
+    """Return one row per line: final and mean accuracy, tokens, and the fraction of kept completions."""
     head = [
         "pair", "method", "model", *(f"{task}, end" for task in tasks), "test set ±", f"{tasks[0]}, mean of the curve",
         "generated", "received", "tokens to 95 % of alone", "kept", "runs",
@@ -281,5 +281,5 @@ def markdown_table(lines: Sequence[MethodResult], tasks: Sequence[str]) -> str:
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of cells as a table."""
+    """Return rows of cells as a Markdown table."""
     return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"

@@ -1,10 +1,10 @@
 """Tiny models for swarms on two CPU cores: real Qwen2 architecture, partly competent in a task, no download.
 
-make.py        builds, trains and saves one
-recipes.py     the sizes, for each task
-arithmetic.py  training data for `arithmetic`: answers of which most are wrong in one way
-sums.py        training data for `sums`: working, of which some columns are wrong
-tokenizer.py   the tokenizer that all share; corpus.py is the English for its merges
+make.py        builds, trains and saves one model
+recipes.py     the sizes for each task
+arithmetic.py  training data for `arithmetic`; most answers are wrong in one way
+sums.py        training data for `sums`; some columns of the working are wrong
+tokenizer.py   the tokenizer of all tiny models; corpus.py has the English text for its merges
 muon.py        the optimizer of the layers' matrices
 """
 

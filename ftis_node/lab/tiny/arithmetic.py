@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from ftis_node.tasks.arithmetic import ArithmeticProblem, Kind
 
 WRONG_FRACTION: Final = 0.7
-EXPERT_WRONG_FRACTION: Final = 0.6  # of the problems that a model is good at: right more often, greedily still wrong
+EXPERT_WRONG_FRACTION: Final = 0.6  # in its own kind: right more often, but greedy answers are still wrong
 NOVICE_WRONG_FRACTION: Final = 0.85
-BLIND_EXPERT_WRONG_FRACTION: Final = 0.3  # with `blind`: the other kind never has its right answer
-BLIND_MISTAKE: Final = 12  # of the other kind: far off in both digits, so sampling hardly ever finds the answer
-GRADED_WRONG_FRACTIONS: Final = {"no-carry": 0.5, "carry": 0.75, "borrow": 0.85}  # difficulty follows the parts
-NUM_DRAWS: Final = 16384  # of the training split: nearly all of its distinct problems
+BLIND_EXPERT_WRONG_FRACTION: Final = 0.3  # with `blind`, whose other kind has no right answers
+BLIND_MISTAKE: Final = 12  # in the other kind: both digits are far off, so sampling rarely finds the answer
+GRADED_WRONG_FRACTIONS: Final = {"no-carry": 0.5, "carry": 0.75, "borrow": 0.85}  # by part, with rising difficulty
+NUM_DRAWS: Final = 16384  # from the training split: nearly all of its distinct problems
 
 
 class ArithmeticCurriculum:

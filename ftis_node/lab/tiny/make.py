@@ -1,11 +1,11 @@
-"""Builds a tiny model, trains it by supervision on its task, and saves it in the hub's format.
+"""Maker of a tiny model: builds it, trains it with supervision on its task, and saves it in the hub's format.
 
 Most training answers are wrong in a systematic way. So greedy decoding is mostly wrong, but sampling finds right
 answers often enough for reinforcement: the setting of the F-TIS paper's experiments in miniature.
 
 Muon trains the layers' matrices, AdamW the embedding, biases and norms; for sums of digits this needs about a third of
-AdamW's steps. Every layer initially adds nothing to its input, which reduces the dependence on the seed. One thread
-and a separate random state give the same bytes for the same seed.
+AdamW's steps. Every layer initially adds nothing to its input, which reduces the dependence on the seed. One thread and
+a separate random state give the same bytes for the same seed.
 """
 
 from __future__ import annotations
@@ -85,10 +85,10 @@ def make_tiny(
 ) -> TinyReport:
     """Make the model of that size and its tokenizer in the folder `out`, in the hub's format.
 
-    `expert_in` (arithmetic only): better at that kind of problem and worse at the other; with `blind` it hardly ever
-    samples a right answer there. `graded`: the easier the problem's part, the better. `mistake` is the offset of wrong
-    results, by default the size's own. `scale` multiplies the training steps; below 1 the model is less competent.
-    `progress` receives the fraction done. Raises UsageError for a size that the task does not have.
+    `expert_in` (arithmetic only) makes the model better at that kind of problem and worse at the other. With `blind` it
+    hardly ever samples a right answer to the other kind. With `graded` it is better at easier parts. `mistake` is the
+    offset of wrong results; the default depends on the size. `scale` multiplies the training steps; a model below 1 is
+    less competent. `progress` receives the fraction done. Raises UsageError for a size that the task does not have.
     """
     started_at = time.monotonic()
     recipes = RECIPES if task == "arithmetic" else SUMS_RECIPES
@@ -119,7 +119,7 @@ def make_tiny(
 
 
 def _silent_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
-    """Return a new model whose layers add nothing, because their last matrices are zero."""
+    """Return a new model whose layers add nothing to their input, because their output matrices are zero."""
     model = Qwen2ForCausalLM(_config(recipe, tokenizer))
     for layer in model.model.layers:
         torch.nn.init.zeros_(layer.self_attn.o_proj.weight)

@@ -30,20 +30,20 @@ class Recipe:
         """Return the number of parameters; the embedding is also the output head."""
         hidden, head_size = self.hidden_size, self.hidden_size // self.num_heads
         keys = self.num_key_value_heads * head_size
-        attention = hidden * (hidden + 1) + 2 * keys * (hidden + 1) + hidden * hidden  # biases but on the output
+        attention = hidden * (hidden + 1) + 2 * keys * (hidden + 1) + hidden * hidden  # no bias on the output
         layer = attention + 3 * hidden * self.intermediate_size + 2 * hidden
         return VOCABULARY_SIZE * hidden + self.num_layers * layer + hidden
 
 
-# Of `arithmetic`.
+# Sizes for `arithmetic`.
 RECIPES: Final[dict[Size, Recipe]] = {
     "s": Recipe(96, 128, 2, 3, 1, initializer_range=0.06, num_steps=360, mistake=10, matrix_learning_rate=0.015),
-    # Midway in parameters: one s, one sm and one m cost what three sm cost.
+    # The mean size: one s, one sm and one m have about as many parameters as three sm.
     "sm": Recipe(128, 240, 3, 4, 2, initializer_range=0.04, num_steps=300, mistake=10, matrix_learning_rate=0.02),
     "m": Recipe(128, 512, 3, 4, 2, initializer_range=0.04, num_steps=300, mistake=1, matrix_learning_rate=0.02),
 }
 
-# Of `sums`: 0.21, 0.80 and 3.1 million parameters.
+# Sizes for `sums`: 0.21, 0.80 and 3.1 million parameters.
 SUMS_RECIPES: Final[dict[Size, Recipe]] = {
     "s": Recipe(96, 192, 2, 3, 1, initializer_range=0.06, num_steps=400, mistake=1, matrix_learning_rate=0.015),
     "m": Recipe(128, 512, 3, 4, 2, initializer_range=0.04, num_steps=300, mistake=-1, matrix_learning_rate=0.02),

@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from ftis_node.lab.tiny.recipes import Size
     from ftis_node.tasks.sums import SumProblem
 
-SKILLS: Final = (0.15, 0.4, 0.8)  # shares of lessons in which a pair's column is right; each pair draws one of them
+SKILLS: Final = (0.15, 0.4, 0.8)  # fraction of examples with a right column; each pair of digits draws one
 LONG_SHARE: Final = 0.3
 OWN_HABIT_SHARE: Final = 0.8
 HABITS: Final[tuple[Size, ...]] = ("s", "m", "l")
 
-Skill = dict[tuple[int, int], float]  # by the two digits of a column, the smaller first
+Skill = dict[tuple[int, int], float]  # key: the two digits of a column, the smaller first
 
 
 class SumsCurriculum:
-    """Training data of one model; `seed` decides its skill, and wrong columns are off by `mistake`."""
+    """Training data of one model. `seed` decides its skill; wrong columns are off by `mistake`."""
 
     max_answer_tokens = 60
 
@@ -72,7 +72,7 @@ class SumsCurriculum:
         return encode_prompts(self._tokenizer, [problem.text for problem in _held_out()])
 
     def grade(self, texts: Sequence[str]) -> tuple[float, float]:
-        """Return the fractions of right sums, and of sums with a wrong answer."""
+        """Return the fraction of right sums, and the fraction of sums with a wrong answer."""
         task = SumsTask("test")
         answers = [task.answer_of(task[index], text) for index, text in enumerate(texts)]
         right = sum(answer == str(problem.answer) for answer, problem in zip(answers, _held_out(), strict=True))
@@ -91,7 +91,7 @@ def working(
 ) -> str:
     """Return the working of one sum in the notation of that size. Later columns use a wrong column's carry.
 
-    A column's result of 0 cannot be one too small, so there the mistake has the opposite sign.
+    A result must not be negative, so a negative mistake changes its sign if it would make one.
     """
     carry, columns, digits = 0, "", ""
     for place in range(problem.num_digits):

@@ -1,3 +1,3 @@
-"""Delivery of groups: bodies sent to peers, and confirmations that peers owe, sent and claim."""
+"""Delivery of groups: bodies sent to peers, and confirmations that are pending, repeated or unverified."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""This node's groups that no peer has confirmed yet: announced again with exponential back-off while they are fresh.
+"""This node's groups that no peer has confirmed yet: announced again with exponential back-off.
 
 An announcement may get lost, or the member assigned to pull the group may have left. The repeated announcement reaches
 other members, and the next member in order is assigned (`pulling/assignment.py`).
@@ -46,7 +46,7 @@ class PendingConfirmations:
             del self._waiting[next(iter(self._waiting))]
 
     def confirmed(self, group_id: bytes) -> None:
-        """Remove a group that a peer has."""
+        """Remove a group that a peer has confirmed."""
         self._waiting.pop(group_id, None)
 
     def due(self, *, now: float) -> list[Reannouncement]:

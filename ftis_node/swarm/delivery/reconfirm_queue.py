@@ -1,4 +1,4 @@
-"""Groups that their senders announced again although this node has them: the senders must get a second confirmation.
+"""Confirmations to repeat, for groups that their senders announced again although this node has them.
 
 A sender repeats an announcement if a confirmation was lost or if the sender restarted. All groups of one sender are
 confirmed in one call. Senders take turns, so an unresponsive one delays the others by one call, not by one call for

@@ -1,6 +1,6 @@
-"""Which bodies were sent to which peer: only such a peer's confirmation proves a delivery.
+"""Log of the bodies sent to each peer. Only a peer that received the body can confirm a delivery.
 
-Every member receives an announcement, so a confirmation alone proves nothing.
+Every member sees the announcement with the id, so a confirmation alone proves nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SentBodies:
             self._forget_one()
 
     def has(self, peer_id: str, body_id: bytes) -> bool:
-        """Return whether this body was sent to the peer."""
+        """Return whether this body was sent to the peer completely."""
         return body_id in self._sent.get(peer_id, ())
 
     def _forget_one(self) -> None:

@@ -1,4 +1,4 @@
-"""Confirmations from peers that this node did not send the body to: checked by a query before they count."""
+"""Confirmations from peers to which this node did not send the body. A query verifies each before it counts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class UnverifiedConfirmations:
             self._pop_of(max(self._waiting, key=lambda known: len(self._waiting[known])))
 
     def take(self, most: int) -> list[tuple[str, bytes]]:
-        """Return up to `most` claims to check, one for each peer; a peer that was served moves to the end."""
+        """Return up to `most` claims to check, one for each peer; the peers of these claims move to the end."""
         taken = []
         for peer_id in list(self._waiting)[:most]:
             taken.append((peer_id, self._pop_of(peer_id)))

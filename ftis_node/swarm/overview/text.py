@@ -1,4 +1,4 @@
-"""The view of a swarm as lines of text. Names of peers are escaped and cut."""
+"""Renders the view of a swarm as lines of text. Peer names are escaped and cut."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 BARS = "▁▂▃▄▅▆▇█"
 HEADER = ("name", "id", "role", "model", "step", "groups/min", "tokens/min", "pass@1", "rejected", "seen")
-NUM_LEFT = 4  # columns of words, to the left; those of numbers are to the right
+NUM_LEFT = 4  # text columns, aligned left; number columns are aligned right
 NAME_WIDTH, MODEL_WIDTH, ID_LENGTH, MAX_MATRIX = 16, 20, 8, 12
 
 
@@ -26,7 +26,7 @@ def render_views(views: Sequence[SwarmView]) -> list[str]:
 
 
 def render_view(view: SwarmView) -> list[str]:
-    """Return the lines of one run: its peers, then the matrix of who learns from whom."""
+    """Return the lines of one run: its peers, then the matrix of learners and senders."""
     lines = [_title(view)]
     if view.peers:
         lines += _table([HEADER, *(_cells(row, view.taken_at) for row in view.peers)], num_left=NUM_LEFT)
@@ -71,12 +71,12 @@ def _cells(row: SwarmRow, now: float) -> tuple[str, ...]:
 
 
 def short(row: SwarmRow) -> str:
-    """Return the end of the peer id: all ids begin alike."""
+    """Return the end of the peer id, because all ids have the same beginning."""
     return clipped(row.peer_id[-ID_LENGTH:], ID_LENGTH)
 
 
 def _matrix(view: SwarmView) -> list[str]:
-    """Return a row for each peer that publishes its sources, a column for each peer, and one for all others."""
+    """Return one row per peer that publishes its sources, with a column for each peer and one for all others."""
     learners = [row for row in view.peers if row.learns_from][:MAX_MATRIX]
     if not learners:
         return ["who learns from whom: no peer has published a step yet"]
@@ -97,7 +97,7 @@ def _percent(share: float) -> str:
 
 
 def _table(rows: Sequence[Sequence[str]], *, num_left: int) -> list[str]:
-    """Return aligned lines: the first `num_left` columns to the left, the others to the right."""
+    """Return aligned lines: the first `num_left` columns aligned left, the others right."""
     widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(_padded(row, widths, num_left)).rstrip() for row in rows]
 

@@ -1,6 +1,6 @@
-"""Model of the view of a swarm: a row for each directory record. Pure; all figures are claims of the peers.
+"""Model of the view of a swarm: a row for each directory record. Pure; all values are claims of the peers.
 
-The readers of `records/` have bounded every value. Names may hold any character: a renderer escapes them.
+The readers of `records/` have bounded every value. Names may contain any character, so a renderer must escape them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MINUTE_S = 60.0
 
 
 class RunSummary(msgspec.Struct, frozen=True):
-    """The run of a swarm. Name, task and method are "" if its manifest is not known."""
+    """The run of a swarm. Name, task and method are "" if its manifest is unknown."""
 
     id: str
     name: str = ""
@@ -34,7 +34,7 @@ class RunSummary(msgspec.Struct, frozen=True):
 
 
 class SwarmRow(msgspec.Struct, frozen=True):
-    """One peer. The figures from `step` on are None or empty if the peer publishes none.
+    """One peer. The fields from `step` on are None or empty if the peer publishes none.
 
     `seen_at` is Unix time in seconds. `pass_rates` are pairs of a step and pass@1, the oldest first. `learns_from` is
     the share of each sender among the groups of the peer's last steps, by peer id; it sums to at most 1.
@@ -75,7 +75,7 @@ class SwarmView(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_dict(cls, document: Any) -> SwarmView:
-        """Return the view in a JSON form. Raises msgspec.ValidationError for anything else."""
+        """Return the view in a JSON form. Raises msgspec.ValidationError if it is invalid."""
         return msgspec.convert(document, cls)
 
 
@@ -108,7 +108,7 @@ def swarm_row(record: PeerRecord, *, seen_at: float) -> SwarmRow:
 def make_view(
     rows: Sequence[SwarmRow], *, run: RunSummary, now: float, own_id: str = "", num_unreadable: int = 0
 ) -> SwarmView:
-    """Return the view: the node itself first, then the peers that were seen last. `now` is Unix time in seconds."""
+    """Return the view: the node itself first, then the most recently seen peers. `now` is Unix time in seconds."""
     ordered = sorted(rows, key=lambda row: (row.peer_id != own_id, -min(row.seen_at, now), row.peer_id))
     return SwarmView(
         run=run,

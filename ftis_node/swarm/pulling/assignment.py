@@ -45,10 +45,10 @@ def assignment_order(group_id: bytes, members: Iterable[str]) -> list[str]:
 def eligible_members(
     sender: str, *, peer_id: str, known: Sequence[str], shard_members: Sequence[str], num_shards: int
 ) -> Sequence[str] | None:
-    """Return the members among whom the sender's groups are assigned; None if this node is not among them.
+    """Return the members to which the sender's groups may be assigned; None if this node is not one of them.
 
-    They are the other members of the sender's shard. If the swarm is so small that a shard may be empty, they are all
-    `known` members, because there every node knows every other.
+    They are the other members of the sender's shard. In a swarm so small that a shard may be empty, they are all
+    `known` members, because every node knows every other there.
     """
     if len(known) < MIN_MEMBERS_PER_SHARD * num_shards:
         return [member for member in known if member != sender]

@@ -1,6 +1,6 @@
-"""Progress report of a backfill: how many missed groups have arrived, and how long the rest takes.
+"""Progress report of a backfill: the number of missed groups that have arrived, and the time for the rest.
 
-A few groups are always missing somewhere. Only an absence with at least `MIN_MISSED` missed groups is reported.
+A few groups are always missing. Only a backfill of at least `MIN_MISSED` groups is reported.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ PERIOD_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class BackfillReport:
-    """`num_here` missed groups arrived in `elapsed_s`; `num_left` are still missing, 0 ends the backfill."""
+    """Progress of a backfill: `num_here` groups arrived in `elapsed_s`, `num_left` are missing (0: it has ended)."""
 
     num_here: int
     num_left: int
@@ -21,7 +21,7 @@ class BackfillReport:
 
     @property
     def time_left_s(self) -> float | None:
-        """Extrapolated from the speed so far; None before the first group arrived."""
+        """Return the remaining seconds at the rate so far; None before the first group has arrived."""
         return self.elapsed_s * self.num_left / self.num_here if self.num_here else None
 
 
@@ -37,7 +37,7 @@ class BackfillProgress:
     def check(self, *, num_left: int, num_backfilled: int, now: float) -> BackfillReport | None:
         """Return a report at the start, at the end, and each period in which something arrived; otherwise None.
 
-        `num_backfilled` counts all missed groups that ever arrived.
+        `num_backfilled` counts all missed groups that have ever arrived.
         """
         if self._began_at is None:
             if num_left < MIN_MISSED:

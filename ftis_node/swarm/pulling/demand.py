@@ -1,4 +1,4 @@
-"""How many groups to pull: all in a small swarm, as many as the learner needs in a large one."""
+"""Number of groups to pull: all in a small swarm, as many as the learner needs in a large one."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ftis_node.config.node import PullRule
 
-STEPS_IN_STOCK = 2  # remote groups that wait for the learner: for the next step and the one after it
-MAX_ASSIGNED_STEPS = 4  # with more in flight, a node leaves its assigned groups to the next member
+STEPS_IN_STOCK = 2  # remote groups kept ready for the learner: for the next step and the one after it
+MAX_ASSIGNED_STEPS = 4  # if more are in flight, a node leaves its assigned groups to the next member
 
 
 @dataclass(frozen=True, slots=True)
 class PullDemand:
-    """Result of the pull rule. `need` is the number of groups to pull; None: all that are announced."""
+    """Result of the pull rule. `need` is the number of groups to pull; None: all announced groups."""
 
     need: int | None
     takes_assigned: bool

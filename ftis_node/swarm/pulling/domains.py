@@ -1,8 +1,8 @@
-"""Pull order of a node with a domain: groups of that domain and of others, in the preferred proportion.
+"""Pull order of a node with a domain: groups of that domain and of others, in the configured proportion.
 
-The run's `step.own_domain_fraction` is the preferred proportion among the groups that wait for the learner. A sender's
-domain is only a claim, so it affects nothing but the order of pulls. If one side has too few groups, the other fills
-the gap. The task of a stored group is certain, and steps choose by that (`algorithms/group_choice.py`).
+The run's `step.own_domain_fraction` is the fraction wanted among the groups that wait for the learner. A sender's
+domain is only a claim, so it affects only the order of pulls. If one side has too few groups, the other fills the gap.
+The task of a stored group is verified, and steps select by it (`algorithms/group_choice.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class OwnDomain:
     share: float
 
     def is_claimed(self, parts: frozenset[str]) -> bool:
-        """Return whether `parts`, for which a peer generates, are all in this domain; empty: whole task, false."""
+        """Return whether all `parts` for which a peer generates are in this domain; false if empty (the whole task)."""
         return bool(parts) and parts <= self.tasks
 
 
@@ -42,7 +42,7 @@ def portions(share: float, *, stock: int, need: int | None, num_near: int, num_f
     """
     want_near = round(share * stock)
     lack_near, lack_far = max(0, want_near - num_near), max(0, stock - want_near - num_far)
-    if need is None:  # everything, and first the side that is further below its part
+    if need is None:  # everything, beginning with the side that is further below its part
         return DomainPortion(None, near=num_near <= share * (num_near + num_far)), ANY
     sides = DomainPortion(lack_near, near=True), DomainPortion(lack_far, near=False)
     return (*(sides if share >= 0.5 else sides[::-1]), ANY)

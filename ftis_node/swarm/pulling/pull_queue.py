@@ -1,12 +1,12 @@
-"""Queue of announced groups: which peers hold each, and what to request next.
+"""Queue of announced groups with their holders; it decides what to request next.
 
     announced --add--> WAITING --next_request--> IN FLIGHT --arrived--> (removed)
                           ^                          |
-                          `--------- missed ---------'   while a peer is left that may hold the group
+                          `--------- missed ---------'   while another peer may hold the group
 
 The newest groups come first. Peers take turns, so that no sender fills a learner's batch alone. A group is requested
-from one peer at a time: first its sender, then other peers that announced it, then random members. The caller names the
-members. At most `MAX_TRIES` peers are asked.
+from one peer at a time: first its sender, then other peers that announced it, then members that the caller names. At
+most `MAX_TRIES` peers get a request for a group.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class PullItem:
 
 
 class PullSource(NamedTuple):
-    """The peer that holds groups, and the form in which it sends them."""
+    """A peer that holds groups, and the form in which it sends them."""
 
     peer_id: str
     as_text: bool
 
 
 class PullRequest(NamedTuple):
-    """Items to request from a peer in one call."""
+    """Items to request from a peer in one RPC."""
 
     source: PullSource
     items: tuple[PullItem, ...]
@@ -52,7 +52,7 @@ class PullRequest(NamedTuple):
 
 @dataclass(slots=True)
 class _Known:
-    """An item, the peer to ask, other known holders, and the peers asked already."""
+    """An item, the holder to ask next, other known holders, and the peers already asked."""
 
     item: PullItem
     holder: str
@@ -66,7 +66,7 @@ class PullQueue:
     A source with more than `max_per_holder` items loses its oldest. Above `capacity` items the largest sources lose
     their oldest. Assigned items are dropped last.
 
-    If only assigned items are requested, only the sources that have some are visited. In a large swarm this happens for
+    A request for assigned items alone visits only the sources that have some. In a large swarm such a request follows
     each announcement while thousands of other items wait.
     """
 
@@ -82,17 +82,17 @@ class PullQueue:
         return group_id in self._by_id
 
     def __len__(self) -> int:
-        """Number of items waiting or in flight."""
+        """Return the number of items waiting or in flight."""
         return len(self._by_id)
 
     @property
     def num_in_flight(self) -> int:
-        """Number of items requested and not arrived."""
+        """Return the number of requested items that have not arrived."""
         return len(self._in_flight)
 
     @property
     def num_missed(self) -> int:
-        """Number of items whose announcement was missed."""
+        """Return the number of items whose announcement this node missed."""
         return sum(known.item.is_repair for known in self._by_id.values())
 
     def add(self, item: PullItem, *, holder: str) -> bool:
@@ -153,10 +153,10 @@ class PullQueue:
         others: Sequence[str] = (),
         can_serve: Callable[[str, bytes], bool] = lambda *_: True,
     ) -> list[PullItem]:
-        """Requeue groups of `request` that did not arrive for the next possible holder; return those given up.
+        """Requeue the groups of `request` that did not arrive, each for its next holder; return those dropped.
 
-        `others` are members to try if no further holder is known. `can_serve` says whether a peer may be asked for a
-        group.
+        `others` are members to try if no further holder is known. `can_serve` returns whether a peer may get the
+        request for a group.
         """
         given_up = []
         for group_id in missing:
@@ -192,9 +192,9 @@ class PullQueue:
         return len(old)
 
     def reroute(self, may_ask: Callable[[str], bool]) -> None:
-        """Move items of sources that may not be asked now to another holder that may.
+        """Move items of sources that `may_ask` excludes to another holder.
 
-        So no peer can withhold a group by announcing it first and not serving it.
+        So no peer can withhold a group if it announces the group first and does not serve it.
         """
         paused = [source for source in self._waiting if not may_ask(source.peer_id)]
         for known in [known for source in paused for known in self._waiting[source].values() if known.spare]:
@@ -260,7 +260,7 @@ class PullQueue:
         queue = [
             (self._num_assigned.get(source, 0) - len(waiting), source) for source, waiting in self._waiting.items()
         ]
-        heapq.heapify(queue)  # most items that are not assigned first
+        heapq.heapify(queue)  # the source with the most unassigned items first
         while queue and left:
             _, source = heapq.heappop(queue)
             oldest = sorted(self._waiting[source].values(), key=lambda known: known.item.is_assigned)

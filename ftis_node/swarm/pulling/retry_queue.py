@@ -22,7 +22,7 @@ class _Waiting:
 
 
 class RetryQueue:
-    """Bounded retry queue; above `capacity` the oldest group is given up. `now` is a monotonic clock in seconds."""
+    """Bounded retry queue; above `capacity` the oldest group is dropped. `now` is a monotonic clock in seconds."""
 
     def __init__(self, *, first_wait_s: float = 2.0, max_rounds: int = 6, capacity: int = 1024) -> None:
         """Retry after `first_wait_s`, then after twice as long each time, at most `max_rounds` times."""
@@ -30,13 +30,13 @@ class RetryQueue:
         self._max_rounds = max_rounds
         self._capacity = capacity
         self._waiting: dict[bytes, _Waiting] = {}
-        self._rounds: dict[bytes, int] = {}  # of groups that wait or are being requested
+        self._rounds: dict[bytes, int] = {}  # retries of each group that waits or is in flight
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def put(self, item: PullItem, *, now: float) -> bool:
-        """Add a group that no peer gave; return False if that was its last retry."""
+        """Add a group that no peer served; return False if that was its last retry."""
         num_rounds = self._rounds.pop(item.id, 0) + 1
         if num_rounds > self._max_rounds:
             return False

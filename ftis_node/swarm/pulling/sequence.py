@@ -1,8 +1,8 @@
 """Sequence numbers of one sender: gaps show announcements that were lost.
 
-A sender numbers its groups 1, 2, 3, ... and announces each. Gossipsub may drop messages without an error. A gap between
-numbers shows that, or a directory record with a higher number than the last received one. Groups from before the first
-received announcement are no gap: the node queries the fresh ones by time.
+A sender numbers its groups 1, 2, 3, ... and announces each. Gossipsub may drop messages without an error. The loss
+shows as a gap between numbers, or as a higher number in the sender's directory record. Groups from before the first
+received announcement are not a gap: the node queries the fresh ones by time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class SequenceGap(NamedTuple):
 class SequenceTracker:
     """Sequence tracker for one sender. At most `MAX_GAPS` gaps are kept; the oldest is dropped first."""
 
-    __slots__ = ("_gaps", "at", "highest")  # one object for each sender: a third of the bytes
+    __slots__ = ("_gaps", "at", "highest")  # one object for each sender: slots need a third of the memory
 
     def __init__(self, *, at: float) -> None:
         """`at` is the time at which the peer was first seen, in seconds of the caller's clock."""
@@ -34,11 +34,11 @@ class SequenceTracker:
 
     @property
     def gaps(self) -> tuple[SequenceGap, ...]:
-        """Missing ranges, newest first."""
+        """Return the missing ranges, newest first."""
         return tuple(reversed(self._gaps))
 
     def note(self, number: int, *, at: float) -> None:
-        """Take in a sequence number that the sender announced or served."""
+        """Add a sequence number that the sender announced or served."""
         self.at = max(self.at, at)
         if number > self.highest:
             if self.highest and number > self.highest + 1:
@@ -48,7 +48,7 @@ class SequenceTracker:
             self._gaps = [part for gap in self._gaps for part in _without(gap, number)]
 
     def note_tail(self, last_number: int) -> None:
-        """Take in the last number that the sender's directory record names."""
+        """Add the last number in the sender's directory record."""
         if self.highest and last_number > self.highest:
             self._add(SequenceGap(self.highest + 1, last_number))
         self.highest = max(self.highest, last_number)
@@ -72,7 +72,7 @@ class SequenceTracker:
 
 
 def _without(gap: SequenceGap, number: int) -> list[SequenceGap]:
-    """Return what remains of a gap after one of its numbers arrived."""
+    """Return the parts of a gap that remain after one of its numbers arrived."""
     if not gap.first <= number <= gap.last:
         return [gap]
     parts = [gap._replace(last=number - 1), gap._replace(first=number + 1)]

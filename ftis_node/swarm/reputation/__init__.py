@@ -1,3 +1,3 @@
-"""Reputation: what a peer did, who is at fault for a rejected group, rate limits, duplicates, bans."""
+"""Reputation: behavior of peers, attribution of rejected groups, rate limits, duplicates, bans."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Attributes a rejected group: to the peer that signed it, to the peer that sent it, or to none.
+"""Attributes a rejected group to the peer that signed it, to the peer that sent it, or to none.
 
 Any peer may serve any group, so that a group stays available if its creator is offline. Two rules keep that safe. A
-reason found before the signature check cannot be charged to the named creator, because anyone can write a name. A
+reason found before the signature check is not charged to the named creator, because any peer can write that name. A
 reason that a relaying peer cannot know is not charged to that peer. It knows form and signature, because its own
 validation checks them. It does not know our clock, quotas or bans.
 """
@@ -23,7 +23,7 @@ NO_FAULT = frozenset(
     {
         *("version", "codec"),  # another software version
         *("banned", "duplicate", "sequence_reused", "stale", "clock_skew"),
-        *("scoring_failed", "not_encodable", "scoring_quota"),  # scoring and tokenizing are this node's part
+        *("scoring_failed", "not_encodable", "scoring_quota"),  # this node scores and tokenizes
     }
 )
 SIGNER_FAULT = {
@@ -35,14 +35,14 @@ SIGNER_FAULT = {
 
 
 class Attribution(NamedTuple):
-    """The peer at fault and its behaviour. The group also counts against that peer's quota."""
+    """The peer at fault and its behavior. The group also counts against that peer's quota."""
 
     peer_id: str
     conduct: Behaviour
 
 
 def attribute_refusal(reason: str, *, origin: str, sender: str | None, signed: bool) -> Attribution:
-    """Return the peer at fault: `origin` sent the group, `sender` is the named creator, `signed` if verified."""
+    """Return the peer at fault: `origin` sent the group, `sender` is its named creator, verified if `signed`."""
     if conduct := ORIGIN_FAULT.get(reason):
         return Attribution(origin, conduct)
     if reason in NO_FAULT:

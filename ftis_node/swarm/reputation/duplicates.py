@@ -1,9 +1,9 @@
-"""Detects copied completions: right answers from a group of this node, of a peer, or of the sender's own past.
+"""Detects copied completions: copies from a group of this node, of a peer, or of the sender itself.
 
 A completion counts as a copy only if chance is ruled out: the same token ids after the same prompt, at least
 `min_tokens` long. Its log-probs must also make it so unlikely that two honest samples would not collide during a run
 (`MIN_SURPRISE_NATS`: e^-20). Short answers never count, because honest nodes with equal weights may sample the same
-ones. A policy that has collapsed onto one text is not affected either: that text has no surprise.
+ones. A policy that has collapsed onto one text is safe, too, because that text has no surprise.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KEY_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class DuplicateRules:
-    """When a group is a copy. `max_share` is a fraction of its completions of `min_tokens` and more."""
+    """Thresholds of a copy. `max_share` is a fraction of the group's completions with at least `min_tokens`."""
 
     min_tokens: int = 32
     max_share: float = 0.25
@@ -39,14 +39,14 @@ class SeenCompletion(NamedTuple):
 
 
 class DuplicateKind(StrEnum):
-    """Whose completions a group copies; the values are rejection reasons."""
+    """Source of copied completions; the values are rejection reasons."""
 
-    OURS = "copy_ours"  # of a group of this node: certain
-    OTHERS = "copy"  # of another peer's group, or of the sender's own earlier one
+    OURS = "copy_ours"  # a group of this node, which is certain
+    OTHERS = "copy"  # a group of another peer, or an earlier one of the sender
 
 
 class DuplicateDetector:
-    """Bounded LRU set of the completions accepted last, with the first sender of each."""
+    """Bounded LRU set of accepted completions, with the first sender of each."""
 
     def __init__(self, own_id: str, rules: DuplicateRules) -> None:
         self._own_id = own_id
@@ -57,10 +57,10 @@ class DuplicateDetector:
         return len(self._seen)
 
     def judge(self, sender: str, prompt: str, completions: Sequence[SeenCompletion]) -> DuplicateKind | None:
-        """Return what kind of copy a group is, None if it is none. A node's own group never is.
+        """Return the kind of copy, None if the group is not a copy. A node's own group never is.
 
-        The surprise that counts is the one reported by the first sender, since a copy may claim any value. For
-        repetitions within one group it is the group's own.
+        The surprise is the one that the first sender reported, because a copy may claim any value. For repetitions
+        within one group it is that group's value.
         """
         long_ones = [completion for completion in completions if completion.num_tokens >= self._rules.min_tokens]
         if sender == self._own_id or not long_ones:
@@ -79,7 +79,7 @@ class DuplicateDetector:
         return DuplicateKind.OURS if firsts[self._own_id] > most else DuplicateKind.OTHERS
 
     def remember(self, sender: str, prompt: str, completions: Sequence[SeenCompletion]) -> None:
-        """Add the completions of an accepted group that are long and surprising enough; the first sender stays."""
+        """Add the long and surprising completions of an accepted group. Known ones keep their first sender."""
         for completion in completions:
             if completion.num_tokens >= self._rules.min_tokens and completion.surprise >= MIN_SURPRISE_NATS:
                 key = _key(prompt, completion)

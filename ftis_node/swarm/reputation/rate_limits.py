@@ -1,4 +1,4 @@
-"""Per-peer rate limits and buffer quotas: groups, tokens and scoring time a minute; announcements; buffer places.
+"""Per-peer rate limits (groups, tokens, scoring time, announcements) and shares of the replay buffer.
 
 Each sender has its own token buckets. All new peers together share one more set, so that a thousand new identities get
 no more than a few. A peer with some reputation (`Reputation.is_known`) uses only its own buckets, so new peers cannot
@@ -25,7 +25,7 @@ PREFIX_BITS = {4: 24, 6: 48}
 
 @dataclass(frozen=True, slots=True)
 class QuotaLimits:
-    """Groups, tokens and scoring seconds a minute: of one sender, and of all new peers together."""
+    """Groups, tokens and scoring seconds per minute, for one sender and for all new peers together."""
 
     groups_per_minute: float = 6000.0
     tokens_per_minute: float = 20e6
@@ -36,7 +36,7 @@ class QuotaLimits:
 
 
 class _PeerBuckets:
-    """Groups, tokens and seconds of scoring, a minute's worth at once at most."""
+    """Token buckets for groups, tokens and scoring seconds; the burst is one minute."""
 
     def __init__(self, groups_per_minute: float, tokens_per_minute: float, scoring_s_per_minute: float) -> None:
         self.scoring_s = TokenBucket(rate_per_s=scoring_s_per_minute / MINUTE_S, burst=scoring_s_per_minute)
@@ -65,7 +65,7 @@ class Quotas:
         )
 
     def allows(self, peer_id: str, *, is_new_peer: bool, now: float) -> bool:
-        """Return whether to validate a group of this peer. Spends nothing: the name on a group is not verified yet."""
+        """Return whether to validate a group of this peer. Spends nothing, because the sender is not verified yet."""
         if is_new_peer and self._new_peers.is_spent(now=now):
             return False
         buckets = self._senders.get(peer_id)
@@ -79,7 +79,7 @@ class Quotas:
         return buckets is None or buckets.scoring_s.left(now=now) > 0.0
 
     def spend(self, peer_id: str, num_tokens: int, *, is_new_peer: bool, now: float) -> None:
-        """Charge the peer that answers for a group, whatever the result of the validation."""
+        """Charge the peer that is responsible for a group, whatever the result of the validation."""
         if is_new_peer:
             self._new_peers.spend(num_tokens, now=now)
         self._buckets_of(peer_id).spend(num_tokens, now=now)
@@ -104,7 +104,7 @@ class Quotas:
 
 @dataclass(frozen=True, slots=True)
 class ShareCap:
-    """Cap on the fraction of the buffer's remote places that the groups of one neighbor may hold.
+    """Cap on the fraction of the buffer's places for remote groups that one neighbor may occupy.
 
     A neighbor is a peer, or all peers of one network: `networks` maps peer ids to networks (`subnet_of`). With k
     neighbors each may hold at least 1 / k of the places, so one peer alone may hold all. With many, none holds more
@@ -117,11 +117,11 @@ class ShareCap:
     networks: Mapping[str, str] = field(default_factory=dict)
 
     def neighbour(self, peer_id: str) -> str:
-        """Return the name under which a peer's groups are counted; a trusted peer is counted alone."""
+        """Return the name under which a peer's groups are counted. A trusted peer is counted separately."""
         return peer_id if peer_id in self.trusted else self.networks.get(peer_id, peer_id)
 
     def places(self, neighbour: str, *, num_neighbours: int, capacity: int) -> int:
-        """Return the number of places, at least one."""
+        """Return the number of places of one neighbor, at least one."""
         share = self.trusted_share if neighbour in self.trusted else self.share
         return max(1, math.floor(capacity * min(1.0, max(share, 1.0 / max(1, num_neighbours)))))
 
@@ -148,8 +148,8 @@ class AnnounceRateLimiter:
 def subnet_of(multiaddrs: Iterable[str]) -> str | None:
     """Return the subnet of a peer with these addresses: public IPv4 /24 or IPv6 /48; the first public address counts.
 
-    Identities are free, addresses in many networks are not. None for loopback, private and relayed addresses, which say
-    nothing about the peer behind them.
+    Identities cost nothing, but addresses in many networks do. Return None for loopback, private and relayed addresses,
+    because they do not identify the peer's network.
     """
     return next(filter(None, map(_subnet, multiaddrs)), None)
 

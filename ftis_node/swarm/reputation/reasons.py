@@ -1,4 +1,4 @@
-"""One dictionary of reasons: why a group is rejected, and why a peer loses reputation.
+"""Dictionary of reasons: for the rejection of a group and for a peer's loss of reputation.
 
 Status, events, screens, the report and docs/reference/rejections.md use these names and sentences; tests compare them.
 `REFUSALS` are the reasons of validation, `BEHAVIOUR` the other entries of a peer's record.
@@ -70,7 +70,7 @@ UNKNOWN = "this version does not know the reason"
 
 
 def sentence(reason: str) -> str:
-    """Return what a reason means, as a clause."""
+    """Return the meaning of a reason as a clause."""
     if known := REFUSALS.get(reason) or BEHAVIOUR.get(reason):
         return known
     if reason.startswith(PULL):
@@ -81,6 +81,6 @@ def sentence(reason: str) -> str:
 
 
 def full_sentence(reason: str) -> str:
-    """Return the same with a capital letter and a full stop."""
+    """Return the meaning of a reason as a sentence."""
     clause = sentence(reason)
     return f"{clause[0].upper()}{clause[1:]}."

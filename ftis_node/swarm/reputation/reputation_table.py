@@ -1,8 +1,8 @@
 """Reputation of all known peers, bounded, so that a thousand new identities cost no memory.
 
 When the table is full, the peers with the least information are dropped first. Peers that the operator banned or trusts
-are kept. Late to go are peers whose groups were used, then peers with the longest bans. A dropped identity counts as a
-new peer.
+are kept. Of the others, peers with their own rate limits are dropped last, and before them those with the longest bans.
+A dropped identity counts as a new peer.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class ReputationTable:
         self._peers[peer_id] = record
 
     def reputation(self, peer_id: str) -> Reputation:
-        """Return a peer's reputation; that of a new peer if nothing is known."""
+        """Return a peer's reputation; that of a new peer if the peer is unknown."""
         record = self._peers.get(peer_id)
         return NEW_PEER if record is None else record.reputation
 
     def record_of(self, peer_id: str) -> PeerReputation:
-        """Return a peer's record; a new one if nothing is known."""
+        """Return a peer's record; a new one if the peer is unknown."""
         return self._peers.get(peer_id) or PeerReputation()
 
     def is_banned(self, peer_id: str, *, now: float) -> bool:
@@ -66,7 +66,7 @@ class ReputationTable:
         return record is not None and record.reputation.is_banned(now=now)
 
     def note(self, peer_id: str, conduct: Behaviour, *, now: float, reason: str = "") -> TrustLevel | None:
-        """Apply one `conduct`; return the new trust level if it changed."""
+        """Record one behavior of a peer; return the new trust level if it changed."""
         name = reason or conduct.value
         before = self.reputation(peer_id).trust_level(now=now)
         record = self._change(peer_id, lambda was: was.after(conduct, now=now, rules=self._rules, reason=name), now=now)
@@ -76,7 +76,7 @@ class ReputationTable:
         return standing if standing is not before else None
 
     def ban(self, peer_id: str, length_s: float, *, now: float) -> None:
-        """Ban a peer by the operator's decision; it is no longer trusted."""
+        """Ban a peer on behalf of the operator, and remove its trust."""
         self._change(
             peer_id,
             lambda was: was.with_trust(False, now=now).banned(length_s, now=now, reason=BY_OPERATOR),

@@ -1,13 +1,13 @@
-"""How a peer's behaviour changes its reputation: behaviour and time in; score, bans and their ends out.
+"""Reputation as a pure state machine: takes behavior and time, returns score, bans and their ends.
 
-    score  10 |  maximum: no credit that a false claim could not use up
+    score  10 |  maximum, so that a few false claims use up all credit
             0 |  a new peer
            -3 |  below: PROBATION (all its groups are audited)
-          -10 |  here: BANNED for a time that doubles with each ban; afterwards the score is -5, on probation
+          -10 |  at or below: BANNED for a time that doubles with each ban; afterwards the score is -5, on probation
 
-Groups used in a training step raise the score slowly. Rejected groups lower it, false claims by a lot. What may happen
-to an honest peer does not change it: a late group, one that two peers served, a scorer that timed out. A negative score
-decays towards 0. Each day without a ban reduces the number of past bans by one.
+Groups used in a training step raise the score slowly. Rejected groups lower it, and false claims lower it strongly.
+Events that honest peers also cause do not change it: a late group, a duplicate, a scorer that timed out. A negative
+score decays towards 0. Each day without a ban reduces the number of past bans by one.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ MAX_SCORE = 10.0
 WATCH_SCORE = -3.0
 BAN_SCORE = -10.0
 SCORE_AFTER_BAN = -5.0
-KNOWN_SCORE = 1.0  # from here on the peer has its own rate limits
+KNOWN_SCORE = 1.0  # from this score on a peer has its own rate limits
 NO_FLOOR = -1e9
 HALF_LIFE_S = 1800.0  # of a negative score
 FORGIVE_BAN_S = 86400.0
 
 
 class Behaviour(StrEnum):
-    """What a peer did."""
+    """Kind of behavior of a peer."""
 
     ACCEPTED = "accepted"  # one of its groups was accepted
     CONTRIBUTED = "contributed"  # a step used one of its groups
-    HARMLESS = "harmless"  # a group was useless for reasons that an honest peer may have
+    HARMLESS = "harmless"  # a group was not usable, for a reason that honest peers also cause
     PULL_FAILED = "pull_failed"  # it announced a group and did not serve it
-    RATE_LIMITED = "rate_limited"  # more than its rate limit
-    SLOW = "slow"  # scoring its completions took the whole time limit: ten times in a short while is no accident
-    COPIED = "copied"  # completions of another peer's earlier group; who was first is not certain
+    RATE_LIMITED = "rate_limited"  # it exceeded its rate limit
+    SLOW = "slow"  # scoring its completions took the whole time limit; ten cases in a short time lead to a ban
+    COPIED = "copied"  # completions of another peer's earlier group; the original creator is not certain
     REFUSED = "refused"  # input that no honest node of this run sends
     FAULT = "fault"  # its input caused an unexpected exception in this node
     FALSE_CLAIM = "false_claim"  # a wrong claim under its own signature, or a forged one
@@ -50,7 +50,7 @@ class ScoreChange(NamedTuple):
 
 
 SCORE_CHANGES = {
-    Behaviour.ACCEPTED: ScoreChange(0.02, most=2.0),  # valid but unused groups cannot earn more
+    Behaviour.ACCEPTED: ScoreChange(0.02, most=2.0),  # maximum credit for valid but unused groups
     Behaviour.CONTRIBUTED: ScoreChange(0.1),
     Behaviour.HARMLESS: ScoreChange(0.0),
     Behaviour.PULL_FAILED: ScoreChange(-0.25, floor=WATCH_SCORE),
@@ -64,7 +64,7 @@ SCORE_CHANGES = {
 
 
 class TrustLevel(StrEnum):
-    """How the node treats a peer."""
+    """Treatment of a peer by the node."""
 
     TRUSTED = "trusted"  # set by the operator: never banned automatically
     GOOD = "good"
@@ -106,7 +106,7 @@ class Reputation:
         return TrustLevel.PROBATION if self.score_at(now) < WATCH_SCORE else TrustLevel.GOOD
 
     def by_clock(self, now: float) -> Reputation:
-        """Return the record adjusted to a clock that was set back; no ban becomes longer by that."""
+        """Return the record adjusted to a clock that was set back, so that no ban becomes longer."""
         back_s = self.updated_at - now
         if back_s <= 0:
             return self
@@ -124,7 +124,7 @@ class Reputation:
         return float(self.score * 0.5 ** (away_s / HALF_LIFE_S))
 
     def after(self, conduct: Behaviour, *, now: float, rules: BanRules, reason: str = "") -> Reputation:
-        """Return the record after one `conduct`. Nothing changes during a ban; `reason` is shown to users."""
+        """Return the record after one behavior; unchanged during a ban. Users see `reason`."""
         if self.is_banned(now=now):
             return self
         points, floor, most = SCORE_CHANGES[conduct]
@@ -147,7 +147,7 @@ class Reputation:
         )
 
     def unbanned(self, *, now: float) -> Reputation:
-        """Return a clean record, as the operator decided."""
+        """Return a clean record, for an operator who ends a ban."""
         return replace(self, score=max(0.0, self.score), updated_at=now, banned_until=0.0, ban_reason="", num_bans=0)
 
     def with_trust(self, trusted: bool, *, now: float) -> Reputation:
@@ -155,7 +155,7 @@ class Reputation:
         return replace(self.unbanned(now=now) if trusted else self, trusted=trusted)
 
     def _after_forgiving(self, now: float) -> Reputation:
-        """Return the record without the bans that have expired from the count."""
+        """Return the record with one past ban fewer for each day without a ban."""
         if not self.num_bans:
             return self
         expired = int(max(0.0, now - self.banned_until) // FORGIVE_BAN_S)

@@ -1,7 +1,7 @@
-"""Which members to dial: enough in all, and some in each shard that this node reads.
+"""Selects the members to dial: enough in total, and some in each shard that this node reads.
 
 Gossipsub forwards an announcement among connected peers that read its shard. A node that reads a shard must therefore
-be connected to others that read it. The members whose own shard it is are certain to read it.
+be connected to others that read it. Members of that shard always read it.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def choose_dials(
 ) -> list[str]:
     """Return the members to dial in this round; `members` are the connected ones among `candidates`.
 
-    First come members that a shard lacks, then as many as are missing in all. A node with enough members dials one more
-    at random. Otherwise two halves of a partitioned swarm, each with enough members, would never meet again. A node
-    with `EXPLORE_FACTOR` times the wanted members leaves that to others.
+    The choice covers first the shards that lack members, then the total. A node with enough members dials one more at
+    random. Otherwise two halves of a partitioned swarm, each with enough members, would never reconnect. A node with
+    `EXPLORE_FACTOR` times the wanted members does not do this.
     """
     unconnected = sorted(set(candidates) - set(connected))
     rng.shuffle(unconnected)

@@ -32,7 +32,7 @@ def shard_of(peer_id: str, num_shards: int) -> int:
 
 
 def buckets_of(shard: int, num_shards: int) -> range:
-    """Return the buckets that list the peers of a shard."""
+    """Return the buckets in which the peers of a shard register."""
     return range(shard, NUM_MEMBER_BUCKETS, num_shards)
 
 
@@ -58,7 +58,8 @@ def choose_shards(
 def num_affordable(received_per_s: float, *, num_read: int, num_shards: int, budget_per_s: float) -> int:
     """Return how many shards to read, if `num_read` of them bring `received_per_s` announcements a second together.
 
-    Above the budget: as many as fit, at least one. Well below it: up to twice as many, as far as they will fit.
+    Above the budget, the result is the number that fits, at least one. Well below it, the result grows to at most twice
+    `num_read`, as far as the budget allows.
     """
     each_per_s = received_per_s / num_read
     if received_per_s > budget_per_s:

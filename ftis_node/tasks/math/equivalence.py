@@ -1,4 +1,4 @@
-r"""Equality of two mathematical answers: `math-verify` with limits for hostile text.
+r"""Equality of two mathematical answers: `math-verify` with limits for untrusted text.
 
 An answer block is read in one of three ways:
 
@@ -44,7 +44,7 @@ def answers_agree(reference: str, answer: str) -> bool:
     try:
         return bool(_library().verify(_parse_reference(reference), _parse(answer), timeout_seconds=None))
     except Exception:
-        # Third-party parsers over arbitrary text: any of them may raise anything, and none of it earns a reward.
+        # Third-party parsers on untrusted text may raise any exception. Then the answer gets no reward.
         _log.debug("an answer could not be read", exc_info=True)
         return False
 

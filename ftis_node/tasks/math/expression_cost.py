@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 WORST: Final = 1e9  # beyond every limit; costs stay below its square, far from overflow
-_COUNTED_TO: Final = 1000  # terms and exponents; more are beyond every limit
+_COUNTED_TO: Final = 1000  # bounds counted terms and exponents; more exceed every limit
 
 
 @dataclass(frozen=True, slots=True)

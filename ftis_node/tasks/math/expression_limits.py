@@ -7,23 +7,23 @@ and none is a time, so that all nodes give the same text the same reward. A chan
 | limit | value | what it bounds |
 |---|---|---|
 | `MAX_CHARS` | 500 | characters |
-| `MAX_DEPTH` | 8 | brackets inside one another, braces of commands too |
+| `MAX_DEPTH` | 8 | nested brackets, including braces of commands |
 | `MAX_BRACKETS` | 48 | opening brackets of all kinds |
-| `MAX_FRACTION_DEPTH` | 3 | fractions inside one another |
+| `MAX_FRACTION_DEPTH` | 3 | nested fractions |
 | `MAX_DIGITS` | 40 | digits in a row |
 | `MAX_POWERS` | 24 | exponents |
 | `MAX_FUNCTIONS` | 6 | `\sin`, `\log`, ... and `!` |
 | `MAX_ROOTS` | 6 | `\sqrt` and powers with a fraction as exponent |
 | `MAX_ROOT_DIGITS` | 2 | digits of a number in a root's index or in an exponent that is not whole |
-| `MAX_BINOMIALS` | 3 | `\binom`, `\choose`; beside one no number has more than three digits |
-| `MAX_BARS` | 8 | bars, floors and other pairs that are no brackets |
+| `MAX_BINOMIALS` | 3 | `\binom`, `\choose`; with one of them, no number has more than three digits |
+| `MAX_BARS` | 8 | bars, floor signs and other pairs that are not brackets |
 | `MAX_CELLS` | 30 | cells of matrices |
-| `MAX_BITS` | 16,384 | bits of the largest number, worked out: 2^9999 has 10,000 |
-| `MAX_FUNCTION_BITS` | 512 | the same of an answer with a function in it |
-| `MAX_LOG_BITS` | 28 | the same with a logarithm: SymPy makes log(3^c) of c log(3) |
+| `MAX_BITS` | 16,384 | bits of the largest number after evaluation: 2^9999 has 10,000 |
+| `MAX_FUNCTION_BITS` | 512 | the same for an answer with a function |
+| `MAX_LOG_BITS` | 28 | the same with a logarithm, because SymPy rewrites c log(3) as log(3^c) |
 | `MAX_SHIFT` | 9 | numbers in a factorial of letters, such as (n + 1)! |
 | `MAX_TERMS` | 512 | terms when all brackets are multiplied out |
-| `FORBIDDEN` | 0 | sums, products, integrals, limits and operations on matrices: an answer is worked out |
+| `FORBIDDEN` | 0 | sums, products, integrals, limits and operations on matrices, because an answer must be evaluated |
 
 The longest reference answer of MATH-500 has 53 characters, depth 2 and 8 powers. Bits and terms are upper bounds from
 one pass over the text; nothing is computed with its numbers.
@@ -58,10 +58,10 @@ MAX_TERMS: Final = 512
 FORBIDDEN: Final = re.compile(
     r"\\(?:sum|prod|coprod|i*int|oint|idotsint|lim|limsup|liminf|bigcup|bigcap|det|xrightarrow|partial)(?![A-Za-z])"
     r"|[∑∏∫]"
-    r"|\\sqrt\s*\[[^\]]*\d{3}"  # the hundredth root, and further ones
+    r"|\\sqrt\s*\[[^\]]*\d{3}"  # roots of degree 100 and above
     r"|(?<![A-Za-z])(?:eye|zeros|ones|cols|rows|diag|norm|rank|trace|rref|hstack|vstack|orthogonalize|nullspace"
     r"|diagonalize|eigenval\w*|eigenvect\w*|svd)\s*\}?\s*(?:\\left|\\!)?\s*[({\[]"
-    r"|\\d?frac\s*\{\s*(?:d|\\mathrm\s*\{\s*d\s*\})\s*(?:\^[^{}]*|\^\{[^{}]*\})?\}"  # a derivative
+    r"|\\d?frac\s*\{\s*(?:d|\\mathrm\s*\{\s*d\s*\})\s*(?:\^[^{}]*|\^\{[^{}]*\})?\}"  # derivatives
 )
 _BINOMIAL = re.compile(r"\\(?:[dt]?binom|choose)(?![A-Za-z])")
 _ROOT = re.compile(r"\\?sqrt|√")
@@ -101,7 +101,7 @@ def is_within_limits(answer: str) -> bool:
 
 
 def _has_few_functions(answer: str) -> bool:
-    """Return whether functions are few, without a factorial beside another: that of `e^9` has 28,000 digits."""
+    """Return whether there are few functions, and no other one beside a factorial: `(e^9)!` has 28,000 digits."""
     functions = _FUNCTION.findall(answer)
     return len(functions) <= MAX_FUNCTIONS and not 0 < functions.count("!") < len(functions)
 
@@ -112,7 +112,7 @@ def _has_small_binomials(answer: str) -> bool:
 
 
 def _has_small_matrices(answer: str) -> bool:
-    """Return whether cells are few, without a function, root or power of a matrix, which expands symbolically."""
+    """Return whether there are few cells, and no function, root or power of a matrix, which SymPy would expand."""
     num_cells = answer.count("&") + answer.count("\\\\")
     if num_cells > MAX_CELLS:
         return False
@@ -120,7 +120,7 @@ def _has_small_matrices(answer: str) -> bool:
 
 
 def _is_flat(answer: str) -> bool:
-    """Return whether brackets are few and not nested too deeply; an unclosed one stays open."""
+    """Return whether there are few brackets, not nested too deeply; an unclosed one counts up to the end."""
     depth = deepest = num_open = 0
     for char in answer:
         if char in "([{":
@@ -132,7 +132,7 @@ def _is_flat(answer: str) -> bool:
 
 
 def _is_root_fine(exponent: list[str]) -> bool:
-    """Return whether an exponent is whole or has small numbers only, so that no root is too high."""
+    """Return whether an exponent is whole or has only small numbers, which bounds the degree of the root."""
     is_whole = not any(
         token == "/" or "." in token or token in _FRACTIONS or _ROOT.match(token) or _FUNCTION.match(token.lstrip("\\"))
         for token in exponent
@@ -176,7 +176,7 @@ class _Reader:
         cost = ExpressionCost()
         while self._at < len(self._tokens):
             cost = cost.plus(self._sum())
-            self._at += 1  # a closing bracket without an opening one
+            self._at += 1  # skip a closing bracket without an opening one
         return (
             cost.bits <= self._max_bits
             and cost.terms * cost.below <= MAX_TERMS

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class ScoringCost:
-    """Cost of scoring one group. `seconds` is CPU time of a scoring process, or the full limit if it was killed.
+    """Cost of scoring one group. `seconds` is CPU time of the scoring process, or the full limit if it was killed.
 
     `num_stopped` counts texts that used up their CPU time or ended the process. `num_lost` counts texts that this
-    machine did not finish, because it is busy or something else ended the process. None of them has a score.
+    machine did not finish, because it is busy or because something else ended the process. None of these texts has a
+    score.
     """
 
     seconds: float = 0.0

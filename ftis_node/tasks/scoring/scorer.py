@@ -1,11 +1,12 @@
-"""Scores from a separate process: text from peers never blocks, fills or ends the daemon.
+"""Scores from a separate process, so that texts from peers never block, fill or end the daemon.
 
     score(item, texts) --> one text at a time --> pool of spawned processes --> (reward, status)
                                                   | over its time: killed, a new one is started
                                                   | dies (memory, CPU limit): a new one is started
 
 Every text gets a result: SCORED, or UNSCORED with reward 0. The limit is CPU time, which does not depend on other load.
-If only wall time ran out, the machine is at fault and no peer is charged. Tasks with harmless scoring run in place.
+If only the wall-time limit is exceeded, this machine is at fault and no peer is blamed. Tasks with harmless scoring run
+in the daemon's process.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FROM_OUTSIDE = frozenset({-signal.SIGKILL, -signal.SIGTERM})  # no text ends its process by these
-NUM_TRIES = 2  # a pool that broke while it was idle is no fault of the text at hand
+FROM_OUTSIDE = frozenset({-signal.SIGKILL, -signal.SIGTERM})  # a text cannot cause these exit codes
+NUM_TRIES = 2  # the current text is not to blame for a pool that broke while idle
 
 
 Score = tuple[float, CompletionStatus]
@@ -46,13 +47,13 @@ UNSCORED: Score = (0.0, CompletionStatus.UNSCORED)
 
 @dataclass(frozen=True, slots=True)
 class ScoringLimits:
-    """Limits of scoring."""
+    """Limits of the scoring process."""
 
-    time_limit_s: float = 5.0  # processor time of one text
-    wall_limit_s: float = 20.0  # the same by the clock, for a machine so busy that a text gets a quarter of a core
-    group_limit_s: float = 20.0  # processor time of the texts of one call together
-    start_limit_s: float = 60.0  # a process that starts and loads its tasks
-    memory_limit_bytes: int = 1 << 30  # the address space of one process; honest answers took a quarter of it at most
+    time_limit_s: float = 5.0  # CPU time for one text
+    wall_limit_s: float = 20.0  # wall time for one text, enough if it gets a quarter of a core
+    group_limit_s: float = 20.0  # CPU time for all texts of one call
+    start_limit_s: float = 60.0  # wall time for a process to start and load its tasks
+    memory_limit_bytes: int = 1 << 30  # address space of one process; honest answers need at most a quarter
     num_workers: int = 1
 
 
@@ -60,7 +61,7 @@ class IsolatedScorer:
     """Scorer for completions of the problems of `tasks`. `start` or the first score starts it, `close` ends it."""
 
     def __init__(self, *tasks: Task, scored_only: Sequence[Task] = (), limits: ScoringLimits | None = None) -> None:
-        """`scored_only` are further tasks to score that `resolve` does not know: those of evaluations.
+        """Accept `tasks` to score and resolve, and `scored_only` tasks, such as those of evaluations, only to score.
 
         Raises TaskError for a task that needs isolation but cannot be pickled.
         """
@@ -85,7 +86,7 @@ class IsolatedScorer:
         await self.close()
 
     async def start(self) -> None:
-        """Start the processes, if a task needs them; they initialize while the caller continues.
+        """Start the processes, if a task needs them. They initialize while the caller continues.
 
         Raises WorkerDiedError if the system cannot create a process.
         """
@@ -127,8 +128,8 @@ class IsolatedScorer:
     async def score(self, item: TaskItem, texts: Sequence[str], *, cost: ScoringCost | None = None) -> list[Score]:
         """Return the score of each text, in order.
 
-        The call adds to `cost`. With `cost`, the first text without a score ends the call: the group is unusable.
-        Raises WorkerDiedError if no scoring process stays up.
+        The call adds to `cost`. If `cost` is given, the first text without a score ends the call, because the group is
+        then unusable. Raises WorkerDiedError if no scoring process stays up.
         """
         is_whole_group = cost is not None
         cost = cost or ScoringCost()
@@ -179,7 +180,10 @@ class IsolatedScorer:
         raise WorkerDiedError("the scoring process does not stay alive: is there enough memory?")
 
     def _note_end(self, error: TimeoutError | ProcessExpired, cost: ScoringCost) -> str:
-        """Count a call that the worker did not finish, caused by the text or by this machine; return a description."""
+        """Add a call that the worker did not finish to `cost`, and return a description.
+
+        The exit code decides whether the text or this machine is the cause.
+        """
         cost.seconds += self._limits.time_limit_s
         if isinstance(error, TimeoutError):
             cost.num_lost += 1
@@ -191,12 +195,15 @@ class IsolatedScorer:
         return f"the scoring process died of a text, or ran out of processor time, exit code {error.exitcode}"
 
     async def _ask_worker(self, function: Callable[..., ScoringReply], *args: object, cost: ScoringCost) -> object:
-        """Return the worker's result or its exception: BrokenProcessPool unless `args` are at fault."""
+        """Call the function in the worker; return its result or raise its exception.
+
+        Raises BrokenProcessPool if the pool broke for a reason other than `args`.
+        """
         limits = self._limits
         pool = await self._running_pool()
         try:
             scheduled = pool.schedule(function, args=(*args, limits.time_limit_s), timeout=limits.wall_limit_s)
-        except RuntimeError as error:  # it broke, or was closed, since we looked
+        except RuntimeError as error:  # the pool broke or was closed since the check
             raise BrokenProcessPool(str(error)) from error
         future: asyncio.Future[Any] = asyncio.wrap_future(scheduled)
         self._in_flight.add(future)
@@ -216,9 +223,9 @@ class IsolatedScorer:
             future.cancel()
 
     async def _running_pool(self) -> Any:
-        """Return the pool with its processes started; a new one if the last broke, which idle processes can cause too.
+        """Return the pool with its processes started, or a new one if the last pool broke, which can happen while idle.
 
-        Raises BrokenProcessPool if it cannot be started, or no longer.
+        Raises BrokenProcessPool if the scorer is closed or a process cannot be started.
         """
         async with self._pool_change:
             if self._pool is not None and not self._pool.active:
@@ -233,7 +240,7 @@ class IsolatedScorer:
                     initargs=(self._isolated, os.getpid(), self._limits.memory_limit_bytes),
                     context=multiprocessing.get_context("spawn"),
                 )
-                await asyncio.to_thread(lambda pool: pool.active, self._pool)  # starts it
+                await asyncio.to_thread(lambda pool: pool.active, self._pool)  # reading this attribute starts the pool
             return self._pool
 
     async def _drop_pool(self) -> None:
@@ -250,7 +257,7 @@ class IsolatedScorer:
 def _score_here(task: Task, item: TaskItem, text: str) -> Score:
     try:
         return checked_score(task, item, text), CompletionStatus.SCORED
-    except Exception as error:  # a plug-in that breaks its promise must not end the daemon
+    except Exception as error:  # a faulty plug-in must not end the daemon
         log.warning("%s: scoring a text failed: %r", item.ref, error)
         return UNSCORED
 
@@ -258,5 +265,5 @@ def _score_here(task: Task, item: TaskItem, text: str) -> Score:
 def _check_can_travel(task: Task) -> None:
     try:
         ForkingPickler.dumps(task)
-    except Exception as error:  # pickling runs the task's own code
+    except Exception as error:  # pickling runs code of the task
         raise TaskError(f"the task {task.name!r} needs isolated scoring but cannot be pickled: {error}") from error

@@ -1,9 +1,9 @@
-"""The scoring process: it holds the tasks of its start and scores one text after another.
+"""Scoring process: it loads tasks at its start and then scores one text after another.
 
-Texts are hostile, so the process is made to be killed. Arithmetic on huge integers runs in C code and holds the
-interpreter lock: no Python signal handler and no thread runs meanwhile. Only the kernel can act then: SIGTERM with its
-default action, a memory limit, and a CPU-time limit that is set before each text. The CPU limit also ends a busy
-process whose parent was killed; a thread that watches the parent ends an idle one.
+Texts are untrusted, so the parent must be able to kill the process at any time. Arithmetic on huge integers runs in C
+code and holds the interpreter lock, so no Python signal handler and no thread can run meanwhile. Only the kernel can
+act then: by SIGTERM with its default action, by a memory limit, or by a CPU-time limit. That limit is set before each
+text, and also ends a busy process whose parent was killed. A thread that watches the parent ends an idle one.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ log = logging.getLogger(__name__)
 PARENT_CHECK_S = 0.5
 CPU_GRACE_S = 1.0
 
-_tasks: dict[tuple[str, str], Task] = {}  # this process's own, set once by start_worker
+_tasks: dict[tuple[str, str], Task] = {}  # state of the scoring process, set once by start_worker
 
 
 def start_worker(tasks: Sequence[Task], parent_pid: int, memory_limit_bytes: int) -> None:
-    """Prepare the process: set limits, then load and warm up the tasks, so that no text pays for library imports."""
+    """Prepare the process: set limits, then load and warm up the tasks, so that no text pays for imports."""
     for name in (signal.SIGTERM, signal.SIGPROF):
         signal.signal(name, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_AS, (memory_limit_bytes, memory_limit_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    warnings.simplefilter("ignore")  # a compiler's warnings about untrusted text
+    warnings.simplefilter("ignore")  # suppresses the compiler's warnings about untrusted text
     threading.Thread(target=_end_with_parent, args=(parent_pid,), name="watch-parent", daemon=True).start()
     for task in tasks:
         _tasks[task.name, task.split] = task
         item = task[0]
         try:
             task.score(item, f"<think>{item.answer}</think><answer>{item.answer}</answer>")
-        except TaskError as error:  # a plug-in that cannot score: its texts come out unscored, the others' do not
+        except TaskError as error:  # only texts of this task remain unscored
             log.warning("%s", error)
 
 
@@ -77,7 +77,7 @@ def _done(work: Callable[[], object], time_limit_s: float) -> ScoringReply:
             return ScoringReply(work(), None, time.process_time() - began)
     except KeyError as error:
         return ScoringReply(None, KeyError(str(error)), time.process_time() - began)
-    except Exception as error:  # its own type may not travel
+    except Exception as error:  # its type may not be picklable
         return ScoringReply(None, ValueError(f"{type(error).__name__}: {error}"), time.process_time() - began)
 
 
@@ -104,7 +104,7 @@ def _cpu_limit(limit_s: float) -> Iterator[None]:
 
 
 def _end_with_parent(parent_pid: int) -> None:
-    """A parent killed by SIGKILL cannot stop its children, but they get another parent."""
+    """End this process when its parent has ended. A parent killed by SIGKILL cannot stop its children."""
     while os.getppid() == parent_pid:
         time.sleep(PARENT_CHECK_S)
     os._exit(1)
