@@ -50,6 +50,6 @@ def group_advantages(rewards: Tensor, group_ids: Tensor, scale: str = "std", eps
     if scale == "mean":
         return centred.to(rewards.dtype)
     variance = group_sum(centred.square(), index, num_groups) / (sizes - 1).clamp(min=1)
-    # An advantage of 0 stays 0 also for eps = 0: the formula would compute 0 / 0 for an all-equal group.
+    # An advantage of 0 stays 0 even with eps = 0: the formula would compute 0 / 0 for an all-equal group.
     deviation = variance.sqrt()[index] + eps
     return torch.where(centred == 0, 0.0, centred / deviation).to(rewards.dtype)

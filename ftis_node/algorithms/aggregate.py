@@ -28,7 +28,7 @@ DENOMINATORS = ("all", "kept")
 def aggregate(
     objective: Tensor, batch: Batch, keep: Tensor, *, agg: str, denominator: str, max_completion_length: int | None
 ) -> Tensor:
-    """Return the scalar mean of `objective` `[N, T]` or `[N, 1]` over the completions where `keep` `[N]` is true.
+    """Return the scalar mean of `objective` `[N, T]` or `[N, 1]` over the completions with `keep` `[N]`.
 
     `max_completion_length` is in tokens: the configured limit, not the number of columns. Otherwise a loss would depend
     on the longest completion of the batch. If nothing counts, the result is 0 and still has a (zero) gradient.

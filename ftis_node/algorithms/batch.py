@@ -62,13 +62,13 @@ def read_batch(
     anchor_logprobs: Tensor | None = None,
     sender_ids: Tensor | None = None,
 ) -> Batch:
-    """Check the inputs of `policy_loss` and return a `Batch` of them. Raises ValueError naming what is wrong.
+    """Check the inputs of `policy_loss` and return a `Batch` of them. Raises ValueError naming the invalid input.
 
     `sender_ids` are integers `[N]`, 0 for this node's own completions. If None, each group counts as a separate sender,
     and none of them is this node.
 
     Log-probs must be finite inside the mask. A positive one is *not* refused: rounding produces some, and the loss is
-    defined for them. Validation (`ftis_node/validation`) judges what a peer claims before it reaches this function.
+    defined for them. Validation (`ftis_node/validation`) checks a peer's values before they reach this function.
     """
     is_matrix = isinstance(learner_logprobs, Tensor) and learner_logprobs.dim() == 2
     num_completions, num_columns = learner_logprobs.shape if is_matrix else (0, 0)

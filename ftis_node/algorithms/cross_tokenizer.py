@@ -1,6 +1,6 @@
 """Importance weights for completions of a peer with another tokenizer, whose tokens do not correspond to ours.
 
-Token ratios do not exist across vocabularies. The receiver re-tokenizes the text, and two figures remain. One is the
+Token ratios do not exist across vocabularies. The receiver re-tokenizes the text, and two values remain. One is the
 ratio of the two geometric means, each under its own tokenizer. The other is the sign of the advantage. The distance to
 the generator is unknown. The filter treats it as large and keeps only completions with A > 0. This goes beyond the
 F-TIS paper; GRAFT and HACPO (arXiv 2603.02604) study similar methods.

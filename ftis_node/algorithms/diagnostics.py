@@ -58,7 +58,7 @@ def sender_sums(
 
         groups, groups_with_signal          groups, and those with an advantage that is not 0
         completions, negatives              completions, and those with A < 0
-        kept, kept_negatives                of these, what the filter kept
+        kept, kept_negatives                of these, those that the filter kept
         taught, clipped                     kept with A not 0; of these, those without any gradient: the method's clip
                                             or mask took every token
         weight_sum, weight_square_sum       sum of w and of w^2 over `taught`

@@ -1,5 +1,4 @@
-"""Allocation of a task mixture's parts to a node: it generates more of the parts in which it has a comparative
-advantage.
+"""Allocation of a task mixture's parts to a node: it generates more of the parts where it has a comparative advantage.
 
 A group without a signal (all rewards equal) gives no gradient. For each part a node counts its own groups, its peers'
 groups, and how many of each had a signal:
@@ -9,13 +8,13 @@ groups, and how many of each had a signal:
 
 Own rate over peers' rate is Ricardo's comparative advantage (Principles of Political Economy and Taxation, 1817,
 chapter 7). A node that is better than its peers at every part still generates most for the part of its largest lead.
-Counts decay by DECAY a step.
+Each step multiplies the counts by DECAY.
 
 Groups of peers can change the proportion of two parts by at most 1 / LEAST_PEER_RATE, whatever their rewards are. A
 peer may make groups without a signal on purpose. It still cannot displace a node from a part in which the node's own
-groups have a signal. Of two parts with equal own rates each keeps 23 %. Only own groups without a signal reduce a part
-to its minimum, which is LEAST_OF_EVEN of its even share. The minimum is above 0, so that a node notices when its groups
-begin to have a signal.
+groups have a signal. Of two equal parts with equal own rates each keeps at least 23 %. Only own groups without a signal
+reduce a part to its minimum, which is LEAST_OF_EVEN of its proportion. The minimum is above 0, so that a node notices
+when its groups begin to have a signal.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 PRIOR_SIGNALS, PRIOR_GROUPS = 1.0, 2.0
-DECAY = 0.9  # of counts, a step
+DECAY = 0.9  # factor of the counts, each step
 LEAST_PEER_RATE = 0.25
 LEAST_OF_EVEN = 0.1
-MIN_PEER_GROUPS = 1.0  # counted with decay, of all parts; below it shares are even
+MIN_PEER_GROUPS = 1.0  # sum of the decayed counts of all parts; below it the shares are the proportions
 
 
 class SignalCount(NamedTuple):
@@ -73,7 +72,7 @@ def division_shares(
 
 
 def keep_chances(shares: Mapping[str, float], proportions: Mapping[str, float]) -> dict[str, float]:
-    """Return the probability of keeping a problem of each part, so that problems drawn in `proportions` arrive in
+    """Return the probability of keeping a problem of each part, which turns draws in `proportions` into draws in
     `shares`.
 
     The largest probability is 1, so the fewest possible problems are skipped.

@@ -6,8 +6,8 @@ distance.
 
 The KL is estimated from the tokens that the generator sampled. With x = log rho = lp - lg:
 
-    author_k3   1/rho + log rho - 1     chi2(gen||learner) - KL(gen||learner), heavy tailed; what the F-TIS authors'
-                                        code computes, and so the scale of the paper's thresholds (5 to 100)
+    author_k3   1/rho + log rho - 1     chi2(gen||learner) - KL(gen||learner), heavy tailed; used by the F-TIS authors'
+                                        code, so the scale of the paper's thresholds (5 to 100)
     k1_fwd      lg - lp                 KL(gen||learner); a single value may be negative
     k3_fwd      rho - log rho - 1       KL(gen||learner); never negative, small variance
     rkl_iw      rho log rho - rho + 1   KL(learner||gen), the quantity that the paper names
@@ -79,8 +79,8 @@ def keep_near_or_good(advantages: Tensor, kl: Tensor, threshold: float) -> Tenso
 
 
 def keep_nearest(batch: Batch, kl: Tensor, share: Tensor, *, rank_own: bool = False) -> Tensor:
-    """Return bool `[N]`, false for completions with A < 0 beyond the `share` `[num_senders]` of least KL of their
-    sender.
+    """Return bool `[N]`: of each sender's completions with A < 0 only the `share` `[num_senders]` of least KL, and all
+    others.
 
     Without `rank_own` this node's own completions are kept. The number kept is rounded to the nearest integer, halves
     up. Ties with the last kept KL are kept too, so the order of rows has no effect.

@@ -47,18 +47,18 @@ def clipped_surrogate(ratio: Tensor, batch: Batch, settings: Settings) -> Tensor
 
 
 def unweighted(batch: Batch, settings: Settings) -> Tensor:
-    """Return `nois`: no importance weight, as if the learner had sampled every completion."""
+    """Return the objective of `nois`: no importance weight, as if the learner had sampled every completion."""
     return clipped_surrogate(step_ratio(batch), batch, settings)
 
 
 def ratio_clipped(batch: Batch, settings: Settings) -> Tensor:
-    """Return `vis`, `grpo`: the gradient flows through rho, and is 0 where the clip is active."""
+    """Return the objective of `vis` and `grpo`: the gradient flows through rho, and is 0 if the clip is active."""
     return clipped_surrogate(token_ratio(batch), batch, settings)
 
 
 def truncated_weight(batch: Batch, settings: Settings) -> Tensor:
-    """Return `tis`: sg[min(rho, C)] outside of the surrogate, so a large ratio is capped but its token keeps a
-    gradient.
+    """Return the objective of `tis`: the surrogate times sg[min(rho, C)]. The cap reduces a large ratio, not its
+    gradient to 0.
 
     If A > 0 the weight is at least `floor`, beyond the paper: a right answer teaches, however unlikely the learner
     finds it.
@@ -68,22 +68,22 @@ def truncated_weight(batch: Batch, settings: Settings) -> Tensor:
 
 
 def masked_weight(batch: Batch, settings: Settings) -> Tensor:
-    """Return `mis`: as `tis`, with weight 0 outside [mis_low, mis_high]."""
+    """Return the objective of `mis`: as `tis`, with weight 0 outside [mis_low, mis_high]."""
     return masked_outside(token_ratio(batch), settings.mis_low, settings.mis_high) * unweighted(batch, settings)
 
 
 def sequence_clipped(batch: Batch, settings: Settings) -> Tensor:
-    """Return `gspo`: one ratio and one clip for the whole completion."""
+    """Return the objective of `gspo`: one ratio and one clip for the whole completion."""
     return clipped_surrogate(sequence_ratio(batch), batch, settings)
 
 
 def sequence_clipped_token(batch: Batch, settings: Settings) -> Tensor:
-    """Return `gspo_token`: the sequence's ratio with each token's gradient, sg[s] R."""
+    """Return the objective of `gspo_token`: the sequence's ratio with each token's gradient, sg[s] R."""
     return clipped_surrogate(sequence_ratio(batch).detach() * step_ratio(batch), batch, settings)
 
 
 def group_expectation(batch: Batch, settings: Settings) -> Tensor:
-    """Return `gepo`: the group's expected q replaces the sample's own, less k3_beta times k3 with its gradient."""
+    """Return the objective of `gepo`: the group's expected q replaces the sample's own, less k3_beta times k3."""
     weight = group_expectation_ratio(batch, settings.alpha)
     objective = clipped_surrogate(weight, batch, settings) if settings.clip else weight * batch.advantages[:, None]
     if settings.k3_beta == 0:
@@ -92,7 +92,9 @@ def group_expectation(batch: Batch, settings: Settings) -> Tensor:
 
 
 def tapered(batch: Batch, settings: Settings) -> Tensor:
-    """Return `topr`: positives at full weight; the weight of negatives falls as the learner moves away from them."""
+    """Return the objective of `topr`: full weight for positives, less for negatives as the learner moves away from
+    them.
+    """
     levels = {"seq_mean": sequence_ratio, "seq_sum": sequence_product, "token": token_ratio}
     taper = truncated(levels[settings.topr_level](batch), cap=1.0)
     advantages = batch.advantages[:, None]
@@ -100,12 +102,12 @@ def tapered(batch: Batch, settings: Settings) -> Tensor:
 
 
 def truncated_logprob(batch: Batch, settings: Settings) -> Tensor:
-    """Return `cispo`: sg[min(rho, C)] A lp; no token ever loses its gradient."""
+    """Return the objective of `cispo`: sg[min(rho, C)] A lp; no token ever loses its gradient."""
     return truncated(token_ratio(batch), settings.cap) * batch.advantages[:, None] * batch.learner_logprobs
 
 
 def second_moment(batch: Batch, settings: Settings) -> Tensor:
-    """Return `m2po`: rho A without the outlier tokens, and without a clip."""
+    """Return the objective of `m2po`: rho A without the outlier tokens, and without a clip."""
     trusted = second_moment_mask(batch, settings.m2_threshold)
     return torch.where(trusted, token_ratio(batch), 0.0) * batch.advantages[:, None]
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 KL_ESTIMATORS = ("author_k3", "k1_fwd", "k3_fwd", "rkl_iw")  # formulas in filters.py
 FILTERS = ("kl", "quantile", "ess")
 TOPR_LEVELS = ("seq_mean", "seq_sum", "token")
-TENSORS = ("anchor_logprobs", "sender_ids")  # parameters that belong to a batch: None, or as `read_batch` says
+TENSORS = ("anchor_logprobs", "sender_ids")  # parameters of a batch: None, or as `read_batch` documents
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,13 @@ class Settings:
     agg: str = "seq_mean"  # see aggregate.py
     max_completion_length: int | None = None  # tokens; the configured limit that `max_len` divides by
     # Of single methods.
-    floor: float = 0.0  # tis, ftis: smallest importance weight of a token where A > 0
+    floor: float = 0.0  # tis, ftis: smallest importance weight of a token with A > 0
     filter: str = "kl"  # filtered methods: the rule for far negatives, see filters.py
     keep_share: float = 0.3  # filter `quantile`: share of each sender's negatives that is kept
     rank_own: bool = False  # filters `quantile` and `ess`: own negatives are ranked like another sender's
     clip: bool = True  # gepo: PPO clip on the group weight
     alpha: float = 0.0  # gepo: share of the learner's own p in the denominator
-    k3_beta: float = 0.0  # gepo: weight of the k3 regularizer, 0.005 where it is used
+    k3_beta: float = 0.0  # gepo: weight of the k3 regularizer; 0.005 if used
     mis_low: float = 0.5  # mis: smallest ratio that is not masked
     mis_high: float = 2.0  # mis: largest
     m2_threshold: float = 0.04  # m2po: tau, bound on the mean squared log-ratio
@@ -66,7 +66,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
 
 
-# Infinity is allowed where it means "no bound".
+# Infinity is valid if it means "no bound".
 _BOUNDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "cap": ("a number > 0", lambda value: _is_number(value) and value > 0),
     "kl_threshold": ("a number >= 0", lambda value: _is_number(value) and value >= 0),

@@ -29,7 +29,7 @@ def kl_to_start(
     """
     learner = torch.where(mask, learner_logprobs, 0.0).double()
     log_ratios = torch.where(mask, reference_logprobs, 0.0).double() - learner.detach()
-    excess = torch.expm1(log_ratios.clamp(max=MAX_LOG_RATIO))  # pi_start / pi - 1, exact where it is small
+    excess = torch.expm1(log_ratios.clamp(max=MAX_LOG_RATIO))  # pi_start / pi - 1, exact for small values
     # d/dlp [exp(ref - lp) - (ref - lp) - 1] = 1 - exp(ref - lp)
     per_token = (excess - log_ratios) - excess * (learner - learner.detach())
     return (per_token * _token_weights(mask, agg, max_completion_length)).sum()

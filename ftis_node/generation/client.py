@@ -203,7 +203,7 @@ class GenerationClient(WorkerClient):
                 self._loader.newest = previous
                 await self._serve_again()
                 raise
-            except WorkerTaskError as error:  # it may serve neither the old nor the new weights now
+            except WorkerTaskError as error:  # it may now serve a mix of old and new weights, or none
                 problem = f"failed over weights {weights.version}: {error}"
                 self._loader.report(problem)
             if problem is not None:
@@ -285,7 +285,7 @@ class GenerationClient(WorkerClient):
         except (ModelError, SharingError) as error:
             # A learner that died before its checkpoint no longer has these weights; it will publish others.
             self._loader.report(f"serves the model as it came, until there are new weights: {error}")
-            if self._loader.newest is newest:  # others may wait at the gate already
+            if self._loader.newest is newest:  # a later update may already be queued
                 self._loader.newest = None
             return
         if problem is not None:

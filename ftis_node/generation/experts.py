@@ -1,4 +1,4 @@
-"""Computations on several models' log-probs of the same tokens, on plain numbers, for callers without tensors.
+"""Operations on several models' log-probs of the same tokens, on plain numbers, for callers without tensors.
 
 All values are in nats. A likelihood here is the sum of the log-probs of a text's tokens after its first one.
 """

@@ -3,8 +3,8 @@
     P(expert j is right | prompt) = 1 / (1 + exp(-w_j . x(prompt)))
 
 The weights minimize cross-entropy against the rewards of the experts' answers to training prompts, plus `RIDGE` / 2
-times their squared norm. No label gives a prompt's domain. The problem is convex and starts at zero, so nothing is
-random. A mixture of experts (arXiv 1701.06538) trains its gate with its experts; here the experts are fixed.
+times their squared norm. The training needs no domain labels. The problem is convex and starts at zero, so training is
+deterministic. A mixture of experts (arXiv 1701.06538) trains its gate with its experts; here the experts are fixed.
 
 x(prompt) is computed from the prompt's last message, so it does not depend on a tokenizer:
 
@@ -40,7 +40,7 @@ MEAN_DIGIT = 4.5
 DIGIT, VALUE, WORD = "digit", "value", "word"  # longer than one character, so that no character equals them
 WORDS = re.compile(r"[^\W\d_]+")
 RIDGE = 1.0
-MAX_STEPS = 200  # of L-BFGS; a few dozen are usual
+MAX_STEPS = 200  # iterations of L-BFGS; a few dozen are usual
 LEAST_PROMPTS = 2  # features of fewer prompts are ignored
 
 

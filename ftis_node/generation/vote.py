@@ -40,7 +40,7 @@ def elect(votes: Sequence[Vote]) -> int | None:
             by_answer[vote.answer].append(position)
     if not by_answer:
         return 0 if votes else None
-    # max() keeps the first of equals, and answers are in the order in which they were first given
+    # max() returns the first of equals, and answers are in order of their first vote
     return max(by_answer.values(), key=lambda positions: (len(positions), sum(_sureness(votes[p]) for p in positions)))[
         0
     ]

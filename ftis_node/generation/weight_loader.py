@@ -23,18 +23,17 @@ CallWorker: TypeAlias = "Callable[[Any, type[Reply]], Awaitable[Reply]]"
 ProofToCome: TypeAlias = "asyncio.Future[WeightProof | None]"  # None: the learner could not compute it
 
 PROOF_ATTEMPTS = 2
-# The largest root mean square, in nats, of the differences between two correct forward passes of the probe.
-# The bound of float32 is ten times what vLLM and torch differ by here. Published for bfloat16, vLLM and a trainer: a
-# standard deviation of 0.050, and 0.477 at most among 3,916 tokens. For a trainer and itself: 0.055 and 0.656
-# (https://github.com/huggingface/trl/issues/6789), and a root mean square of 0.039
-# (https://github.com/ServiceNow/Fast-LLM/pull/525). The bound is more than five times that, for other models. With
-# those tails, 1 version in 75,000 exceeds it. It detects gross faults only: checksums detect small ones.
+# The largest root mean square, in nats, of the differences between two correct forward passes of the probe. The
+# float32 bound is ten times the measured difference between vLLM and torch. Published differences in bfloat16: vLLM
+# and a trainer, a standard deviation of 0.050 and at most 0.477 among 3,916 tokens. A trainer and itself: 0.055 and
+# 0.656 (https://github.com/huggingface/trl/issues/6789), and a root mean square of 0.039
+# (https://github.com/ServiceNow/Fast-LLM/pull/525). The bfloat16 bound is more than five times that, to cover other
+# models. With those tails, 1 version in 75,000 exceeds it. It detects gross errors only: checksums detect small ones.
 PROOF_TOLERANCES = {"float32": 1e-4, "bfloat16": 0.25}
 
 
 class WeightLoader:
-    """The loader of one worker's weights. `newest` are the weights to serve, with their proof; None: the starting
-    model.
+    """The loader of one worker's weights. `newest` are the weights to serve, with their proof; None: the base model.
 
     `served_version` is the version that the worker has proved, `load_s` the seconds that the worker took to load it.
     """
@@ -42,8 +41,8 @@ class WeightLoader:
     def __init__(
         self, source: WeightSource, *, proof_tolerance: float, on_problem: Callable[[str], None] | None = None
     ) -> None:
-        """Start without weights. `proof_tolerance` is a root mean square in nats. `on_problem` receives one sentence
-        for every failed proof.
+        """Start without weights. `proof_tolerance` is an RMS in nats. `on_problem` receives a sentence for each failed
+        proof.
         """
         self.source = source
         self.newest: tuple[PublishedWeights, ProofToCome] | None = None
@@ -80,7 +79,7 @@ class WeightLoader:
             raise SharingError(f"the learner has taken weights {weights.version} back")
         if written.version != weights.version:
             to_come = known(None)  # its checksums prove it; the log-probs arrive with its own update
-        if self.newest is newest:  # others may wait at the gate already
+        if self.newest is newest:  # a later update may already be queued
             self.newest = written, to_come
         problem = await self.load(call, written, to_come)
         self.source.end(written)

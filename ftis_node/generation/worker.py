@@ -152,5 +152,5 @@ async def build(boot: GenerationBoot, emit: Emitter) -> AsyncIterator[Handlers]:
 
 if __name__ == "__main__":
     run_worker(build, boot_type=GenerationBoot)
-elif __name__ == "__mp_main__":  # the name of this module in processes that vLLM spawns from this one
+elif __name__ == "__mp_main__":  # the module's name in processes that vLLM spawns from this one
     die_with_owner(os.getppid())

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkSettings:
-    """Settings of the network process and of the loops that keep it connected. ConfigError: an invalid address.
+    """Settings of the network process and its connection loops. Raises ConfigError for an invalid address.
 
     `sockets_dir` belongs to this node alone; it is created if missing and emptied at each start.
     """

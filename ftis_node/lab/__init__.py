@@ -1,3 +1,3 @@
-"""Small real set-ups: tiny models, the demo swarm, experiments, the simulation of large swarms."""
+"""Small real setups: tiny models, the demo swarm, experiments, and nodes without a model for large swarms."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Groups for a learner without a swarm: made of tokens, for benchmarks and tests."""
+"""Groups of token ids for a learner without a swarm, for benchmarks and tests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HEADER = {
 
 
 def pack_train_group(group: UnpackedGroup) -> TrainGroup:
-    """Return the message that unpacks to `group`; its body has a header without a meaning."""
+    """Return the message that unpacks to `group`. The header of its body has placeholder values."""
     return TrainGroup(
         group_id=group.group_id,
         advantage_key=group.advantage_key,

@@ -43,7 +43,7 @@ Held = dict[bytes, tuple[bytes, bytes]]  # id: announcement, body
 
 @dataclass(frozen=True, slots=True)
 class WireFigures:
-    """Bytes per completion token: in the envelope alone, and on the loopback interface with everything."""
+    """Bytes per completion token: in the envelope only, and in total on the loopback interface."""
 
     envelope_bytes_per_token: float
     interface_bytes_per_token: float | None

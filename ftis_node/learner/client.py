@@ -1,10 +1,10 @@
 """The daemon's client of the learner's worker process. Imports no torch.
 
     client = LearnerClient(boot, sockets_dir=..., log_path=...)
-    state = await client.start()                          # where the newest checkpoint left off
+    state = await client.start()                          # the state of the newest checkpoint
     reply = await client.train(groups, step=state.step + 1)
     ...
-    await client.stop()                                   # between two micro-batches, with everything saved
+    await client.stop()                                   # saves the newest step
 
 If the worker dies, the call in flight raises WorkerDiedError and the supervisor restarts it. `await client.start()`
 then waits for the new process and returns its state, which may be one step ahead of the last report.
@@ -57,7 +57,7 @@ MODULE = "ftis_node.learner.worker"
 ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 GROWING_SEGMENTS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-KEPT_BYTES = str(1 << 40)  # of freed memory, and the size below which a block is taken from it: more than there is
+KEPT_BYTES = str(1 << 40)  # above any block size: glibc neither trims freed memory nor maps single blocks
 KEEPS_FREED_BLOCKS = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_TRIM_THRESHOLD_": KEPT_BYTES,

@@ -302,7 +302,7 @@ class Learner:
         self._check(between)
 
     def _check(self, between: StepCallback) -> None:
-        group = self._check_group.take(version=self._progress.policy_version)  # other ranks have none
+        group = self._check_group.take(version=self._progress.policy_version)  # None on all other ranks
         message = self._ranks.broadcast(b"" if group is None else msgspec.msgpack.encode(group))
         if not message:
             return

@@ -107,7 +107,7 @@ async def build(boot: LearnerBoot, emit: Emitter) -> AsyncIterator[Handlers]:
             await asyncio.wait([saving])
         try:
             await thread.work(lambda between: learner.save_if_behind(), emit)
-        except MachineError as error:  # no caller waits any more: the daemon reads the state from the disk
+        except MachineError as error:  # no caller is left: the daemon reads the state from the disk
             logger.error("%s", error)
         await thread.work(lambda between: learner.close(), emit)
 
@@ -124,7 +124,7 @@ async def _save_while_idle(boot: LearnerBoot, thread: ModelThread, learner: Lear
 
 
 def _open(boot: LearnerBoot, address: RankAddress | None, emit: Emitter) -> Learner:
-    # In the thread, so that heartbeats go on: torch and transformers take seconds to import.
+    # In the thread, so that heartbeats continue: torch and transformers take seconds to import.
     skip_unused_packages()
     from ftis_node.learner.core import Learner
     from ftis_node.learner.distributed.ranks import ALONE, join

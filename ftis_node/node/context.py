@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NodeContext:
-    """The five objects that every component may use."""
+    """Record of the five objects that every component may use."""
 
     settings: NodeSettings
     manifest: RunManifest
@@ -34,7 +34,7 @@ class NodeContext:
 
 @dataclass(frozen=True, slots=True)
 class NodeDescription:
-    """How the node describes itself to peers and users.
+    """Description of the node for peers and users.
 
     `tokenizer` is the tokenizer's fingerprint (hex). `domain` is the canonical task SPEC that the node generates for,
     "" for the whole task of the run. `training` is one line: full weights or LoRA, with the reason.

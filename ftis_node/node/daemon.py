@@ -10,7 +10,7 @@
                 |                              ^  bodies, confirmations                                |
                 |                              v                                                       |
                 |                         [directory] <--> records of peers          [status] --> HTTP |
-                +--------------------------------- served and proved <---------------------------------+
+                +------------------------------- served and verified <---------------------------------+
 
     | loop      | consumes               | produces                           | waits for           | unblocked by  |
     |-----------|------------------------|------------------------------------|---------------------|---------------|
@@ -27,6 +27,11 @@
     | directory | own and peers' records | peer table, catch-up               | clock               | time          |
     | disk_space| the home's files       | free disk space, else a pause      | clock               | time          |
     | status    | gauges                 | snapshot, metrics                  | clock               | time          |
+
+A group is one prompt with its scored completions. An own group comes from this node, a foreign group from a peer. An
+envelope is the packed group (its body) with a signature; on the network, body means these bytes too. A group in the
+buffer is READY, then TAKEN by a step, then RELEASED. A slot limits the own groups between generation and training. The
+home is the data directory.
 
 A `full` node generates and learns. The roles `generator` and `learner` do one of the two, and send weights over the
 network (docs/train/roles.md). A null object (`null_workers.py`) replaces the worker that a role lacks, so the loops do

@@ -1,4 +1,4 @@
-"""Interfaces of the two workers as the loops use them. Null objects of roles: `startup/null_workers.py`."""
+"""Interfaces of the two workers for the loops. `startup/null_workers.py` has null objects for missing workers."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class Generation(Generator, Protocol):
     """Generation worker: `generation.client.GenerationClient`, an engine in this process, or a null object.
 
-    `state` is a `WorkerState`, or "off" if the node has no such worker. `newest` generates by the newest weights:
-    the object itself, unless it serves old weights on purpose.
+    `state` is a `WorkerState`, or "off" if the node has no such worker. `newest` generates with the newest weights. It
+    is the object itself, unless an experiment makes the object serve older weights.
     """
 
     @property

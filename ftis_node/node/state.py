@@ -15,7 +15,7 @@ RECENT_STEPS = 20
 
 @dataclass(slots=True)
 class NodeState:
-    """The node's position in its run.
+    """Position of the node in its run.
 
     Each field has one writer. The shards loop writes `read_shards`. The train loop writes all other fields, or the
     follow loop in a node without a learner.
@@ -23,8 +23,8 @@ class NodeState:
 
     step: int = 0
     policy_version: int = 0
-    last_reused_version: int = 0  # up to it a number may name two sets of weights: the learner restarted from before it
-    saved_step: int | None = 0  # of the newest checkpoint; the groups of later steps may be needed again
+    last_reused_version: int = 0  # up to this version a learner restart may have reused version numbers
+    saved_step: int | None = 0  # step of the newest checkpoint; a restart needs the groups of later steps again
     read_shards: frozenset[int] = frozenset()
 
 
@@ -38,13 +38,13 @@ class NodeCounters:
     tokens_received: int = 0
     envelope_bytes_received: int = 0
     refused: Counter[str] = field(default_factory=Counter)
-    confirmations_unproven: int = 0  # of peers that were not sent the group and could not return it
+    confirmations_unproven: int = 0  # by peers that did not get the group from here and could not return it
     groups_trained_own: int = 0
     groups_trained_foreign: int = 0
     skipped_prompts: int = 0
     recent_sources: deque[dict[str, int]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
-    """Groups that each of the last steps used, by the peer id of the sender; "" adds up senders without a name."""
+    """Groups that each of the last steps used, by the sender's peer id; "" is the sum over the smallest senders."""
     last_report: StepReport | None = None
-    mismatch_report: StepReport | None = None  # the last one that measured the mismatch
+    mismatch_report: StepReport | None = None  # the last report with a measured mismatch
     weights_refused: Counter[str] = field(default_factory=Counter)
     weights_created_at: float | None = None  # Unix time at which the learner offered the served weights, by its clock

@@ -21,7 +21,7 @@ def serves_adapters(settings: NodeSettings) -> bool:
     if not settings.lora or wanted == "merge" or settings.engine == "torch":
         return False
     if not settings.generates:
-        return wanted == "serve"  # an explicit "serve" asserts that the generators can
+        return wanted == "serve"  # "serve" is the operator's statement that all generators can serve adapters
     if wanted == "serve":
         choose_engine("vllm")
         return True
@@ -29,7 +29,7 @@ def serves_adapters(settings: NodeSettings) -> bool:
 
 
 def dtype_of(settings: NodeSettings) -> Any:
-    """Return the number format of the weights: the setting, else float32 on a CPU and bfloat16 on a GPU."""
+    """Return the dtype of the weights: the setting, else float32 on a CPU and bfloat16 on a GPU."""
     if settings.dtype != "auto":
         return settings.dtype
     return "float32" if pick_device(settings.device) == "cpu" else "bfloat16"

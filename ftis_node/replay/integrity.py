@@ -101,8 +101,8 @@ def telling_damage(root: Path) -> Iterator[None]:
 def find_damage(path: Path, *, look: Callable[[sqlite3.Connection], str] = lambda connection: "") -> str:
     """Return the first damage in the file; "" if the file is sound, empty or missing.
 
-    Checked are SQLite's integrity check, the header, the encoding of all texts, and `look`. Raises MachineError if
-    another program holds the file.
+    The function runs SQLite's integrity check, reads all texts, and checks the header and `look`. Raises MachineError
+    if another program holds the file.
     """
     check_database(path)
     if not path.exists() or not path.stat().st_size:

@@ -118,7 +118,7 @@ class _Drawing:
         return paths
 
     def _columns(self) -> Markup:
-        """Return one invisible column for each x of the longest curve, with the values that the pointer shows."""
+        """Return one invisible column for each x of the longest curve, with the values to show under the pointer."""
         longest = max(self._thinned.values(), key=len)
         xs = [x for x, _ in thin(longest, num_bins=MAX_COLUMNS)]
         width = 100 / max(1, len(xs) - 1) if len(xs) > 1 else 100

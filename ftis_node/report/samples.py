@@ -42,7 +42,7 @@ class SampleCompletion:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One group. `title` is the reason for its choice. `left_out` counts the completions that are not shown."""
+    """One group. `title` is the reason for its selection. `left_out` counts the completions that are not shown."""
 
     title: str
     summary: GroupSummary

@@ -29,7 +29,7 @@ class PeerBackoff:
         self._pauses: OrderedDict[str, _Pause] = OrderedDict()
 
     def may_ask(self, peer_id: str, *, now: float) -> bool:
-        """Return whether the peer's pause is over."""
+        """Return whether the peer may get a request, because its pause is over."""
         pause = self._pauses.get(peer_id)
         return pause is None or pause.until <= now
 

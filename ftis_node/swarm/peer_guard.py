@@ -8,9 +8,9 @@
 Readers reject invalid input with a named reason (`RecordError`). This barrier catches the unexpected exceptions. Work
 for a peer is all work on input that the peer chose: its address, its announcement, its group, its query.
 
-An exception in such work is counted and logged once per kind. The peer is paused, for twice as long after each fault,
-and `on_fault` charges it; several faults lead to a ban. Faults of this node itself pass through: a full disk, a damaged
-database, a dead worker.
+Each exception in such work is counted; each kind is logged once. The peer is paused, for twice as long after each
+fault, and `on_fault` charges it. Several faults lead to a ban. Faults of this node itself pass through: a full disk, a
+damaged database, a dead worker.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def is_own(error: BaseException, *, passes: tuple[type[Exception], ...] = ()) ->
 
 
 def _num_cancels() -> int:
-    """Return how many cancellations of the running task are pending."""
+    """Return the number of pending cancellations of the running task."""
     try:
         task = asyncio.current_task()
     except RuntimeError:  # in a thread

@@ -1,7 +1,7 @@
 """Logging of daemon and workers: text or JSON lines, and a rate limit for repeated faults.
 
-A record may have two extras: `fields` holds values by name for the JSON form, `bare` marks text
-without time and level.
+A record may have two extra attributes: `fields` holds values by name for the JSON form, `bare` marks text without time
+and level.
 """
 
 from __future__ import annotations

@@ -66,8 +66,8 @@ def keep_newest(parent: Path, prefix: str, keep: int) -> list[Path]:
 
 
 def take_oldest(parent: Path, prefix: str, *, beyond: int) -> Path | None:
-    """Return the oldest complete folder if there are more than `beyond`. Removes its marker, so that the caller may
-    reuse its files.
+    """Return the oldest complete folder if there are more than `beyond`, without its marker: the caller may reuse its
+    files.
     """
     numbered = _complete_by_number(parent, prefix)
     if len(numbered) <= beyond:

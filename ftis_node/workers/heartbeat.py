@@ -1,4 +1,4 @@
-"""The heartbeat of a worker, sent by a separate thread, which a long tensor operation in the event loop does not block.
+"""The heartbeat of a worker. A separate thread sends it, so long tensor operations in the event loop do not delay it.
 
 A heartbeat alone proves that the process lives, not that it makes progress. So each one has two counters: requests in
 flight, and progress that handlers report. Requests in flight without progress for too long count as a hang, which

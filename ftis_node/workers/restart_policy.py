@@ -1,8 +1,8 @@
 """The restart policy of a worker: exponential back-off, as a pure function of its time in service.
 
 A worker that served for a while and then died is restarted almost at once. After each death soon after its start the
-delay doubles. After a few such deaths in a row no restart follows: another start does not fix the fault, and the
-worker's log shows the cause. A worker that lacks memory has more attempts, because another process may free memory.
+delay doubles. After a few such deaths in a row no restart follows: another start does not remove the cause, which the
+worker's log shows. A worker that lacks memory has more attempts, because another process may free memory.
 """
 
 from __future__ import annotations

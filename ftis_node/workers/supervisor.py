@@ -1,11 +1,10 @@
-"""The supervisor of one worker: it runs the worker's processes one after the other, and routes calls to the present
-one.
+"""The supervisor of one worker: it runs the worker's processes in sequence, and routes calls to the present one.
 
       STOPPED --start()--> STARTING --ready, on_started--> READY
                               ^                              | death
                               |                              v
                               +------ after a delay ---- BACKING_OFF --too many quick deaths--> FAILED
-                                                        (a fault that a restart cannot mend --> FAILED)
+                                                        (an error that no restart can fix --> FAILED)
 
 An error of the user, the machine or the engine at the first start is final. A worker that has served before may lack
 memory for a while, because other processes use it. It then waits longer each time, `make_room` is awaited, and it
@@ -129,7 +128,7 @@ class Supervisor:
     async def start(self) -> None:
         """Return when the worker takes calls.
 
-        Raises the error of the worker's `build` (ModelError, EngineError, ...); at the first start such a fault is
+        Raises the error of the worker's `build` (ModelError, EngineError, ...); at the first start such an error is
         final. Raises WorkerDiedError after too many quick deaths in a row, or MachineError if the last one was a
         MachineError.
         """

@@ -6,13 +6,13 @@ worker; the package that owns the worker defines the bodies. Both are msgpack, d
 received bytes can name code to run.
 
     daemon                              worker
-      <----------------------- Hello           connected; tell me what to be
-      Start + boot ------------------->        the first body: how to build yourself
+      <----------------------- Hello           connected, waits for the boot message
+      Start + boot ------------------->        the boot message, the first body
       <----------------------- Ready           built; or Failure(0): could not be built
       Call(7) + request -------------->
       <--------- Event(7) + event, ...         as many as the handler emits
       <--------- Reply(7) + reply              or Failure(7)
-      Cancel(7) ---------------------->        nobody waits for 7 any more
+      Cancel(7) ---------------------->        the caller of 7 was canceled
       <--- Heartbeat, every second, on a connection of its own
       Stop --------------------------->        end, cleanly
 """
@@ -46,7 +46,7 @@ class Hello(Message, frozen=True):
 
 
 class Start(Message, frozen=True):
-    """The boot is in the body."""
+    """The body is the boot message."""
 
 
 class Ready(Message, frozen=True):
@@ -54,7 +54,7 @@ class Ready(Message, frozen=True):
 
 
 class Call(Message, frozen=True):
-    """A request is in the body."""
+    """The body is a request."""
 
     call_id: int
 
@@ -70,7 +70,7 @@ class Stop(Message, frozen=True):
 
 
 class Reply(Message, frozen=True):
-    """The answer to a call is in the body."""
+    """The body is the reply to a call."""
 
     call_id: int
 

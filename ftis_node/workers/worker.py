@@ -2,7 +2,7 @@
 
     @asynccontextmanager
     async def build(boot: EchoBoot, emit: Emitter) -> AsyncIterator[Handlers]:
-        model = load(boot.path)                  # may block and take minutes: heartbeats go on
+        model = load(boot.path)                  # may block for minutes: heartbeats continue
         yield {Echo: partial(echo, model)}       # a request's type -> the coroutine that answers it
         model.close()                            # after the last handler ended
 

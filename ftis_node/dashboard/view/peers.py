@@ -35,7 +35,7 @@ STANDING_WORDS = {
 
 
 def sorted_peers(peers: Iterable[Mapping[str, Any]], by: str = "accepted") -> list[Mapping[str, Any]]:
-    """Sort by a column of PEER_COLUMNS: numbers descending, words alphabetically, the least trusted peers first.
+    """Sort by a column of PEER_COLUMNS: numbers descending, words alphabetically, trust from the lowest.
 
     Among equals, peers with more accepted groups come first, and those with more rejected groups come last.
     """

@@ -46,11 +46,11 @@ class EngineSettings(Message, frozen=True):
     weights ends a completion that began more versions ago than this. `is_cut`: requests may use top_p or top_k, and
     log-probs must still be those of the full softmax.
 
-    The rest is for vLLM. `engine_core` says whether its core runs inside the worker's process or in a separate one.
-    "auto" is inside on a CPU, where cores are scarce, and separate on a GPU. `memory_share` is the part of a GPU's
-    memory that it may take; None: vLLM's default. `cache_bytes` is the key-value cache of each of its GPUs; None: what
-    is left of that share. `lora_rank` None: no adapters are served. `can_sleep`: whether it frees memory while it
-    sleeps, or only holds requests back. `options` are further arguments of its `EngineArgs`, by name.
+    The other fields apply to vLLM. `engine_core` selects the process of its core: the worker's own or a separate one.
+    "auto" is inside on a CPU, which has few cores, and separate on a GPU. `memory_share` is its share of a GPU's
+    memory; None: vLLM's default. `cache_bytes` is the key-value cache of each of its GPUs; None: the rest of that
+    share. `lora_rank` None: no adapters are served. `can_sleep`: it frees memory during sleep; otherwise sleep only
+    holds requests back. `options` are further arguments of its `EngineArgs`, by name.
     """
 
     vocab_size: int
@@ -218,7 +218,7 @@ class Engine(Protocol):
         ...
 
     def cancel(self, request_ids: Iterable[str]) -> None:
-        """End these requests early: their `generate` returns what was sampled so far, marked as aborted."""
+        """End these requests early: their `generate` returns the tokens sampled so far, marked as aborted."""
         ...
 
     async def wait_broken(self) -> str:

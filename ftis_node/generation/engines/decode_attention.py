@@ -2,7 +2,7 @@
 
 With grouped queries and a mask, transformers copies the cached keys and values once for every query head. That takes
 most of a decode step's time. For a single query token the heads of a group can serve as query positions instead. `[R,
-heads, 1, D]` becomes `[R, key heads, heads / key heads, D]`: the same products without a copy. Every other case goes to
+heads, 1, D]` becomes `[R, key heads, heads / key heads, D]`: the same products without a copy. All other cases use
 transformers' own function.
 """
 

@@ -108,7 +108,7 @@ class DecodeBatch:
     settings: RowSettings
 
     def select(self, rows: list[int]) -> None:
-        """Keep these rows, in this order."""
+        """Keep only these rows, in the given order."""
         index = torch.tensor(rows, dtype=torch.int64, device=self.mask.device)
         self.completions = [self.completions[row] for row in rows]
         self.mask = select_rows(self.cache, self.mask, index)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ftis_node.models import ModelSource
     from ftis_node.telemetry.progress import OnProgress
 
-MAX_PREFILL_TOKENS = 2048  # the logits of every prompt token are needed, far more than those of the last
+MAX_PREFILL_TOKENS = 2048  # prefill needs the logits of every prompt token, not only of the last
 
 
 class MixtureEngine(TorchEngine):

@@ -76,7 +76,7 @@ def check_adapter(folder: Path, own: Shapes, *, max_rank: int | None) -> None:
         raise ModelError(f"the adapter in {folder} is of rank {rank}: ranks from 1 to {max_rank} are served")
     if not isinstance(targets, list) or not targets:
         raise ModelError(f"{folder / ADAPTER_CONFIG_FILE} names no layers in target_modules")
-    wanted: dict[str, tuple[int, ...]] = {}  # by peft's rule: a target is a layer's name, or how it ends
+    wanted: dict[str, tuple[int, ...]] = {}  # by peft's rule: a target is a layer's name or its suffix
     for name, shape in own.items():
         layer = name.removesuffix(".weight")
         if len(shape) == 2 and layer != name and any(f".{layer}".endswith(f".{target}") for target in targets):

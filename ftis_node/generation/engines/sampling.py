@@ -61,7 +61,7 @@ def draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     """Draw ids `[R]` from rows of `[R, V]` that need not sum to 1, by inverse transform of `uniforms` `[R]`."""
     cumulative = probabilities.cumsum(dim=-1, dtype=torch.float64)
     targets = uniforms * cumulative[:, -1]
-    # The first id whose running sum is above the target: an id of probability 0 adds nothing and is never the first.
+    # The first id whose running sum exceeds the target: an id of probability 0 adds nothing, so it is never chosen.
     ids = torch.searchsorted(cumulative, targets[:, None], right=True).squeeze(-1)
     return ids.clamp(max=probabilities.shape[-1] - 1)
 

@@ -71,7 +71,7 @@ class _Job(_Awaited[GenerationResult]):
 
 
 class _Load(_Awaited[dict[str, int]]):
-    """New weights to be served, which `work` copies into the model."""
+    """A pending weight update, which `work` copies into the model."""
 
     def __init__(self, work: Callable[[], dict[str, int]], version: int) -> None:
         super().__init__()
@@ -273,7 +273,7 @@ class TorchEngine:
                 job.end(job.active.result())
 
     async def _clear_away(self) -> None:
-        """Return their tokens to canceled requests. Remove requests that have ended or have no caller."""
+        """Resolve canceled requests with their tokens so far. Remove requests that have ended or have no caller."""
         for job in (*self._waiting, *self._decoding):
             if job.request.request_id not in self._cancelled:
                 continue

@@ -1,4 +1,4 @@
-"""Sleep, wake and weight updates of a vLLM engine core, in the order that the core requires. Imports nothing of vLLM.
+"""Sleep, wake and weight updates of a vLLM engine core, in the order that the core requires. Does not import vLLM.
 
     awake    --sleep(1)--> asleep, weights in host memory --wake-----------------------> awake
              --sleep(2)--> asleep, weights discarded      --new weights, nothing else--> awake
@@ -36,7 +36,7 @@ class VllmCore:
         self._can_sleep = can_sleep
         self.is_asleep = False
         self.has_weights = True
-        self._unmapped: tuple[str, ...] = ()  # the core refuses the whole call if one of the named parts is awake
+        self._unmapped: tuple[str, ...] = ()  # the core refuses the whole call if one of the named tags is awake
 
     def sleep(self, *, discard: bool) -> None:
         """Free memory if supported; with `discard` also the weights. No request may be in flight."""
@@ -71,7 +71,7 @@ class VllmCore:
     def _load(self, method: str, arguments: Sequence[Any], version: int) -> dict[str, int]:
         self._wake_memory("weights")
         if not self.is_asleep:
-            self._client.sleep(PAUSE_LEVEL, "keep")  # no step begins and those in progress end
+            self._client.sleep(PAUSE_LEVEL, "keep")  # starts no step, and waits for those in progress
         try:
             checksums: dict[str, int] = self._client.collective_rpc(method, args=tuple(arguments))[0]
         except FtisError:  # of this process, before any weight changed
@@ -81,7 +81,7 @@ class VllmCore:
         self._client.set_weight_version(str(version))
         self.has_weights = True
         if self.is_asleep:
-            self._wake_memory("kv_cache")  # only now: the update's temporary memory is free again
+            self._wake_memory("kv_cache")  # only after the update has freed its temporary memory
             self.is_asleep = False
         else:
             self._client.wake_up(["scheduling"])

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ENDED = "the engine was closed, or failed"
-MAX_DRAWS = 100  # of a first token; a correct model hardly ever needs a second
+MAX_DRAWS = 100  # draws of a first token; a correct model rarely needs a second
 
 
 class VllmDriver:

@@ -205,7 +205,7 @@ class WorkerLog:
 
     def __init__(self) -> None:
         self._began_at = 0
-        with suppress(OSError):  # it is closed
+        with suppress(OSError):  # stderr is closed
             self._began_at = os.fstat(STDERR).st_size
 
     def cause_of(self, text: str) -> str | None:

@@ -120,7 +120,7 @@ class VllmJob:
             self.result.set_result(result)
 
     def fail(self, error: Exception) -> None:
-        """Raise an error in the caller."""
+        """Fail the caller's future with an error."""
         fail(self.result, error)
 
 
@@ -139,9 +139,7 @@ class CommandQueue:
             self.refuse()
 
     def call(self, work: Callable[[], Answer]) -> Future[Answer]:
-        """Post `work` and return its result. The caller gets its errors; all but an FtisError also propagate out of
-        `run`.
-        """
+        """Post `work` and return a future of its result. Its errors, except FtisErrors, also propagate out of `run`."""
         answer: Future[Answer] = Future()
 
         def command() -> None:
@@ -168,7 +166,7 @@ class CommandQueue:
                 command()
 
     def close(self) -> None:
-        """Run no more commands."""
+        """Refuse all later commands."""
         self.is_closed = True
 
     def refuse(self) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ftis_node.models import ModelSource
 
 WORKER_EXTENSION = "ftis_node.generation.engines.vllm_worker.WorkerExtension"
-CPU_BLOCK_TOKENS = 32  # the smallest that vLLM's CPU attention takes; short prompts are shared by whole blocks only
+CPU_BLOCK_TOKENS = 32  # the smallest block of vLLM's CPU attention; prompts are shared by whole blocks only
 DEFAULT_MAX_BATCH = 256
 MAX_LORAS = 3  # the newest adapter, and the two before it for completions in flight
 MAX_LORAS_ASLEEP = 2  # if the engine sleeps during the learner's step: then nothing is in flight between two adapters
@@ -37,7 +37,7 @@ LORA_RANKS = (
 
 ENVIRONMENT = {
     **NO_TELEMETRY,
-    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a copy of a process with threads may hang; and see `worker.py`
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a forked process with threads may hang; see also `worker.py`
     "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings concern choices made here
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # stdout is for the command's output
     "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it is compiled at the start, by a CUDA toolkit that few machines have
@@ -46,7 +46,7 @@ ENVIRONMENT = {
 # first request and, at run time, more than it saves. Threads are not pinned: other workers share the cores.
 CPU_ENVIRONMENT = {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
-RESERVED = {  # EngineArgs -> what to set instead; empty: nothing, it is set here
+RESERVED = {  # EngineArgs field -> the setting to use instead; empty: it is fixed here
     "model": "",
     "tokenizer": "",
     "skip_tokenizer_init": "",
@@ -58,7 +58,7 @@ RESERVED = {  # EngineArgs -> what to set instead; empty: nothing, it is set her
     "max_loras": "",
     "max_cpu_loras": "",
     "enable_sleep_mode": "",
-    "trust_remote_code": "",  # a model is data: no code in its folder is run
+    "trust_remote_code": "",  # a model is data: code in its folder never runs
     "code_revision": "",
     "load_format": "",  # safetensors; other formats are unpickled or downloaded
     "hf_config_path": "",

@@ -209,7 +209,7 @@ class Directory:
         return members
 
     async def _look_for_duplicate(self, key: str) -> None:
-        """Check whether another node registers under this identity, in the bucket with this key."""
+        """Look in the bucket with this key for another node under this identity; report one."""
         found = await self._call(self._node.get_many([key], sufficient_expiration_time=float("inf")))
         raw = dict(entries_in(found[key])).get(self._identity.peer_id, b"")
         entry = verify_entry(raw, max_record_bytes=self._limits.max_record_bytes)
@@ -227,7 +227,7 @@ class Directory:
     def stored_runs(self) -> dict[str, int]:
         """Return the runs with members stored at this node, and the number of shards of each.
 
-        The number is the maximum over some of the members: one that claims fewer must not hide the other shards.
+        The number is the maximum over some members, so that a member that claims fewer cannot hide the other shards.
         """
         return count_stored_runs(self._node.protocol.storage, guard=self._guard)
 
@@ -305,7 +305,7 @@ class Directory:
         return bool(kept)
 
     async def _is_held(self, key: Any, entry: bytes, subkey: str | None) -> bool:
-        """Return whether a responsible node has an entry; True if no other node is responsible."""
+        """Return whether a responsible node has an entry. Without any other node, return whether this one serves."""
         nearest = (await self._node.find_nearest_nodes([key], exclude_self=True))[key]
         if not nearest:
             return self.is_serving

@@ -195,7 +195,7 @@ def entries_in(found: Any) -> Iterator[tuple[str, bytes]]:
 def count_stored_runs(storage: Any, *, guard: PeerGuard) -> dict[str, int]:
     """Return the runs with members in a local storage, and the number of shards of each.
 
-    The number is the maximum over some of the members: one that claims fewer must not hide the other shards.
+    The number is the maximum over some members, so that a member that claims fewer cannot hide the other shards.
     """
     buckets = [stored.value for _, stored in storage.items() if isinstance(stored.value, DictionaryDHTValue)]
     runs: dict[str, int] = {}

@@ -46,7 +46,7 @@ def usable_addresses(peer_id: str, claimed: Iterable[str]) -> list[str]:
 
 
 class Dialler:
-    """Dials peers for one node."""
+    """Dialer of peers for one node."""
 
     def __init__(self, settings: NetworkSettings, *, rng: random.Random, guard: PeerGuard | None = None) -> None:
         self._settings = settings

@@ -1,8 +1,8 @@
 """Imports `hivemind.p2p` and `hivemind.dht` without the rest of hivemind.
 
-The `__init__` files of hivemind and hivemind.utils import torch: 1.5 s of processor time and 200 MB. The P2P client
+The `__init__` files of hivemind and hivemind.utils import torch: 1.5 s of CPU time and 200 MB. The P2P client
 and the DHT do not use it. While `only_p2p_and_dht` is active, empty packages with the same search path replace those
-`__init__` files. The replacement knows the names that one version imports; another version is imported in full.
+`__init__` files. They provide the names that one version imports; any other version is imported in full.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ class P2pdProcess:
         return self._child.pid
 
     async def ended(self) -> str:
-        """Wait until p2pd has ended; return how."""
+        """Wait until p2pd has ended; return a description of its end."""
         code = await self._child.wait()
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 

@@ -1,4 +1,4 @@
-"""One p2pd session: p2pd and everything attached to it, opened together and closed together.
+"""One p2pd session: p2pd, control client, directory and stream server, opened and closed together.
 
 | part | duty |
 |---|---|
@@ -91,7 +91,7 @@ class Session:
         return await is_run_member(self.caller, peer_id, run_name, timeout_s=timeout_s)
 
     async def lost(self) -> str:
-        """Wait until the session is over; return how it ended."""
+        """Wait until the session is over; return the cause of its end."""
         ended = asyncio.create_task(self.process.ended())
         cut = asyncio.create_task(self.directory.lost())
         try:

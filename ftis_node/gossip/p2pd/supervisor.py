@@ -1,7 +1,7 @@
 """Keeps one p2pd running while the node runs: watches it, and restarts it if it dies or hangs.
 
-The caller's coroutine `work` runs once for each session. It never returns. OSError and EOFError from it mean that p2pd
-no longer answers; any other exception is an internal error and ends the supervisor.
+The caller's coroutine `work` runs once for each session and never returns by itself. OSError and EOFError from it mean
+that p2pd no longer answers; any other exception is an internal error and ends the supervisor.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class P2pdSupervisor:
         finally:
             is_up.cancel()
         if self._runner.done():
-            self._runner.result()  # raises
+            self._runner.result()  # raises the error of the failed start
         self._runner.add_done_callback(self._report_end)
         self._runner.add_done_callback(report)  # even if announcements have no reader
 
@@ -90,7 +90,7 @@ class P2pdSupervisor:
             await asyncio.sleep(delay_s)
 
     async def _run_session(self) -> str:
-        """Run one session from start to end; return how it ended."""
+        """Run one session from start to end; return the cause of its end."""
         async with AsyncExitStack() as stack:
             try:
                 session = await stack.enter_async_context(open_session(self._config, listen=self._listen))
@@ -104,7 +104,7 @@ class P2pdSupervisor:
             return self._down_reason
 
     def _failed_to_start(self, error: FtisError | OSError | EOFError) -> str:
-        """Return the cause of a failed start. Before the first success, raise it, since the user can fix it."""
+        """Return the cause of a failed start. Before the first success raise it, because the user can fix it."""
         if self._is_up.is_set():
             if isinstance(error, UsageError):  # another program has taken our old port
                 self._listen = self._config.settings.listen_addresses
@@ -114,7 +114,7 @@ class P2pdSupervisor:
         raise MachineError(f"the network process p2pd was lost while it started: {error!r}") from error
 
     async def _work_until_lost(self, session: Session) -> str:
-        """Run the work until p2pd is lost; return how it was lost."""
+        """Run the work until p2pd is lost; return the cause."""
 
         def on_ready() -> None:
             self.session = session
@@ -126,7 +126,7 @@ class P2pdSupervisor:
             await asyncio.wait({work, lost}, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 if not is_loss(work.exception()):
-                    work.result()  # raises
+                    work.result()  # raises the internal error
                 await asyncio.wait({lost}, timeout=self._config.settings.poll_s)
             return lost.result() if lost.done() else "it no longer answers"
         finally:

@@ -24,7 +24,7 @@ MAX_TOPICS = 256
 
 
 class TopicForwarder:
-    """Subscribes to the topics of the runs in the local part of the directory, and discards the messages."""
+    """Forwarder that subscribes to the topics of runs in the local part of the directory, and discards messages."""
 
     def __init__(self, session: Session, *, poll_interval_s: float) -> None:
         self._session = session

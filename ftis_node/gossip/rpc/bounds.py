@@ -59,7 +59,7 @@ def outcome_of(error: RecordError) -> FetchOutcome:
 
 
 class ItemCollector:
-    """Collects the items of one response and enforces its limits."""
+    """Collector of the items of one response that enforces its limits."""
 
     def __init__(self, *, max_items: int, max_item_bytes: int, max_bytes: int) -> None:
         self._items: list[bytes] = []

@@ -35,7 +35,7 @@ FLOOD_FACTOR = 4  # streams up to this many times the limits get BUSY; those bey
 
 
 class StreamServer:
-    """Serves incoming streams by protocol name until closed."""
+    """Server of incoming streams, by protocol name."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class StreamServer:
         cipher: PayloadCipher,
         guard: PeerGuard | None = None,
     ) -> None:
-        """`peer_id` is this node's own."""
+        """`peer_id` is the id of this node."""
         self._handlers = handlers
         self._peer_id = peer_id
         self._limits = limits
@@ -85,7 +85,7 @@ class StreamServer:
         task.add_done_callback(lambda _: writer.transport.abort())  # even if the task was canceled before it started
 
     async def _serve_counted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve a stream; an error ends only this stream, and is counted."""
+        """Serve a stream. An error is counted and ends only this stream."""
         try:
             async with asyncio.timeout(self._limits.fetch_timeout_s):
                 await self._serve(reader, writer)
@@ -148,14 +148,14 @@ class StreamServer:
     async def _answer(
         self, peer_id: str, protocol: str, ciphertext: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Serve while the peer is connected: a peer that left must not occupy a slot during look-ups."""
+        """Serve while the peer is connected, so that a peer that has left occupies no slot during look-ups."""
         sending = asyncio.create_task(self._send_items(peer_id, protocol, ciphertext, writer))
         gone = asyncio.create_task(reader.read(1))
         try:
             await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not sending.done():
                 raise EOFError("the peer disconnected")
-            sending.result()  # raises
+            sending.result()  # raises the error of a failed send
         finally:
             sending.cancel()
             gone.cancel()
@@ -180,7 +180,7 @@ class StreamServer:
 
 
 async def close_server(server: asyncio.Server) -> None:
-    """Close a server after accepted connections became streams; asyncio would leak their sockets otherwise."""
+    """Close a server once accepted connections are streams, because asyncio would leak their sockets otherwise."""
     for listening in server.sockets:
         asyncio.get_running_loop().remove_reader(listening.fileno())
     for _ in range(ACCEPT_ITERATIONS):

@@ -30,4 +30,4 @@ def _commit() -> str | None:
         commit = git(["git", "rev-parse", "--short=12", "HEAD"]).stdout.strip()
         return commit + ("+" if git(["git", "status", "--porcelain", "--untracked-files=no"]).stdout else "")
     except (OSError, subprocess.CalledProcessError):
-        return None  # no git here, or not this user's checkout
+        return None  # git is missing, or the checkout belongs to another user

@@ -27,9 +27,9 @@ def scratch_folder(parent: Path | None = None) -> Iterator[Path]:
     root = parent or (MEMORY_DISK if os.access(MEMORY_DISK, os.W_OK) else Path(tempfile.gettempdir()))
     for folder in root.glob(f"{PREFIX}*"):
         if not _is_alive(folder.name.removeprefix(PREFIX)):
-            shutil.rmtree(folder, ignore_errors=True)  # another user's folder stays
+            shutil.rmtree(folder, ignore_errors=True)  # cannot remove folders of other users
     own = root / f"{PREFIX}{os.getpid()}"
-    shutil.rmtree(own, ignore_errors=True)  # of an earlier process with our pid
+    shutil.rmtree(own, ignore_errors=True)  # left by an earlier process with the same pid
     own.mkdir(mode=0o700)  # raises if another user created something at this path
     try:
         yield own

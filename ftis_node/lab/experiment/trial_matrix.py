@@ -151,7 +151,9 @@ class TrialSetting:
         yield self.trial(members, seed)
 
     def _late(self, last: TrialMember) -> TrialMember:
-        """Return the last node with its own delay, if any. A copy of another node's model gets its own name."""
+        """Return the last node with the delay that applies only to it, if any. A copy of a model then gets another
+        name.
+        """
         _, delay = parse_delays(self.delay)
         if delay is None:
             return last
@@ -304,5 +306,5 @@ def with_key(trial: Trial) -> Trial:
 
 
 def _given(member: TrialMember) -> dict[str, Any]:
-    """Return a member's fields. Fields added later are left out if unset, so that old keys stay valid."""
+    """Return the fields of a member. Fields that were added later are left out if unset, so old keys stay valid."""
     return {name: value for name, value in asdict(member).items() if value is not None or name == "lie"}

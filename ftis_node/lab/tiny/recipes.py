@@ -38,7 +38,7 @@ class Recipe:
 # Sizes for `arithmetic`.
 RECIPES: Final[dict[Size, Recipe]] = {
     "s": Recipe(96, 128, 2, 3, 1, initializer_range=0.06, num_steps=360, mistake=10, matrix_learning_rate=0.015),
-    # Midway in parameters: one s, one sm and one m cost what three sm cost.
+    # The mean size: one s, one sm and one m have about as many parameters as three sm.
     "sm": Recipe(128, 240, 3, 4, 2, initializer_range=0.04, num_steps=300, mistake=10, matrix_learning_rate=0.02),
     "m": Recipe(128, 512, 3, 4, 2, initializer_range=0.04, num_steps=300, mistake=1, matrix_learning_rate=0.02),
 }

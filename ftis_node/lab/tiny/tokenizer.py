@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 VOCABULARY_SIZE: Final = 512
 MAX_POSITIONS: Final = 2048
-IGNORED: Final = -100  # the label of positions without a loss
+IGNORED: Final = -100  # label of positions that the loss ignores
 
 PAD_TOKEN: Final = "<|endoftext|>"
 TURN_START: Final = "<|im_start|>"

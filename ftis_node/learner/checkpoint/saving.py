@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 SHARE: Final = 0.05  # of the time
-MAX_UNSAVED_STEPS: Final = 100  # the limit for slow writes: groups are kept since the last checkpoint
+MAX_UNSAVED_STEPS: Final = 100  # even if writes are slow: the buffer keeps the groups of unsaved steps
 POLL_INTERVAL_S: Final = 0.5
 
 
@@ -43,7 +43,7 @@ class CheckpointSaver:
         self._not_before = clock()
 
     def goes_on_at(self, step: int) -> None:
-        """Record that the newest checkpoint on disk is of `step`."""
+        """Record that the newest checkpoint on disk is that of `step`."""
         self.saved_step = self.begun_step = step
 
     @property
@@ -59,11 +59,11 @@ class CheckpointSaver:
         return unsaved > 0 and (self._clock() >= self._not_before or unsaved >= MAX_UNSAVED_STEPS)
 
     def expire(self) -> None:
-        """End the pause after the last checkpoint."""
+        """End the pause after the last checkpoint, so that the next one may begin."""
         self._not_before = self._clock()
 
     def begin(self, step: int, write: Callable[[], object]) -> None:
-        """Have the thread call `write()` after the previous checkpoint. Raises the error of that one."""
+        """Queue `write()` in the thread, after the previous checkpoint. Raises the error of that one."""
         self.wait()
         self.begun_step = step
         self._writing = self._thread.submit(self._write, step, write)

@@ -41,12 +41,12 @@ class TrainBatch:
     group_ids               [N] int64, one id per group (one generator's completions of one prompt)
     advantage_ids           [N] int64, one id per advantage key
     sender_ids              [N] int64, one id per sender, 0 for this node's own
-    weights                 [N] float64, what each row's advantage is multiplied by
+    weights                 [N] float64, factor of each row's advantage
     senders                 names of the senders by their ids, as the groups give them
     is_own                  [N] bool, signed by this node
     of_own_weights          [N] bool, own, or sampled with this node's weights by a peer that the operator trusts
-    policy_versions         [N] int64, the node's own version that sampled the first token of the row's group, ...
-    policy_versions_newest  [N] int64, ... and the last
+    policy_versions         [N] int64, this node's version that sampled the first token of the row's group
+    policy_versions_newest  [N] int64, this node's version that sampled the last token of the row's group
     is_text                 [N] bool, sent as text by a peer with another tokenizer: only a mean log-prob is known
     behaviour_means         [N] float64, that mean, over the peer's own tokens; 0 in all other rows
     num_groups              groups, the own ones first counted in `num_own_groups`

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 MODULE = "ftis_node.learner.distributed.rank_worker"
 LOOPBACK = "127.0.0.1"
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
-# Without these gloo and NCCL choose an interface by the machine's name, which need not be reachable.
+# Without these gloo and NCCL choose an interface by the host name, which may be unreachable.
 COMMUNICATION = {"GLOO_SOCKET_IFNAME": LOOPBACK_INTERFACE, "NCCL_SOCKET_IFNAME": LOOPBACK_INTERFACE}
 LOST_RANK_EXIT_CODE = 1
 END_GRACE_S = 2.0
@@ -44,9 +44,7 @@ END_GRACE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class RankAddress:
-    """A rank and the rendezvous address of all ranks. `listener` is rank 0's socket, which already listens on that
-    address.
-    """
+    """A rank and the rendezvous address of all ranks. `listener` is rank 0's socket, bound to that address."""
 
     rank: int
     size: int
@@ -119,7 +117,7 @@ class _OtherRanks:
             watch.start()
 
     def end(self, *, within_s: float) -> None:
-        """Wait for the exit of all, then kill the rest."""
+        """Wait up to `within_s` seconds for the exit of all, then kill the rest."""
         self._are_ending.set()
         deadline = time.monotonic() + within_s
         for process in self._processes:

@@ -88,7 +88,7 @@ class Ranks:
 
     @contextmanager
     def lead(self, command: RankCommand) -> Iterator[None]:
-        """Broadcast `command`, then run the block as this rank's part of it."""
+        """Broadcast `command`, then run the block as this rank's part of the command."""
         yield
 
     def close(self) -> None:

@@ -139,7 +139,7 @@ class HeadLogprobs(Function):
         needs_hidden, needs_weight, *_ = ctx.needs_input_grad
         rows = gradients[0].nonzero()[:, 0]
         hidden_gradient = torch.zeros_like(hidden) if needs_hidden else None
-        # Sums over chunks are kept in float32 where the head computes in less.
+        # Sums over chunks are in float32 if the head computes in a narrower type.
         weight_gradient = torch.zeros_like(weight, dtype=logsumexp.dtype) if needs_weight else None
         for chosen in torch.split(rows, ctx.chunk_tokens):
             part = hidden[chosen]

@@ -43,7 +43,7 @@ Result = TypeVar("Result")
 
 log = logging.getLogger(__name__)
 
-ADAPTER = "default"  # peft's name for the only adapter.
+ADAPTER = "default"  # peft's default adapter name.
 # Nats, on average over the probe. In bfloat16 a logit of 20 is a multiple of 0.125: single log-probs may
 # differ by that much between two ways of computing them. A soft cap or a logit scale moves them by far more.
 LOGITS_TOLERANCE = 0.25
@@ -51,7 +51,8 @@ LOGITS_TOLERANCE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """`causal_lm` is the transformers model; with LoRA its linear layers carry the adapter that `adapted` wraps.
+    """The trained model. `causal_lm` is the transformers model; with LoRA its linear layers contain the adapter, and
+    `adapted` is peft's wrapper.
 
     `packs`: it supports packed rows (see `choose_layout`). `entropies`, if set, receives the entropies of all log-probs
     with a gradient. `root` is set if the model is sharded over ranks (`policy_loading.py`): weights are gathered only
@@ -145,7 +146,7 @@ def build_policy(boot: LearnerBoot, source: ModelSource, tokenizer: PromptTokeni
 
 
 def add_adapter(causal_lm: Any, lora: LoraSettings) -> Any:
-    """Put a LoRA adapter into `causal_lm`, in its number format. Returns peft's wrapper. Raises ConfigError."""
+    """Add a LoRA adapter to `causal_lm`, in its number format. Returns peft's wrapper. Raises ConfigError."""
     if lora.dropout != 0:
         raise ConfigError("LoRA dropout must be 0: the two passes over a batch would not see the same model")
     targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)

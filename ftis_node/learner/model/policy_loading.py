@@ -68,8 +68,7 @@ def load_sharded_policy(
 ) -> Policy:
     """Return the policy over `ranks`, each of which reads its own rows. Without `trains` it is a frozen copy.
 
-    If the files name tensors otherwise than the model, each rank reads the whole model first. Raises what `load_policy`
-    raises.
+    If the files name tensors otherwise than the model, each rank reads all of it first. Raises as `load_policy` does.
     """
     with ranks.agreed():
         rows = WeightRows(source)

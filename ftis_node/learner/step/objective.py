@@ -62,7 +62,7 @@ class Objective:
     def separates(self, batch: TrainBatch) -> bool:
         """Return whether dL/dlp of a completion's tokens is independent of other completions' learner log-probs.
 
-        Rows that were sent as text are not: their loss weights depend on the whole group (`_loss_with_texts`).
+        A batch with rows sent as text is not: the learner's log-probs then also act as behaviour log-probs of a group.
         """
         return self.separable and not bool(batch.is_text.any())
 

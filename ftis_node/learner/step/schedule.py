@@ -1,4 +1,4 @@
-"""Learning-rate schedule: a function of the step's number and nothing else.
+"""Learning-rate schedule: a pure function of the step's number.
 
     rate
     peak |      ________                 constant

@@ -74,7 +74,7 @@ class BootstrapApi:
             self._num_connected = len(await self._node.connected_peers())
             self._views = [view_of(survey) for survey in await self._node.survey()]
             self._surveyed_at = time.monotonic()
-        except (OSError, EOFError) as error:  # also TimeoutError; p2pd is restarting
+        except (OSError, EOFError) as error:  # includes TimeoutError, for example while p2pd restarts
             log.debug("survey of the directory failed: %r", error)
 
     async def show_page(self, request: web.Request) -> web.Response:

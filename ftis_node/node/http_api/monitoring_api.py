@@ -1,4 +1,4 @@
-"""Routes for monitoring: `/metrics` for Prometheus, `/healthz` and `/readyz` for the supervisor of the node.
+"""Routes for monitoring: `/metrics` for Prometheus, `/healthz` and `/readyz` for probes of a container or service.
 
     /healthz  200 while the daemon's loops make progress, also while models load; 503 with a line for each problem
     /readyz   200 once the role's workers and the network are up; 503 with the missing components

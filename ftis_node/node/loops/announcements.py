@@ -181,7 +181,7 @@ class AnnouncementHandler:
             sender=sender,
             number=announcement.number,
             num_bytes=announcement.envelope_bytes,
-            created_at=min(announcement.created_at, time.time()),  # the future is no newer than now
+            created_at=min(announcement.created_at, time.time()),  # a sender's fast clock must give no advantage
             as_text=as_text,
             is_repair=is_repair,
             is_assigned=self._is_assigned(announcement, sender),

@@ -78,7 +78,7 @@ class AuditLoop:
 
     def offer(self, accepted: Accepted) -> None:
         """Queue a foreign group if it can be compared and the sample includes it. The intake loop calls this."""
-        if self._waiting.full() or self._takes_turns:  # in turns, the generator holds the GPU memory now
+        if self._waiting.full() or self._takes_turns:  # with turns, the learner has no GPU memory now
             return
         with self._guard.work_for(accepted.group.sender, Place.AUDIT):  # called by the intake loop
             if self._is_comparable(accepted.group) and self._dice.random() < self._share(accepted.group):

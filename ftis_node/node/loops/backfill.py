@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
-SILENCE_S = 3.0  # without an announcement of a peer while the learner lacks groups
+SILENCE_S = 3.0  # time without announcements after which a member is queried, if a step lacks foreign groups
 OVERLAP_S = 30.0  # clocks differ, and the last announcements may have been lost
 MAX_PAGES = 16
 ASK_S = 5.0  # for one complete answer: a slow peer must not delay requests to others
@@ -92,7 +92,7 @@ class BackfillLoop:
             self._report_progress()
 
     def read_shards(self, shards: frozenset[int]) -> None:
-        """Follow only the senders of these shards from now on."""
+        """Track and query only the senders in these gossip shards from now on."""
         self._shards = shards
 
     async def catch_up(self, peer_id: str) -> None:

@@ -42,7 +42,7 @@ RECORD_LIVES_PERIODS = 4  # a record survives this many missed renewals
 
 
 class BackfillSource(Protocol):
-    """Receiver of new members and of their records: `BackfillLoop`, or a null object."""
+    """Interface to the backfill loop, which gets new members and their records; a null object also implements it."""
 
     async def catch_up(self, peer_id: str) -> None: ...
     def note_record(self, record: PeerRecord) -> None: ...

@@ -44,7 +44,7 @@ RETRY_PAUSE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One problem, ready to generate for."""
+    """A problem with its tokenized prompt."""
 
     item: TaskItem
     token_ids: list[int]

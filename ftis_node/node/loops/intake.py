@@ -52,7 +52,7 @@ COMMIT_CAPACITY = 64  # groups in one commit
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """An envelope that waits for validation.
+    """An envelope in the queue for validation.
 
     `origin` is the peer that delivered it; only the signature proves its sender. `asked` holds the ids that this node
     requested from `origin`, None if it did not request by id. `made` is the group if this node generated it.
@@ -164,7 +164,7 @@ class IntakeLoop:
         return await arrival.verdict
 
     async def next_own(self) -> Accepted:
-        """Wait for the newest stored group of this node's weights, and return it; each is returned once."""
+        """Return the newest stored group that this node's weights sampled, once; wait until there is one."""
         return await self._newest_own.get()
 
     @property

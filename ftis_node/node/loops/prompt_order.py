@@ -17,7 +17,7 @@ LARGEST_SHUFFLED = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class PromptOrder:
-    """The order in which one node takes the problems of a task with `num_items` problems."""
+    """Order in which a node uses the `num_items` problems of a task."""
 
     num_items: int
     seed: int

@@ -1,4 +1,4 @@
-"""The pull loop: fetches announced groups of peers and hands their envelopes to validation.
+"""The pull loop: fetches announced groups of peers and submits their envelopes to validation.
 
     consumes: announcements; answers of peers     produces: envelopes to intake, confirmations to their senders
     waits for: an announcement                    unblocked by: gossip
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from ftis_node.swarm.pulling.pull_queue import PullItem, PullRequest
     from ftis_node.validation import ValidationResult
 
-GATHER_S = 0.02  # announcements that come together are pulled together
+GATHER_S = 0.02  # wait for further announcements, to request several groups at once
 RECHECK_INTERVAL_S = 1.0  # no event reports that the learner needs more groups
 MAX_BATCH_BYTES = 8 << 20
 BUSY_REST_S = 0.5

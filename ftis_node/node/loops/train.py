@@ -115,7 +115,7 @@ class TrainLoop:
             await self._generation.wake()
 
     async def _train(self, groups: Sequence[StoredGroup]) -> None:
-        """Train one step: from TAKEN groups to RELEASED ones and a new version in the generator."""
+        """Train one step on TAKEN groups, deliver the new version to the generator, and release the groups."""
         step = self.step + 1
         batch = self._peers.batch(groups)
         if groups and not batch:

@@ -36,7 +36,7 @@ class PeerActivity:
     failed_pulls: int = 0
     confirmed: int = 0
     last_seen: float = 0.0
-    wire_schema: int | None = None  # of its last message; None before the first
+    wire_schema: int | None = None  # wire version of its last message; None before the first message
     taught: deque[SenderStats] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     teaching: dict[str, float | None] | None = None  # mean over `taught`; None before a step used a group of the peer
 
@@ -74,7 +74,7 @@ class PeerRegistry:
 
     def __init__(self) -> None:
         self.peers: dict[str, PeerActivity] = {}
-        self.own_record: PeerRecord | None = None  # as published last; None before the first
+        self.own_record: PeerRecord | None = None  # this node's last published record; None before the first
 
     def __contains__(self, peer_id: str) -> bool:
         return peer_id in self.peers
@@ -86,7 +86,7 @@ class PeerRegistry:
         return activity
 
     def entry(self, peer_id: str) -> PeerActivity:
-        """Return the entry of a peer; make it at first use."""
+        """Return the entry of a peer; create it at first use."""
         activity = self.peers.setdefault(peer_id, PeerActivity())
         if len(self.peers) > MAX_PEERS:
             del self.peers[min(self.peers, key=lambda known: (known == peer_id, self.peers[known].last_seen))]
@@ -103,7 +103,7 @@ class PeerRegistry:
         return activity is not None and activity.accepted > 0
 
     def note_refusal(self, peer_id: str, what: str, error: RecordError) -> None:
-        """Count a malformed record of a peer; for another wire version, keep that version too."""
+        """Count a malformed message of a peer by `what`; store the wire version if it differs from this node's."""
         activity = self.seen(peer_id)
         activity.refused[f"{what}_{error.reason}"] += 1
         if isinstance(error, SchemaRecordError):

@@ -78,7 +78,7 @@ class PeerRequestHandler:
         return [data for data in encoded if data is not None and len(data) <= max_bytes]
 
     def _encode_as_text(self, data: bytes) -> bytes | None:
-        """Return the group as text; None if the prompt is gone from the task, because the data file has changed."""
+        """Return the group as text; None if a changed data file no longer contains the prompt."""
         envelope = open_envelope(data)
         group = unpack_group(envelope.body)
         try:
@@ -102,7 +102,7 @@ class PeerRequestHandler:
         return held
 
     def _find(self, asked: BackfillRequest) -> list[bytes]:
-        """Look the groups up, in the disk thread, on a separate connection."""
+        """Return the announcements of the requested groups. Runs in the disk thread, on a separate connection."""
         reader = ReplayReader(self._replay_file)
         try:
             found = reader.find_held(

@@ -80,7 +80,7 @@ class PeerStore:
         self._db.close()
 
     def load(self, standings: ReputationTable, *, now: float) -> None:
-        """Put all saved peers into `standings`, as of `now`."""
+        """Load all saved peers into `standings`, as of `now` (Unix seconds)."""
         for peer_id, *fields, reasons, noted_at in self._db.execute("SELECT * FROM peers"):
             score, updated_at, banned_until, ban_reason, num_bans, trusted = fields
             reputation = Reputation(score, updated_at, banned_until, ban_reason, num_bans, bool(trusted)).by_clock(now)

@@ -1,6 +1,6 @@
 """Builds and starts the components of a node, the cheapest failures first, and stops them in reverse order.
 
-    prepared (prepare.py) -> buffer opened -> workers and network started side by side
+    prepared (prepare.py) -> buffer opened -> workers and network started concurrently
                           -> buffer and learner agree on the step -> the generator serves the learner's weights
 
 The first stage (`prepare.py`) finds a user's mistakes, before anything slow runs or anything is written.
@@ -270,7 +270,7 @@ async def _stop(parts: NodeComponents) -> None:
     for result in results:
         if isinstance(result, BaseException):
             log.error("while stopping: %s", result)
-    with suppress(OSError):  # of a learner that had to be killed; the next start would remove it
+    with suppress(OSError):  # a killed learner leaves the folder; if removal fails, the next start removes it
         remove_leftovers(parts.home.checkpoints, CHECKPOINT_PREFIX)
     tracked = {"tracked": parts.tracking.counts()} if parts.tracking else {}
     parts.context.events.write("stop", step=parts.context.state.step, **tracked)

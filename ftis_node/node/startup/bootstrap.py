@@ -1,4 +1,4 @@
-"""A bootstrap node: no model, no rollouts; an address book and relay for the nodes of any run.
+"""A bootstrap node: DHT entry point and relay for the nodes of any run, without a model and without groups.
 
 A watchdog checks its event loop, as in a full node. It logs the code that blocks the loop, and ends the process after
 ten minutes, so that a supervisor can restart it.

@@ -1,4 +1,4 @@
-"""Factories of the heavy parts of a node: workers in separate processes, and a real network.
+"""Factories of the heavy components of a node: workers in separate processes, and a real network.
 
 An experiment replaces `NodeFactory` to run engines, learners and a network in its own process.
 """
@@ -60,7 +60,7 @@ class NodeInputs:
     arrangement: WorkerPlacement
     weights: Path
     make_room: MakeRoom | None = None  # returns when the learner's step is over and its spare memory is free
-    write_weights: WriteWeights | None = None  # the learner's
+    write_weights: WriteWeights | None = None  # makes the learner write its weights to a file
 
 
 class NodeFactory(Protocol):

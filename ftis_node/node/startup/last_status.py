@@ -39,7 +39,7 @@ def read_saved_status(home: Home) -> Status:
 
 
 def mark_start(home: Home) -> None:
-    """Clear the end of the start before, so that a node that is killed while models load does not repeat it."""
+    """Clear the saved end of the last start, so that a node killed during model loading does not show it."""
     _change_node(home, state=STARTING, end="")
 
 
@@ -53,7 +53,7 @@ def _change_node(home: Home, **changes: str) -> None:
     try:
         document = read_object(home.status)
     except (OSError, FileError):
-        return  # a first start; a damaged file is replaced by the status loop
+        return  # no file before the first start; the status loop replaces a damaged one
     if isinstance(document.get("node"), dict):
         document["node"] |= changes
         replace_file(home.status, json.dumps(document, indent=1).encode())

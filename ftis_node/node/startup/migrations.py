@@ -1,15 +1,15 @@
 """Migrations: open a home that an older version of ftis-node wrote, step by step, with a backup of changed files.
 
-    schema 1 -> 2   the buffer keeps the tokens of groups that came as text
+    schema 1 -> 2   the buffer stores the tokens of groups that were received as text
     schema 2 -> 3   the buffer stores which peer's weights sampled a group, and the numbers of deleted groups
     schema 3 -> 4   checkpoints have checksums and name the groups of their step, and the run by its present id;
                     settings.json loses the settings that no longer exist
     schema 4 -> 5   settings and the run's manifest have standard keys; the manifest, and so the run, has a new id
 
-The free space is checked first. Then `backups/<time>-schema-N/` is written, whole or not at all. Then the steps run.
-Each step is one transaction or one replaced file, detects whether it is done, and is then noted in `home.json`. A
-machine that stops between steps continues there at the next start. A home of a newer version is refused and not
-changed.
+The upgrade first checks the free space. Then it writes `backups/<time>-schema-N/` atomically. Then it runs the steps.
+Each step is one transaction or one replaced file. It detects whether it is already done, and `home.json` records it
+afterwards. If the machine stops between steps, the next start continues there. The upgrade refuses a home of a newer
+version and does not change it.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-NUM_BUFFER_STEPS = 2  # schemas 1 and 2 of the home are those of its buffer
+NUM_BUFFER_STEPS = 2  # schemas 1 and 2 of the home equal the schemas of its buffer
 BACKUP_NAME = "%Y%m%dT%H%M%SZ"
-SPARE_BYTES = 64 << 20  # for journals and the files that are replaced
+SPARE_BYTES = 64 << 20  # for database journals and replaced files
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +80,12 @@ class Upgrade:
 
 @contextmanager
 def opened(home: Home) -> Iterator[None]:
-    """Hold the home's lock, with everything in it at the present schema.
+    """Hold the home's lock, after an upgrade of the home to the present schema.
 
     Raise HomeInUseError, ConfigError for a newer or damaged home, MachineError without space for a backup.
     """
     refuse_newer(home)
-    with suppress(DamagedError):  # a newer buffer is refused before anything is touched, a damaged one saved below
+    with suppress(DamagedError):  # refuse a newer buffer before any change; `rescue_files` handles a damaged one
         if home.replay.exists():
             database.version_of(home.replay)
     with home.owned():

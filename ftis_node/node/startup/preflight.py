@@ -39,7 +39,7 @@ def check_ports(listen: Iterable[ListenAddress], status_port: int) -> None:
     check_free(listen)
     try:
         with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that are closing do not matter
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ignore connections in TIME_WAIT
             probe.bind((STATUS_HOST, status_port))
     except OSError as error:
         raise UsageError(
@@ -134,6 +134,6 @@ def checkpoint_bytes(source: ModelSource, settings: NodeSettings) -> int:
     """Return the bytes of one checkpoint: float32 weights and Adam's moments, of the full model or the adapter."""
     num_trained = parameter_count(source)
     if settings.lora:
-        with suppress(ModelError):  # of a model that cannot be planned it is at most as much
+        with suppress(ModelError):  # without a known shape, use the full model as an upper bound
             num_trained = read_shape(source).adapter_parameters(settings.lora_adapter.rank)
     return num_trained * (FLOAT32_BYTES + MOMENTS_BYTES[settings.learner.optimizer_states])

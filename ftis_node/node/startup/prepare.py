@@ -1,8 +1,8 @@
 """Prepares and checks a node's inputs before it starts workers or sends anything; a user's mistakes fail here.
 
-settings, ports -> model found -> what is trained is chosen -> it fits the home and the disk -> memory planned
+settings, ports -> model found -> full weights or LoRA chosen -> disk space checked -> memory planned
                 -> tokenizer -> task
-                -> written down in the home: run.toml, settings.json
+                -> run.toml and settings.json written to the home
 """
 
 from __future__ import annotations

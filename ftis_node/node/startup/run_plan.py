@@ -72,7 +72,7 @@ def plan_run(
     manifest = manifest.model_copy(update={"task": (asked or mixture).canonical})
     domain = None
     is_run_meant = run is not None or own is not None  # else the preset is only a template for a run of this task
-    is_own = own is not None and own.run_id == manifest.run_id  # by an older version, to which a part was a run
+    is_own = own is not None and own.run_id == manifest.run_id  # from an older version: a task's part was its whole run
     if asked is not None and is_run_meant and not is_own and is_domain(asked, mixture):
         domain = _checked_domain(asked, manifest)
         manifest = manifest.model_copy(update={"task": mixture.canonical})
@@ -88,7 +88,7 @@ def plan_run(
 
 
 def kept_domain(home: Home, manifest: RunManifest) -> TaskSpec | None:
-    """Return the domain of the home's last start, as `settings.json` has it; None if it had none of this run's."""
+    """Return the domain of the home's last start from `settings.json`; None if it has none that is part of this run."""
     try:
         spec = parse_spec(read_object(home.settings)["task"])
     except (OSError, FileError, KeyError, TypeError, AttributeError, TaskError):
@@ -116,7 +116,7 @@ def _with_paths(spec: TaskSpec, paths: Mapping[str, str]) -> TaskSpec:
 
 
 def _from_anywhere(paths: Mapping[str, str]) -> dict[str, str]:
-    """Return the data paths as absolute, so that a later start may use another folder."""
+    """Return absolute data paths, so that a later start may use another working directory."""
     return {name: str(Path(path).expanduser().absolute()) for name, path in paths.items()}
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SharedComponents:
-    """Lazy properties over the components of one node."""
+    """Base class of `Wiring`: lazily creates the shared components of one node."""
 
     node: NodeComponents
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class Wiring(SharedComponents):
-    """Makes the loops of one node."""
+    """Builder of the loops of one node."""
 
     def rollout_loops(self) -> dict[str, Coroutine[None, None, None]]:
         """Return the loops that bring own and foreign groups into the buffer, without the train loop."""

@@ -1,7 +1,7 @@
 """Cleanup of a nearly full home: removes the least needed data first, and only as much as necessary.
 
     0  free pages of the buffer's file
-    1  released groups, oldest first: other peers still have them
+    1  released groups, oldest first: peers can fetch them from other nodes
     2  rotated logs, then rotated event logs, oldest first
     3  checkpoints that were set aside as damaged, then all except the newest
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ftis_node.node.supervision.disk_thread import DiskThread
     from ftis_node.replay.buffer import ReplayBuffer
 
-CHECKPOINT_PREFIX = "step-"  # as learner/checkpoint/checkpoint.py has it, which imports torch
+CHECKPOINT_PREFIX = "step-"  # a copy, because learner/checkpoint/checkpoint.py imports torch
 DAMAGED_PREFIX = "damaged-"
 TURNED_OVER = re.compile(r".+\.log\.\d+")
 

@@ -29,7 +29,7 @@ class DiskSpace:
         await self._has_space.wait()
 
     def note(self, use: HomeUse) -> None:
-        """Take a new measurement."""
+        """Store a new measurement, and open or close the gate."""
         self.use = use
         self.why_full = self.limit.why_full(use, was_full=bool(self.why_full))
         if self.why_full:

@@ -27,7 +27,7 @@ def limit_of(settings: NodeSettings, source: ModelSource) -> HomeLimit:
     checkpoint = checkpoint_bytes(source, settings) if settings.learns else 0
     limits, reserve = settings.limits, checkpoint + GROUPS_BYTES
     if not limits.home_bytes:
-        num_followed = 0 if settings.learns else settings.roles.max_pending_versions + 1  # and the one that is fetched
+        num_followed = 0 if settings.learns else settings.roles.max_pending_versions + 1  # plus the download
         usual = usual_home_bytes(
             limits,
             buffer_bytes=max(settings.buffer.max_disk_bytes, settings.buffer.max_ready_bytes),

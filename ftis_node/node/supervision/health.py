@@ -1,4 +1,4 @@
-"""Health of a node: the answers of `/healthz` and `/readyz`, for probes that restart or wait.
+"""Health of a node: the responses of `/healthz` (liveness probe) and `/readyz` (readiness probe).
 
 `/healthz` reports only faults that a restart fixes. They are a worker that stays down, a loop that ended, and a loop
 with queued work and no progress. It does not report an engine that hangs, because the supervisor restarts it, nor peers
@@ -70,7 +70,7 @@ def worker_problems(states: Mapping[str, str]) -> list[str]:
 
 
 def not_ready(states: Mapping[str, str], *, swarm_state: str, swarm_reason: str) -> str:
-    """Return why the node cannot contribute yet; "" if it can. The first node of a swarm is ready without any peer."""
+    """Return why the node cannot contribute yet; "" if it can. The first node of a swarm is ready without peers."""
     for name, state in states.items():
         if state not in ("ready", "off"):
             return f"the {name} worker is {state}"

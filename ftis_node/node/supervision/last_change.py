@@ -1,4 +1,4 @@
-"""When a count last changed."""
+"""Time of the last change of a count."""
 
 from __future__ import annotations
 

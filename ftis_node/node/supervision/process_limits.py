@@ -75,7 +75,7 @@ class FileShortage:
 
 
 def allow_open_files() -> OpenFiles:
-    """Raise the soft limit to the hard one, or to as many as are useful; raise MachineError if that is too few."""
+    """Raise the soft limit to the hard one, at most MANY_OPEN_FILES. Raise MachineError if that is too few."""
     found = open_files()
     if found.reachable < MIN_OPEN_FILES:
         raise MachineError(
@@ -89,7 +89,7 @@ def allow_open_files() -> OpenFiles:
 
 
 def apply_limits(limits: LimitsSection) -> None:
-    """Set the limits before any process or thread starts: all of them inherit the limits.
+    """Set the limits. Call this before any process or thread starts, because they inherit the limits.
 
     Raise MachineError if too few files may be opened.
     """

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 BEAT_S = 0.5
 LAG_WINDOW_S = 60.0
 EXIT_CODE = 1
-NUM_FRAMES = 12  # of a stack, the innermost
+NUM_FRAMES = 12  # innermost frames of a stack to log
 
 
 @dataclass(slots=True)

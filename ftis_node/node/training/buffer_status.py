@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class BufferReporter:
-    """Makes the sections from the buffer in the file `replay`."""
+    """Builds the sections from the buffer in the file `replay`."""
 
     def __init__(
         self, *, context: NodeContext, replay: Path, reader: ReplayReader, disk: DiskThread, slots: SlotPool

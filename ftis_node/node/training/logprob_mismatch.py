@@ -1,7 +1,7 @@
 """Limits of the log-prob mismatch between engine and learner by dtype, and a warning at each transition.
 
     dtype      max_kl  max_share
-    float32    1e-4    0.01       two float32 passes differ by a KL of 1e-13 on a CPU, and by no token
+    float32    1e-4    0.01       two float32 passes on a CPU differ by a KL of 1e-13, and no token is off by 1 %
     bfloat16   2e-3    0.9        rounding alone moves a log-prob by 0.003 to 0.013 nats on average, measured on tiny
                                   models: a KL of 1e-5 to 1.3e-4, and 5 to 55 % of tokens off by more than 1 %.
                                   For a 3B model, 0.03 to 0.04 nats: a KL of 5e-4 to 6e-4, 73 to 86 % of tokens, on

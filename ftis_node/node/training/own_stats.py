@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ftis_node.node.state import NodeCounters
     from ftis_node.node.training.evaluation import EvaluationHistory
 
-NUM_SAMPLES = 10  # directory periods that the rate of groups averages over
+NUM_SAMPLES = 10  # number of directory periods over which the rate of groups averages
 MINUTE_S = 60.0
 
 

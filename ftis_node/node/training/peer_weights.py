@@ -24,7 +24,7 @@ MAX_PEERS = 4096
 
 @dataclass(slots=True)
 class RunningMean:
-    """An exponential mean, corrected for its start at 0."""
+    """Exponential mean with bias correction for the start at 0."""
 
     total: float = 0.0
     norm: float = 0.0

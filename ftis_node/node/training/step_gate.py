@@ -60,7 +60,7 @@ class TimedStepGate:
         disk: DiskThread,
         gossip: Gossip,
     ) -> None:
-        """`stored` is set by the intake loop whenever a group became READY."""
+        """The intake loop sets `stored` when a group becomes READY."""
         self._context = context
         self._stored = stored
         self._step_shares = step_shares

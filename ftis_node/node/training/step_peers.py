@@ -76,7 +76,7 @@ class StepPeers:
         self._peer_weights.note(report.agreement, report.own_agreement)
 
     def settle(self, report: StepReport, groups: Sequence[StoredGroup], *, is_trained: bool) -> None:
-        """Credit the senders that a step learned from, and charge those whose groups it left out."""
+        """Credit the senders whose groups a step used, and charge those whose groups it left out."""
         if is_trained and not report.skipped:
             left_out = {*report.understated, *report.unreadable}
             for group in groups:

@@ -65,7 +65,7 @@ class WeightSync:
             await self._task
 
     def cancel(self) -> None:
-        """Cancel the transfer: the node stops."""
+        """Cancel the transfer, because the node stops."""
         if self._task is not None:
             self._task.cancel()
 

@@ -54,7 +54,7 @@ MAX_TRIES = 2  # attempts to load weights if the worker dies meanwhile
 
 
 class ReceivedOffer(NamedTuple):
-    """A signed offer, when it was received (s, steady clock), and how old it was then (s)."""
+    """A signed offer, the time of its arrival (s, steady clock), and its age then (s)."""
 
     offer: WeightsOffer
     signed: bytes
@@ -129,7 +129,7 @@ class FollowLoop:
             with self._guard.work_for(self._settings.follow, Place.WEIGHTS):
                 received = await self._poll()
                 if received is not None and self._should_fetch(received):
-                    with waiting_for(f"the file of weights {received.offer.version}"):  # as long as the learner is away
+                    with waiting_for(f"the file of weights {received.offer.version}"):  # the learner may be off
                         await self._fetch(received)
             with waiting_for("the clock"):
                 await asyncio.sleep(self._settings.poll_interval_s)
@@ -235,7 +235,7 @@ class FollowLoop:
                 await self._evaluator.evaluate(step=version)
 
     async def _serve_guarded(self, version: int, *, before: int) -> bool:
-        """Serve as `_serve`; refuse a file that causes an unexpected error."""
+        """Call `_serve`, and remove a file that causes an unexpected error."""
         is_served = False
         with self._guard.work_for(self._settings.follow, Place.WEIGHTS) as work:
             is_served = await self._serve(version, before=before)

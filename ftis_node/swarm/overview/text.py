@@ -76,7 +76,7 @@ def short(row: SwarmRow) -> str:
 
 
 def _matrix(view: SwarmView) -> list[str]:
-    """Return a row for each peer that publishes its sources, a column for each peer, and one for all others."""
+    """Return one row per peer that publishes its sources, with a column for each peer and one for all others."""
     learners = [row for row in view.peers if row.learns_from][:MAX_MATRIX]
     if not learners:
         return ["who learns from whom: no peer has published a step yet"]

@@ -61,7 +61,7 @@ FORBIDDEN: Final = re.compile(
     r"|\\sqrt\s*\[[^\]]*\d{3}"  # roots of degree 100 and above
     r"|(?<![A-Za-z])(?:eye|zeros|ones|cols|rows|diag|norm|rank|trace|rref|hstack|vstack|orthogonalize|nullspace"
     r"|diagonalize|eigenval\w*|eigenvect\w*|svd)\s*\}?\s*(?:\\left|\\!)?\s*[({\[]"
-    r"|\\d?frac\s*\{\s*(?:d|\\mathrm\s*\{\s*d\s*\})\s*(?:\^[^{}]*|\^\{[^{}]*\})?\}"  # a derivative
+    r"|\\d?frac\s*\{\s*(?:d|\\mathrm\s*\{\s*d\s*\})\s*(?:\^[^{}]*|\^\{[^{}]*\})?\}"  # derivatives
 )
 _BINOMIAL = re.compile(r"\\(?:[dt]?binom|choose)(?![A-Za-z])")
 _ROOT = re.compile(r"\\?sqrt|√")
@@ -176,7 +176,7 @@ class _Reader:
         cost = ExpressionCost()
         while self._at < len(self._tokens):
             cost = cost.plus(self._sum())
-            self._at += 1  # a closing bracket without an opening one
+            self._at += 1  # skip a closing bracket without an opening one
         return (
             cost.bits <= self._max_bits
             and cost.terms * cost.below <= MAX_TERMS

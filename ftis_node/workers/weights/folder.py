@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 MEMORY_DISK = Path("/dev/shm")  # nosec B108: only a folder of mode 0700 is created in it
 VERSIONS_KEPT = 2
 VERSIONS_AT_ONCE = VERSIONS_KEPT + 1  # and one is being written
-VERSIONS_AS_A_RESERVE = 2  # the same files if shared weights fall back to files: the oldest is overwritten
+VERSIONS_AS_A_RESERVE = 2  # a fall-back to files keeps fewer: the oldest is overwritten
 FREE_SHARE = 0.5  # at most this share of the free bytes: other programs use it, too
 
 

@@ -99,6 +99,6 @@ def _check(runtime: Any, result: Any) -> None:
     """Raise RuntimeError for an error, and clear it: otherwise CUDA reports it again at this thread's next kernel."""
     if result == runtime.cudaError.success:
         return
-    with suppress(RuntimeError):  # that next kernel
+    with suppress(RuntimeError):  # this kernel reports the pending error
         torch.ones(1, device="cuda")
     torch.cuda.check_error(result)

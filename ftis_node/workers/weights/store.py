@@ -118,7 +118,7 @@ class WeightStore:
         with complete_folder(target, sync=False) as temporary:
             if self._keep > 1 and (spent := take_oldest(self._folder, PREFIX, beyond=self._keep - 1)) is not None:
                 old = spent / WEIGHTS_FILE
-                if old.exists() and old.stat().st_nlink == 1:  # no other object refers to it under another name
+                if old.exists() and old.stat().st_nlink == 1:  # it has no other hard link
                     os.replace(old, temporary / WEIGHTS_FILE)
                 shutil.rmtree(spent)
             checksums = write_tensors(temporary / WEIGHTS_FILE, tensors, **how)
@@ -157,7 +157,7 @@ class WeightStore:
 
 
 def probe_token_ids(vocab_size: int, length: int = PROBE_LENGTH) -> tuple[int, ...]:
-    """Return fixed ids below `vocab_size` (the tokenizer's length), spread over the vocabulary and equal everywhere."""
+    """Return fixed ids below `vocab_size` (the tokenizer's length), equal on every node, spread over the vocabulary."""
     return tuple((index + 1) * PROBE_MULTIPLIER % 2**32 % vocab_size for index in range(length))
 
 

@@ -61,8 +61,8 @@ def write_tensors(
     shape.
 
     With `locked` they are copied straight into the file's pages, if those can be locked. Returns the checksum of each.
-    An existing file is overwritten. Raises ValueError for a dtype that the format lacks, and for a tensor without
-    floats if `dtype` is given. Raises OSError if the disk is full: the file is then unusable.
+    An existing file is overwritten. Raises ValueError for a dtype that the format lacks, and for a non-float tensor if
+    `dtype` is given. Raises OSError if the disk is full: the file is then unusable.
     """
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
