@@ -96,6 +96,7 @@ class DirectoryLoop:
                 self._context.events.write("peer_left", peer=peer_id)
             self._members = present
             self._report_changes(present)
+            self._registry.own_record = self._own_record()
             with waiting_for("the clock"):
                 await asyncio.sleep(MEMBER_LOOKUP_INTERVAL_S)
 
@@ -134,8 +135,8 @@ class DirectoryLoop:
     async def _renew_records(self) -> None:
         period_s = self._context.settings.swarm.directory_period_s
         while True:
-            self._registry.own_record = self._own_record()
-            record = seal_peer_record(self._registry.own_record, self._context.identity)
+            self._stats.sample(last_number=self._buffer.last_number())
+            record = seal_peer_record(self._own_record(), self._context.identity)
             if not await self._gossip.publish_record(record, ttl_s=RECORD_LIVES_PERIODS * period_s):
                 log.debug("the directory did not keep this node's record; next try in %.0f s", period_s)
             await self._gossip.publish_manifest(

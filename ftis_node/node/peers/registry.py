@@ -74,7 +74,7 @@ class PeerRegistry:
 
     def __init__(self) -> None:
         self.peers: dict[str, PeerActivity] = {}
-        self.own_record: PeerRecord | None = None  # this node's last published record; None before the first
+        self.own_record: PeerRecord | None = None  # of the last second; None before the first
 
     def __contains__(self, peer_id: str) -> bool:
         return peer_id in self.peers

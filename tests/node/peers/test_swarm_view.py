@@ -63,6 +63,16 @@ async def test_a_node_shows_itself_and_its_peers_over_http(tmp_path: Path) -> No
     assert (view.num_unreadable, view.run.method) == (1, node.context.manifest.method.name)
 
 
+def test_the_rate_of_groups_is_up_to_date_between_two_records(tmp_path: Path) -> None:
+    with _trained_node(tmp_path) as wiring:
+        stats = wiring.directory_loop(NullBackfill())._stats
+        assert (made := stats.make(last_number=7)) is not None and made.groups_per_minute == 0.0
+        stats.sample(last_number=7)
+        time.sleep(0.05)
+        assert (made := stats.make(last_number=9)) is not None
+        assert 0 < made.groups_per_minute <= 60 * 2 / 0.05
+
+
 def test_a_node_may_publish_neither_name_nor_measurements(tmp_path: Path) -> None:
     quiet = SwarmSection(publish_name=False, publish_stats=False)
     with _trained_node(tmp_path, NodeSettings(model="m", dtype="float32", swarm=quiet)) as wiring:
