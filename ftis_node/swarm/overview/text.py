@@ -62,12 +62,17 @@ def _cells(row: SwarmRow, now: float) -> tuple[str, ...]:
         row.role or "-",
         clipped(row.model.rsplit("/", 1)[-1] or "-", MODEL_WIDTH),
         "-" if row.step is None else str(row.step),
-        "-" if row.groups_per_minute is None else f"{row.groups_per_minute:.4g}",
-        f"{row.tokens_per_minute:.4g}",
+        "-" if row.groups_per_minute is None else rate_text(row.groups_per_minute),
+        rate_text(row.tokens_per_minute),
         sparkline(rate for _, rate in row.pass_rates) + last,
         "-" if row.rejected_groups is None else str(row.rejected_groups),
         f"{duration(max(0.0, now - row.seen_at))} ago" if row.seen_at else "-",
     )
+
+
+def rate_text(rate: float) -> str:
+    """Return a rate as people write it: `4.5`, `3,169`; with an exponent from a billion on."""
+    return f"{rate:,.0f}" if 100 <= rate < 1e9 else f"{rate:.3g}"
 
 
 def short(row: SwarmRow) -> str:

@@ -17,7 +17,7 @@ from ftis_node.node.startup.wiring import Wiring
 from ftis_node.records.envelope import PeerRecord
 from ftis_node.records.identity import Identity
 from ftis_node.records.peer_stats import PeerStats
-from ftis_node.swarm.overview.text import render_view
+from ftis_node.swarm.overview.text import rate_text, render_view
 from ftis_node.swarm.overview.view import MAX_ROWS, RunSummary, SwarmView, make_view, swarm_row
 from ftis_node.telemetry.status import EvalStatus
 from tests.node.nodes import components
@@ -89,6 +89,10 @@ def test_the_saved_status_has_the_view(tmp_path: Path) -> None:
         status.save()
         [saved] = json.loads(node.home.status.read_text())["swarm_view"]
         assert SwarmView.from_dict(saved).peers[0].step == 4
+
+
+def test_rates_are_readable() -> None:
+    assert [rate_text(rate) for rate in (0.0, 4.5, 600.0, 93_170.4, 1e300)] == ["0", "4.5", "600", "93,170", "1e+300"]
 
 
 def test_ten_thousand_rows_are_bounded_and_hostile_text_is_escaped() -> None:
