@@ -78,7 +78,6 @@ app.command("demo", short_help="Train two different tiny models on this machine.
 app.command("compare", short_help="Compare methods over an in-process network.")(compare.compare)
 
 PROGRAM = "ftis-node"
-INTERNAL_FAULT = 1
 MACHINE_CANNOT = 3
 INTERRUPTED = 130
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from ftis_node.errors import UsageError
 from ftis_node.node.http_api.auth import own_names_only
 from ftis_node.node.http_api.bootstrap_metrics import render_bootstrap_metrics
 from ftis_node.node.http_api.connection_limits import HttpGuard
@@ -111,19 +110,10 @@ class BootstrapApi:
         app.router.add_get("/peers", show_nothing)
         app.router.add_get("/metrics", self.show_metrics)
         app.router.add_get("/healthz", self.show_health)
-        guard = HttpGuard()
-        runner = guard.runner(app)
-        await runner.setup()
-        surveying = asyncio.create_task(self.run(), name="bootstrap-survey")
-        try:
+        async with HttpGuard().serving(app, HOST, port) as url:
+            surveying = asyncio.create_task(self.run(), name="bootstrap-survey")
             try:
-                await guard.listen(runner, HOST, port)
-            except OSError as error:
-                raise UsageError(
-                    f"the status port {port} cannot be opened ({error.strerror}): choose another with --status-port"
-                ) from None
-            yield f"http://{HOST}:{runner.addresses[0][1]}"
-        finally:
-            surveying.cancel()
-            await asyncio.gather(surveying, return_exceptions=True)
-            await runner.cleanup()
+                yield url
+            finally:
+                surveying.cancel()
+                await asyncio.gather(surveying, return_exceptions=True)

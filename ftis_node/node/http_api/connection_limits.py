@@ -13,15 +13,19 @@ import asyncio
 import ipaddress
 import logging
 from collections import Counter
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from ftis_node.errors import UsageError
 from ftis_node.telemetry.log import RateLimitedLog
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from aiohttp.typedefs import Handler
 
 log = logging.getLogger(__name__)
@@ -70,6 +74,22 @@ class HttpGuard:
     async def listen(self, runner: web.AppRunner, host: str, port: int) -> None:
         """Open the port. Raise OSError."""
         await _GuardedSite(self, runner, host, port).start()
+
+    @asynccontextmanager
+    async def serving(self, app: web.Application, host: str, port: int) -> AsyncIterator[str]:
+        """Serve the status port while the block runs; yield the base URL. Raise UsageError if the port is taken."""
+        runner = self.runner(app)
+        await runner.setup()
+        try:
+            try:
+                await self.listen(runner, host, port)
+            except OSError as error:
+                raise UsageError(
+                    f"the status port {port} cannot be opened ({error.strerror}): choose another with --status-port"
+                ) from None
+            yield f"http://{host}:{runner.addresses[0][1]}"
+        finally:
+            await runner.cleanup()
 
     def admit(self, connection: _Connection) -> bool:
         """Return whether to accept a new connection; close an idle older one for it if necessary."""

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from ftis_node.errors import UsageError
 from ftis_node.node.http_api.auth import own_names_only
 from ftis_node.node.http_api.connection_limits import HttpGuard
 from ftis_node.node.http_api.monitoring_api import MonitoringApi, add_probes
@@ -97,16 +96,5 @@ class LocalApi:
         app.router.add_get("/events", self.stream_events)
         add_probes(app, MonitoringApi(self._status))
         add_control(app, self._control, self._token_file)
-        guard = HttpGuard(self._status.http_refused)
-        runner = guard.runner(app)
-        await runner.setup()
-        try:
-            try:
-                await guard.listen(runner, HOST, port)
-            except OSError as error:
-                raise UsageError(
-                    f"the status port {port} cannot be opened ({error.strerror}): choose another with --status-port"
-                ) from None
-            yield f"http://{HOST}:{runner.addresses[0][1]}"
-        finally:
-            await runner.cleanup()
+        async with HttpGuard(self._status.http_refused).serving(app, HOST, port) as url:
+            yield url

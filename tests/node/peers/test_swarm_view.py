@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from contextlib import contextmanager
@@ -71,6 +72,18 @@ def test_the_rate_of_groups_is_up_to_date_between_two_records(tmp_path: Path) ->
         time.sleep(0.05)
         assert (made := stats.make(last_number=9)) is not None
         assert 0 < made.groups_per_minute <= 60 * 2 / 0.05
+
+
+async def test_the_own_row_follows_the_steps_between_two_records(tmp_path: Path) -> None:
+    with _trained_node(tmp_path) as wiring:
+        loop, state = wiring.directory_loop(NullBackfill()), wiring.node.context.state
+        async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(loop._watch_members(tasks))
+            for step in (5, 6):
+                state.step = step
+                while not wiring.peer_table.swarm().peers or wiring.peer_table.swarm().peers[0].step != step:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+            watching.cancel()
 
 
 def test_a_node_may_publish_neither_name_nor_measurements(tmp_path: Path) -> None:
