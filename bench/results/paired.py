@@ -1,0 +1,75 @@
+"""Paired differences between two methods of a published table, by model, from its curves. The last line is JSON.
+
+    python bench/results/paired.py docs/results/filters-late-curves.csv --base METHOD --method METHOD
+
+Each row: the accuracy at the end and the mean of the curve after step 0, `--method` minus `--base`. Runs are paired by
+seed; seeds of one starting model count as one value. The interval is Student's at 95 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import statistics
+import sys
+from collections import defaultdict
+from dataclasses import asdict
+from pathlib import Path
+
+from ftis_node.lab.results.baseline_comparison import interval
+
+Curve = list[tuple[int, float]]  # step, accuracy
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Paired differences between two methods of a table.")
+    parser.add_argument("curves", type=Path, help="curves.csv of `ftis-node compare`")
+    parser.add_argument("--base", required=True)
+    parser.add_argument("--method", required=True)
+    options = parser.parse_args()
+    curves = read_curves(options.curves)
+    methods = sorted({method for _, _, method in curves})
+    for method in (options.base, options.method):
+        if method not in methods:
+            parser.error(f"{options.curves} has no method {method}; it has {', '.join(methods)}")
+    found = {}
+    for pair, model in sorted({(pair, model) for pair, model, _ in curves}):
+        base, other = (curves.get((pair, model, method), {}) for method in (options.base, options.method))
+        shared = sorted(base.keys() & other.keys())
+        if not shared:
+            continue
+        for name, value in (("end", final), ("mean", mean)):
+            by_model: dict[str, list[float]] = defaultdict(list)
+            for model_seed, seed in shared:
+                by_model[model_seed].append(value(other[model_seed, seed]) - value(base[model_seed, seed]))
+            difference = interval([statistics.fmean(values) for values in by_model.values()])
+            sys.stdout.write(f"{pair} {model}, {name}: {difference}\n")
+            found[f"{pair}/{model}/{name}"] = asdict(difference)
+    document = {"bench": "paired", "base": options.base, "method": options.method, "differences": found}
+    sys.stdout.write(json.dumps(document) + "\n")
+
+
+def read_curves(path: Path) -> dict[tuple[str, str, str], dict[tuple[str, str], Curve]]:
+    """Return the curves by pair, model and method, then by seed of the starting model and of the run."""
+    curves: dict[tuple[str, str, str], dict[tuple[str, str], Curve]] = defaultdict(lambda: defaultdict(list))
+    with path.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            seeds = (row.get("model_seed", ""), row["seed"])
+            point = (int(row["step"]), float(row["pass_at_1"]))
+            curves[row["pair"], row["model"], row["method"]][seeds].append(point)
+    return curves
+
+
+def final(curve: Curve) -> float:
+    """Return the last accuracy."""
+    return max(curve)[1]
+
+
+def mean(curve: Curve) -> float:
+    """Return the mean of the accuracies after step 0."""
+    return statistics.fmean(accuracy for step, accuracy in curve if step > 0)
+
+
+if __name__ == "__main__":
+    main()
