@@ -91,7 +91,7 @@ class _Watch:
         if not is_fault:
             self._report_once(where, error)
             return
-        log.error("nobody takes the error of %s", where, exc_info=error)
+        log.error("unhandled error in %s", where, exc_info=error)
         if self._on_fault is not None:
             on_fault, self._on_fault = self._on_fault, None
             on_fault(where, error)

@@ -51,7 +51,7 @@ class TrackerThread:
             self._entries.put((step, figures))
             return
         if not self.num_dropped:
-            log.warning("%s is too slow: figures are left out of its curves, which is not said again", self.name)
+            log.warning("%s is too slow: its curves lack some values (logged once)", self.name)
         self.num_dropped += 1
 
     def end(self) -> None:

@@ -83,7 +83,7 @@ def _means_differ(group: TextGroup) -> Refusal | None:
     means = {completion.mean_logprob for completion in group.completions}
     if len(means) > 1 or len({completion.text for completion in group.completions}) < MIN_TEXTS_TO_TELL:
         return None
-    return Refusal("logprobs", f"unlike texts, and each has the mean log-prob {means.pop():.4g}")
+    return Refusal("logprobs", f"the texts differ, but each has the mean log-prob {means.pop():.4g}")
 
 
 def retokenize(envelope: Envelope, text_group: TextGroup, context: ValidationContext) -> Group | Refusal:
@@ -97,7 +97,7 @@ def retokenize(envelope: Envelope, text_group: TextGroup, context: ValidationCon
     for completion in text_group.completions:
         ids = tokenizer.encode_text(completion.text)
         if tokenizer.decode(ids) != completion.text:
-            return Refusal("not_encodable", "our tokenizer cannot say one of the texts")
+            return Refusal("not_encodable", "this node's tokenizer cannot encode one of the texts")
         if completion.finish_reason is FinishReason.STOP and tokenizer.eos_id is not None:
             ids.append(tokenizer.eos_id)
         token_ids.append(ids)
