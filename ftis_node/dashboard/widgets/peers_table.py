@@ -22,7 +22,7 @@ class PeersTable(RowsTable):
     DEFAULT_CSS = "PeersTable { border-top: solid $foreground 40%; }"
 
     def __init__(self, *, id: str) -> None:
-        super().__init__(PEER_COLUMNS, id=id)
+        super().__init__(PEER_COLUMNS, id=id, is_dense=True)
         self.border_title = "peers"
         self._order, self._wanted = "accepted", ""
         self._snapshot: NodeSnapshot | None = None
