@@ -187,7 +187,6 @@ SHARED_FILE_NAMES = {
     "disk_space": "free disk space: the loop, and its state",
     "division": "division of work by advantage",
     "doctor": "the checks, and their command",
-    "domains": "domains of a mixed task",
     "ensemble": "ensembles, and their command",
     "evaluate": "evaluation, layer by layer",
     "events": "the event log, and its screens",
