@@ -11,7 +11,7 @@ import functools
 import itertools
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack
 
@@ -198,18 +198,27 @@ def entries_in(found: Any) -> Iterator[tuple[str, bytes]]:
         yield from ((str(subkey), item.value) for subkey, item in values.items())
 
 
-def count_stored_runs(storage: Any, *, guard: PeerGuard) -> dict[str, int]:
-    """Return the runs with members in a local storage, and the number of shards of each.
+class StoredRun(NamedTuple):
+    """A run in a local storage: its number of shards, and its members counted, `NUM_MEMBERS_COUNTED` per bucket."""
 
-    The number is the maximum over some members, so that a member that claims fewer cannot hide the other shards.
+    num_shards: int
+    num_members: int
+
+
+def count_stored_runs(storage: Any, *, guard: PeerGuard) -> dict[str, StoredRun]:
+    """Return the runs with members in a local storage, the run with the most members first.
+
+    `EntryValidator` checked the members' signatures. With this order a run hides another only with more identities. The
+    number of shards is the maximum over some members, so that a member that claims fewer cannot hide the others.
     """
     buckets = [stored.value for _, stored in storage.items() if isinstance(stored.value, DictionaryDHTValue)]
-    runs: dict[str, int] = {}
+    runs: dict[str, StoredRun] = {}
     for subkey, (packed, _) in itertools.chain(
         *(itertools.islice(one.items(), NUM_MEMBERS_COUNTED) for one in buckets)
     ):
         with guard.work_for(str(subkey), Place.DIRECTORY):
             entry = unpack_bytes(packed) or b""
             if (run := run_of(entry)) is not None:
-                runs[run] = max(runs.get(run, 1), num_shards_of(entry))
-    return runs
+                num_shards, num_members = runs.get(run, StoredRun(1, 0))
+                runs[run] = StoredRun(max(num_shards, num_shards_of(entry)), num_members + 1)
+    return dict(sorted(runs.items(), key=lambda item: (-item[1].num_members, item[0])))
