@@ -94,6 +94,16 @@ def test_the_owners_entries_pass() -> None:
         pytest.param(_record(b"\x07" + _sealed()[1:], key=OWNERS_KEY), id="of an unknown kind"),
         pytest.param(replace(_record(b"", key=OWNERS_KEY), value=b"\xc1\xff"), id="no msgpack"),
         pytest.param(replace(_record(b"", key=OWNERS_KEY), value=b"\xdd\xff\xff\xff\xff"), id="a list of 4 G items"),
+        pytest.param(replace(_record(b"", key=OWNERS_KEY), value=b"\xc6\xff\xff\xff\xff"), id="4 GiB of bytes"),
+        pytest.param(replace(_record(b"", key=OWNERS_KEY), value=b"\x91" * 5000), id="nested lists"),
+        pytest.param(replace(_record(b"", key=OWNERS_KEY), value=b"\xd4\x01\x00"), id="an extension type"),
+        pytest.param(
+            replace(_record(b"", key=OWNERS_KEY), value=MSGPackSerializer.dumps(_sealed()) + b"\xc0"),
+            id="a second value",
+        ),
+        pytest.param(
+            replace(_record(b"", key=OWNERS_KEY), value=MSGPackSerializer.dumps([_sealed()])), id="a list of an entry"
+        ),
     ],
 )
 def test_nobody_elses_entry_passes(record: DHTRecord) -> None:
