@@ -143,7 +143,8 @@ class EventReader:
     def __init__(self, path: Path, *, position: tuple[int, int] | None = None) -> None:
         """Begin after `position`, an inode and an offset, or at the oldest line. The file need not exist yet."""
         self._path = path
-        self._inode, self._offset = (None, 0) if position is None else position
+        self._inode = None if position is None else position[0]
+        self._offset = 0 if position is None else position[1]
 
     @property
     def position(self) -> tuple[int, int] | None:
