@@ -192,7 +192,6 @@ SHARED_FILE_NAMES = {
     "events": "the event log, and its screens",
     "export": "the trained model in the hub's format, layer by layer",
     "faults": "unexpected exceptions",
-    "group": "one group: the record, and its screen",
     "groups": "several groups: rows, tensors, screens",
     "help": "the help page: its text, and its screen",
     "hub": "downloads from the hub",
