@@ -38,7 +38,7 @@ from rich.text import Text
 from ftis_node.cli.node_client import read_document
 from ftis_node.config.home import Home
 from ftis_node.dashboard.app import DashboardApp
-from ftis_node.dashboard.swarm_app import SwarmApp
+from ftis_node.dashboard.screens.whole_swarm import SwarmApp
 from ftis_node.dashboard.watcher import Watcher
 from ftis_node.dashboard.widgets.text_lines import TextLines
 from ftis_node.telemetry.events import read_events

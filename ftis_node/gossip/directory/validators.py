@@ -13,6 +13,8 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgpack
+
 from ftis_node.gossip.directory.entries import (
     EntryKind,
     claimed_addresses,
@@ -44,6 +46,7 @@ MAX_KEYS_PER_STORE = 256
 MAX_MEMBERS_PER_BUCKET = 256  # with 512-byte entries a reply of 16 buckets stays below 3 MiB
 MAX_STORED_KEYS = 16384
 NUM_MEMBERS_COUNTED = 64  # members in each bucket whose number of shards is taken into account
+NO_CONTAINERS = {"max_str_len": 0, "max_array_len": 0, "max_map_len": 0, "max_ext_len": 0}  # of msgpack.unpackb
 MAX_NEAREST = 32  # nodes that a peer may name for a key; hivemind names 20
 
 
@@ -177,12 +180,15 @@ def has_valid_manifest(entry: DirectoryEntry) -> bool:
 
 
 def unpack_bytes(packed: bytes) -> bytes | None:
-    """Return the bytes object in a msgpack message, None for anything else. Never raises, as a full parser might."""
-    if packed[:1] == b"\xc4" and len(packed) >= 2 and len(packed) == 2 + packed[1]:
-        return packed[2:]
-    if packed[:1] == b"\xc5" and len(packed) >= 3 and len(packed) == 3 + int.from_bytes(packed[1:3], "big"):
-        return packed[3:]
-    return None
+    """Return the bytes object that a MessagePack message consists of; None for any other message.
+
+    The bounds exclude every container, so a short message cannot make the parser reserve memory or recurse.
+    """
+    try:
+        value = msgpack.unpackb(packed, **NO_CONTAINERS)
+    except (ValueError, msgpack.UnpackException):
+        return None
+    return value if isinstance(value, bytes) else None
 
 
 def entries_in(found: Any) -> Iterator[tuple[str, bytes]]:
