@@ -22,8 +22,8 @@ from ftis_node.records.backfill_request import open_backfill_request
 from ftis_node.records.envelope import open_announcement
 from ftis_node.records.group import CompletionStatus
 from ftis_node.records.identity import Identity
-from ftis_node.swarm.delivery.pending_confirmations import PendingConfirmations
-from ftis_node.swarm.topology.shards import shard_of
+from ftis_node.swarm.delivery import PendingConfirmations
+from ftis_node.swarm.topology import shard_of
 from tests.gossip.helpers import eventually
 
 if TYPE_CHECKING:
