@@ -5,6 +5,7 @@
 | file | shows |
 |---|---|
 | dashboard.svg | the first screen of the demo's node `m`, while it trains |
+| swarm.svg | the view of the whole swarm, at the same time |
 | status.svg | `ftis-node status`, at the same time |
 | group.svg | one group, with its completions |
 | report.png | the head of `ftis-node report`, by headless Chromium; left as it is without it |
@@ -37,7 +38,9 @@ from rich.text import Text
 from ftis_node.cli.node_client import read_document
 from ftis_node.config.home import Home
 from ftis_node.dashboard.app import DashboardApp
+from ftis_node.dashboard.screens.whole_swarm import SwarmApp
 from ftis_node.dashboard.watcher import Watcher
+from ftis_node.dashboard.widgets.text_lines import TextLines
 from ftis_node.telemetry.events import read_events
 
 if TYPE_CHECKING:
@@ -49,8 +52,10 @@ ASSETS = Path(__file__).parent / "assets"
 NODE = "home-m"
 STEP = 30  # of the demo's 40; the dashboard is shown here
 SIZE = (120, 38)  # columns and rows of the terminal
+SWARM_SIZE = (120, 10)
 REPORT_SIZE = (1000, 900)  # pixels
 READ_LIMIT_S = 60.0
+DIRECTORY_PERIOD_S = "2"  # the demo is over in less than the default, which is 30
 FONT_FACES = re.compile(r"@font-face \{[^}]*\}\s*")
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 # For a picture of a local file: it works as root, and the browser makes no requests.
@@ -76,10 +81,12 @@ def main() -> None:
     os.chdir(options.demo)  # so that no picture shows the path of this machine
     home = Home(Path(NODE))
     shutil.rmtree(home.root, ignore_errors=True)
-    with subprocess.Popen([sys.executable, "-m", "ftis_node", "demo", "--out", "."]) as demo:
+    often = os.environ | {"FTIS_SWARM__DIRECTORY_PERIOD_S": DIRECTORY_PERIOD_S}
+    with subprocess.Popen([sys.executable, "-m", "ftis_node", "demo", "--out", "."], env=often) as demo:
         try:
             wait_for_step(home, demo)
             asyncio.run(picture_dashboard(home, out))
+            asyncio.run(picture_swarm(home, out))
             picture_status(out)
             if demo.wait() != 0:
                 sys.exit("the demo failed: no more pictures")
@@ -113,6 +120,16 @@ async def picture_dashboard(home: Home, out: Path) -> None:
     """Write the first screen."""
     async with dashboard_of(home) as (app, _):
         write(out / "dashboard.svg", app.export_screenshot(title="ftis-node dashboard"))
+
+
+async def picture_swarm(home: Home, out: Path) -> None:
+    """Write the view of the swarm as this node sees it."""
+    app = SwarmApp(lambda: read_document(home, "/swarm"))
+    async with app.run_test(size=SWARM_SIZE) as pilot, asyncio.timeout(READ_LIMIT_S):
+        while len(app.query_one("#swarm", TextLines).lines) < 2:
+            await pilot.pause(0.1)
+        await pilot.pause(0.5)
+        write(out / "swarm.svg", app.export_screenshot(title="ftis-node dashboard --swarm"))
 
 
 async def picture_group(home: Home, out: Path) -> None:

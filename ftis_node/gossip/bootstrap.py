@@ -20,7 +20,7 @@ from ftis_node.gossip.rpc.stream_admission import AdmissionControl
 from ftis_node.swarm.peer_guard import PeerGuard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ftis_node.gossip.directory.survey import RunSurvey
     from ftis_node.gossip.interface import PeerConnection
@@ -34,15 +34,25 @@ MAX_RUNS_SURVEYED = 8
 class BootstrapNode:
     """Bootstrap node; runs until closed. `settings.peers` may name other bootstrap nodes: they share one directory."""
 
-    def __init__(self, settings: NetworkSettings, *, identity: Identity, limits: GossipLimits | None = None) -> None:
+    def __init__(
+        self,
+        settings: NetworkSettings,
+        *,
+        identity: Identity,
+        limits: GossipLimits | None = None,
+        pinned_runs: Sequence[str] = (),
+    ) -> None:
+        """`pinned_runs` are ids of runs that the survey reads before all others."""
         limits = limits or GossipLimits()
         self._settings = settings
+        self._pinned_runs = pinned_runs
         self.guard = PeerGuard()
         self._dialler = Dialler(settings, rng=random.Random(), guard=self.guard)
         self._has_ended = asyncio.Event()
         self._error: BaseException | None = None
         self.peer_id = identity.peer_id
         self.addresses: list[str] = []
+        self.num_runs_omitted = 0  # by the last survey
         self.counters = GossipCounters()
         config = P2pdConfig(
             settings=settings,
@@ -73,12 +83,18 @@ class BootstrapNode:
         return [] if self._supervisor.session is None else await self._supervisor.session.client.connected_peers()
 
     async def survey(self) -> list[RunSurvey]:
-        """Return the runs with members stored at this node, and their records. Raises TimeoutError."""
+        """Return at most `MAX_RUNS_SURVEYED` runs and their records. Raises TimeoutError.
+
+        Pinned runs come first, then the runs with the most members stored at this node.
+        """
         session = self._supervisor.session
         if session is None:
             return []
         reader = SurveyReader(session.directory, guard=self.guard)
-        return [await reader.read(run_id) for run_id in sorted(session.directory.stored_runs())[:MAX_RUNS_SURVEYED]]
+        stored = session.directory.stored_runs()
+        chosen = list(dict.fromkeys([*self._pinned_runs, *stored]))[:MAX_RUNS_SURVEYED]
+        self.num_runs_omitted = len(set(stored) - set(chosen))
+        return [await reader.read(run_id) for run_id in chosen]
 
     async def _work(self, session: Session, on_ready: Callable[[], None]) -> None:
         self.addresses = [f"{address}/p2p/{self.peer_id}" for address in session.listening_on]

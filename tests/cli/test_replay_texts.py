@@ -7,6 +7,7 @@ import re
 import time
 from typing import TYPE_CHECKING, Any
 
+import msgpack
 import pytest
 
 from ftis_node.cli.app import run
@@ -95,7 +96,7 @@ def test_export(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(list((home / "envelopes").iterdir())) == 2
 
 
-@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+@pytest.mark.parametrize("form", ["jsonl", "parquet", "msgpack"])
 def test_export_with_texts(told_home: Path, capsys: pytest.CaptureFixture[str], form: str) -> None:
     exact, told = _exported(told_home, capsys, form, "--text")
     problem = load_task("arithmetic", split="train")[5]
@@ -108,7 +109,7 @@ def test_export_with_texts(told_home: Path, capsys: pytest.CaptureFixture[str], 
     assert (told["prompt"], told["answer"]) == (None, None), "its prompt is not the task's"
 
 
-@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+@pytest.mark.parametrize("form", ["jsonl", "parquet", "msgpack"])
 def test_export_of_one_row_a_completion(told_home: Path, capsys: pytest.CaptureFixture[str], form: str) -> None:
     rows = _exported(told_home, capsys, form, "--flat", "--text")
     assert len({tuple(row) for row in rows}) == 1, "all rows have the same columns"
@@ -149,7 +150,17 @@ def _exported(home: Path, capsys: pytest.CaptureFixture[str], form: str, *option
     _said(capsys, home, "export", "--format", form, "--out", str(out), *options)
     if form == "jsonl":
         return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    if form == "msgpack":
+        with out.open("rb") as file:
+            return list(msgpack.Unpacker(file, strict_map_key=True))
     return list(pq.read_table(out).to_pylist())
+
+
+def test_a_messagepack_file_holds_the_rows_of_the_json_lines(
+    told_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for options in ((), ("--flat",), ("--text", "--flat")):
+        assert _exported(told_home, capsys, "msgpack", *options) == _exported(told_home, capsys, "jsonl", *options)
 
 
 def test_lists_have_a_header_and_ages(told_home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,14 +1,12 @@
-"""The tables of docs/train/methods.md, made from `METHODS` and `Settings`.
+"""The table of docs/train/methods.md, made from `METHODS`.
 
-python -m tests.documented.methods      print them
+python -m tests.documented.methods      print it
 """
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 from ftis_node.algorithms.methods import METHODS, method_parameters
-from ftis_node.algorithms.settings import COMMON_PARAMETERS, TENSORS, Settings
+from ftis_node.algorithms.settings import TENSORS
 
 
 def methods_table() -> str:
@@ -33,16 +31,5 @@ def methods_table() -> str:
     return "\n".join(rows) + "\n"
 
 
-def parameters_table() -> str:
-    """Return one row per parameter: its default, and the methods that take it."""
-    rows = ["| parameter | default | methods |", "|---|---|---|"]
-    for field in fields(Settings):
-        takes = [f"`{name}`" for name in METHODS if field.name in METHODS[name].takes]
-        methods = "all" if field.name in COMMON_PARAMETERS else ", ".join(takes)
-        rows.append(f"| `{field.name}` | {field.default} | {methods} |")
-    return "\n".join(rows) + "\n"
-
-
 if __name__ == "__main__":
     print(methods_table())  # noqa: T201
-    print(parameters_table())  # noqa: T201

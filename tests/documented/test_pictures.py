@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ASSETS = ROOT / "docs" / "assets"
-SCREENS = ("dashboard.svg", "group.svg", "status.svg")  # docs/make_pictures.py
+SCREENS = ("dashboard.svg", "group.svg", "status.svg", "swarm.svg")  # docs/make_pictures.py
 # Words of the demo: its folders, its tiny models' names, and the task's vocabulary.
 OF_THE_DEMO = {"home", "demo", "tiny", "arithmetic", "ftis", "node"}
 MIN_LETTERS = 4

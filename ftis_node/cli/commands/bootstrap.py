@@ -10,7 +10,7 @@ import typer
 
 from ftis_node.cli.options import HomeOption, LogFormat, LogFormatOption, home_at
 from ftis_node.config.disk_room import replace_file
-from ftis_node.errors import ConfigError
+from ftis_node.errors import ConfigError, UsageError
 from ftis_node.telemetry.log import log_as_json
 
 PUBLIC = 0o644
@@ -32,6 +32,10 @@ def bootstrap(
         int,
         typer.Option("--status-port", min=0, max=65535, help="Local HTTP port of its page; 0: any free port."),
     ] = 0,
+    runs: Annotated[
+        list[str] | None,
+        typer.Option("--run", metavar="RUN_ID", help="Run that its page shows before all others. Repeatable."),
+    ] = None,
     log_format: LogFormatOption = LogFormat.TEXT,
     address_file: Annotated[
         Path | None,
@@ -45,6 +49,10 @@ def bootstrap(
     if log_format is LogFormat.JSON:
         log_as_json()
     from ftis_node.node.startup.bootstrap import run_bootstrap_node
+    from ftis_node.node.startup.find_run import is_run_id
+
+    if not all(map(is_run_id, runs or ())):
+        raise UsageError("--run takes a run id: `ftis-node status --json` of a member has it as run.id")
 
     run_bootstrap_node(
         home_at(home),
@@ -52,6 +60,7 @@ def bootstrap(
         peers=tuple(peers or ()),
         announce=tuple(announce or ()),
         status_port=status_port,
+        runs=tuple(runs or ()),
         show=partial(_show_addresses, address_file),
     )
 

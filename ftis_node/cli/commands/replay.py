@@ -36,6 +36,7 @@ class ExportFormat(StrEnum):
 
     JSONL = "jsonl"
     PARQUET = "parquet"
+    MSGPACK = "msgpack"
     ENVELOPE = "envelope"
 
 
@@ -117,14 +118,17 @@ def export(
     ] = False,
     flat: Annotated[bool, typer.Option("--flat", help="Write one row a completion, not one a group.")] = False,
 ) -> None:
-    """Export the stored groups: rollouts as JSON lines or Parquet, or the signed envelopes, one file each.
+    """Export the stored groups: rollouts as JSON lines, Parquet or MessagePack, or the signed envelopes, one file each.
 
     A row is that of `list`, with completions: [{token_ids, logprobs, finish_reason, reward}] (of a group that came as
     text: text, mean_logprob, sender_tokens, ...). --text adds sender_name, prompt, answer and each completion's text.
     --flat: completion_index, completion, token_ids, logprobs, mean_logprob, num_tokens, finish_reason, reward.
+    A file of MessagePack is a sequence of maps, one a row, with the same keys.
     """
     if format_ is ExportFormat.ENVELOPE and (text or flat):
-        raise UsageError("--text and --flat add to rows, and an envelope has none: choose --format jsonl or parquet")
+        raise UsageError(
+            "--text and --flat add to rows, and an envelope has none: choose --format jsonl, parquet or msgpack"
+        )
     where, reader = home_at(home), _open(home)
     try:
         if format_ is ExportFormat.ENVELOPE:
@@ -142,7 +146,8 @@ def _export_rows(home: Home, reader: ReplayReader, out: Path, *, format_: Export
 
     texts = TextRows(home, _names(home)) if text else None
     rows = group_rows(reader) if texts is None else texts.group_rows(reader)
-    write = _write_parquet if format_ is ExportFormat.PARQUET else _write_jsonl
+    writers = {ExportFormat.PARQUET: _write_parquet, ExportFormat.MSGPACK: _write_msgpack}
+    write = writers.get(format_, _write_jsonl)
     count = write(flat_rows(rows) if flat else rows, out)
     typer.echo(f"{count} {'completions' if flat else 'groups'} written to {out}")
     for reason, number in texts.missing.most_common() if texts else ():
@@ -204,6 +209,16 @@ def _write_jsonl(rows: Iterator[dict[str, Any]], out: Path) -> int:
     with out.open("w", encoding="utf-8") as file:
         for count, row in enumerate(rows, start=1):  # noqa: B007  # the last count is the result
             file.write(json.dumps(row, separators=(",", ":")) + "\n")
+    return count
+
+
+def _write_msgpack(rows: Iterator[dict[str, Any]], out: Path) -> int:
+    import msgpack
+
+    packer, count = msgpack.Packer(), 0
+    with out.open("wb") as file:
+        for count, row in enumerate(rows, start=1):  # noqa: B007  # the last count is the result
+            file.write(packer.pack(row))
     return count
 
 

@@ -39,13 +39,14 @@ from ftis_node.gossip.p2pd.hivemind_bindings import (
 from ftis_node.gossip.wire_names import bucket_key, manifest_key, record_key
 from ftis_node.records.identity import peer_id_from_text
 from ftis_node.swarm.peer_guard import PeerGuard, Place
-from ftis_node.swarm.topology.shards import bucket_of
+from ftis_node.swarm.topology import bucket_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
     from pathlib import Path
 
     from ftis_node.gossip.directory.entries import DirectoryEntry
+    from ftis_node.gossip.directory.validators import StoredRun
     from ftis_node.gossip.encryption import PayloadCipher
     from ftis_node.gossip.interface import GossipCounters, GossipLimits
     from ftis_node.records.identity import Identity
@@ -224,11 +225,8 @@ class Directory:
         if (claimed := self._decrypted(entry)) is not None:
             members[entry.peer_id] = unpack_addresses(claimed)
 
-    def stored_runs(self) -> dict[str, int]:
-        """Return the runs with members stored at this node, and the number of shards of each.
-
-        The number is the maximum over some members, so that a member that claims fewer cannot hide the other shards.
-        """
+    def stored_runs(self) -> dict[str, StoredRun]:
+        """Return the runs with members stored at this node, the run with the most members first."""
         return count_stored_runs(self._node.protocol.storage, guard=self._guard)
 
     async def lost(self) -> None:

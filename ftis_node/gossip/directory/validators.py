@@ -11,7 +11,9 @@ import functools
 import itertools
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgpack
 
 from ftis_node.gossip.directory.entries import (
     EntryKind,
@@ -44,6 +46,7 @@ MAX_KEYS_PER_STORE = 256
 MAX_MEMBERS_PER_BUCKET = 256  # with 512-byte entries a reply of 16 buckets stays below 3 MiB
 MAX_STORED_KEYS = 16384
 NUM_MEMBERS_COUNTED = 64  # members in each bucket whose number of shards is taken into account
+NO_CONTAINERS = {"max_str_len": 0, "max_array_len": 0, "max_map_len": 0, "max_ext_len": 0}  # of msgpack.unpackb
 MAX_NEAREST = 32  # nodes that a peer may name for a key; hivemind names 20
 
 
@@ -177,12 +180,15 @@ def has_valid_manifest(entry: DirectoryEntry) -> bool:
 
 
 def unpack_bytes(packed: bytes) -> bytes | None:
-    """Return the bytes object in a msgpack message, None for anything else. Never raises, as a full parser might."""
-    if packed[:1] == b"\xc4" and len(packed) >= 2 and len(packed) == 2 + packed[1]:
-        return packed[2:]
-    if packed[:1] == b"\xc5" and len(packed) >= 3 and len(packed) == 3 + int.from_bytes(packed[1:3], "big"):
-        return packed[3:]
-    return None
+    """Return the bytes object that a MessagePack message consists of; None for any other message.
+
+    The bounds exclude every container, so a short message cannot make the parser reserve memory or recurse.
+    """
+    try:
+        value = msgpack.unpackb(packed, **NO_CONTAINERS)
+    except (ValueError, msgpack.UnpackException):
+        return None
+    return value if isinstance(value, bytes) else None
 
 
 def entries_in(found: Any) -> Iterator[tuple[str, bytes]]:
@@ -192,18 +198,27 @@ def entries_in(found: Any) -> Iterator[tuple[str, bytes]]:
         yield from ((str(subkey), item.value) for subkey, item in values.items())
 
 
-def count_stored_runs(storage: Any, *, guard: PeerGuard) -> dict[str, int]:
-    """Return the runs with members in a local storage, and the number of shards of each.
+class StoredRun(NamedTuple):
+    """A run in a local storage: its number of shards, and its members counted, `NUM_MEMBERS_COUNTED` per bucket."""
 
-    The number is the maximum over some members, so that a member that claims fewer cannot hide the other shards.
+    num_shards: int
+    num_members: int
+
+
+def count_stored_runs(storage: Any, *, guard: PeerGuard) -> dict[str, StoredRun]:
+    """Return the runs with members in a local storage, the run with the most members first.
+
+    `EntryValidator` checked the members' signatures. With this order a run hides another only with more identities. The
+    number of shards is the maximum over some members, so that a member that claims fewer cannot hide the others.
     """
     buckets = [stored.value for _, stored in storage.items() if isinstance(stored.value, DictionaryDHTValue)]
-    runs: dict[str, int] = {}
+    runs: dict[str, StoredRun] = {}
     for subkey, (packed, _) in itertools.chain(
         *(itertools.islice(one.items(), NUM_MEMBERS_COUNTED) for one in buckets)
     ):
         with guard.work_for(str(subkey), Place.DIRECTORY):
             entry = unpack_bytes(packed) or b""
             if (run := run_of(entry)) is not None:
-                runs[run] = max(runs.get(run, 1), num_shards_of(entry))
-    return runs
+                num_shards, num_members = runs.get(run, StoredRun(1, 0))
+                runs[run] = StoredRun(max(num_shards, num_shards_of(entry)), num_members + 1)
+    return dict(sorted(runs.items(), key=lambda item: (-item[1].num_members, item[0])))

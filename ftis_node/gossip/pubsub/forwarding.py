@@ -8,6 +8,7 @@ relay. The bootstrap node learns the runs from the part of the directory that it
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from ftis_node.gossip.wire_names import topic
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ftis_node.gossip.directory.validators import StoredRun
     from ftis_node.gossip.p2pd.session import Session
 
 logger = logging.getLogger(__name__)
@@ -38,11 +40,15 @@ class TopicForwarder:
                 self._follow(self._session.directory.stored_runs(), group)
                 await asyncio.sleep(self._poll_interval_s)
 
-    def _follow(self, runs: Mapping[str, int], group: asyncio.TaskGroup) -> None:
-        topics = {topic(run_id, shard) for run_id, num_shards in runs.items() for shard in range(num_shards)}
-        for name in set(self._reading) - topics:
+    def _follow(self, runs: Mapping[str, StoredRun], group: asyncio.TaskGroup) -> None:
+        """Forward the topics of the first runs in the order given."""
+        of_runs = (topic(run_id, shard) for run_id, run in runs.items() for shard in range(run.num_shards))
+        topics = list(itertools.islice(of_runs, MAX_TOPICS))
+        for name in set(self._reading) - set(topics):
             self._reading.pop(name).cancel()
-        for name in sorted(topics - set(self._reading))[: MAX_TOPICS - len(self._reading)]:
+        for name in topics:
+            if name in self._reading:
+                continue
             logger.info("forwarding announcements of %s", name)
             self._reading[name] = group.create_task(self._read(name), name=f"forward {name}")
 

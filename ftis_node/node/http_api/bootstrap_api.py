@@ -79,6 +79,9 @@ class BootstrapApi:
     async def show_page(self, request: web.Request) -> web.Response:
         """Return the page, with the text of peers escaped for terminals and for HTML."""
         lines = [f"{self._num_connected} peers are connected", "", *render_views(self._views)]
+        if self._node.num_runs_omitted:
+            more = f"{self._node.num_runs_omitted} runs with fewer members are not shown"
+            lines += ["", f"{more}; `ftis-node bootstrap --run RUN_ID` shows a run first"]
         return web.Response(text=PAGE.format(text=html.escape("\n".join(lines))), content_type="text/html")
 
     async def show_swarm(self, request: web.Request) -> web.Response:

@@ -38,10 +38,12 @@ def run_bootstrap_node(
     announce: tuple[str, ...] = (),
     show: Callable[[list[str]], None],
     status_port: int = 0,
+    runs: tuple[str, ...] = (),
 ) -> None:
     """Serve until SIGINT or SIGTERM. `show` gets the dialable addresses as soon as they are known.
 
-    `announce` are the addresses to announce in place of the discovered ones, without `/p2p/ID`.
+    `announce` are the addresses to announce in place of the discovered ones, without `/p2p/ID`. `runs` are ids of runs
+    that its page shows first.
 
     Raise ConfigError for a malformed address, HomeInUseError, UsageError for a taken port, MachineError.
     """
@@ -52,16 +54,23 @@ def run_bootstrap_node(
         )
         identity = Identity.load_or_create(home.identity)
         keep_secret(identity.seed)
-        asyncio.run(until_signalled(_serve(settings, identity, show, home=home, status_port=status_port)))
+        serving = _serve(settings, identity, show, home=home, status_port=status_port, runs=runs)
+        asyncio.run(until_signalled(serving))
 
 
 async def _serve(
-    settings: NetworkSettings, identity: Identity, show: Callable[[list[str]], None], *, home: Home, status_port: int
+    settings: NetworkSettings,
+    identity: Identity,
+    show: Callable[[list[str]], None],
+    *,
+    home: Home,
+    status_port: int,
+    runs: tuple[str, ...],
 ) -> None:
     from ftis_node.gossip.bootstrap import BootstrapNode
     from ftis_node.node.http_api.bootstrap_api import BootstrapApi
 
-    node = BootstrapNode(settings, identity=identity)
+    node = BootstrapNode(settings, identity=identity, pinned_runs=runs)
     with Watchdog(ObserveSection(), manager=ServiceManager.from_environment()).watching():
         try:
             await node.start()

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ftis_node.swarm.overview.view import SwarmRow, SwarmView
 
 BARS = "▁▂▃▄▅▆▇█"
-HEADER = ("name", "id", "role", "model", "step", "groups/min", "tokens/min", "pass@1", "rejected", "seen")
+HEADER = ("name", "id", "role", "model", "step", "groups/min", "tokens/min", "pass@1", "rejected", "measured", "seen")
 NUM_LEFT = 4  # text columns, aligned left; number columns are aligned right
 NAME_WIDTH, MODEL_WIDTH, ID_LENGTH, MAX_MATRIX = 16, 20, 8, 12
 
@@ -66,8 +66,13 @@ def _cells(row: SwarmRow, now: float) -> tuple[str, ...]:
         rate_text(row.tokens_per_minute),
         sparkline(rate for _, rate in row.pass_rates) + last,
         "-" if row.rejected_groups is None else str(row.rejected_groups),
-        f"{duration(max(0.0, now - row.seen_at))} ago" if row.seen_at else "-",
+        _age(row.measured_at, now),
+        _age(row.seen_at, now),
     )
+
+
+def _age(at: float | None, now: float) -> str:
+    return f"{duration(max(0.0, now - at))} ago" if at else "-"
 
 
 def rate_text(rate: float) -> str:

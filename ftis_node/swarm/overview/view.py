@@ -36,8 +36,9 @@ class RunSummary(msgspec.Struct, frozen=True):
 class SwarmRow(msgspec.Struct, frozen=True):
     """One peer. The fields from `step` on are None or empty if the peer publishes none.
 
-    `seen_at` is Unix time in seconds. `pass_rates` are pairs of a step and pass@1, the oldest first. `learns_from` is
-    the share of each sender among the groups of the peer's last steps, by peer id; it sums to at most 1.
+    `seen_at` and `measured_at` (of the figures, by the peer's clock) are Unix times in seconds. `pass_rates` are pairs
+    of a step and pass@1, the oldest first. `learns_from` is the share of each sender among the groups of the peer's
+    last steps, by peer id; it sums to at most 1.
     """
 
     peer_id: str
@@ -53,6 +54,7 @@ class SwarmRow(msgspec.Struct, frozen=True):
     rejected_groups: int | None = None
     pass_rates: tuple[tuple[int, float], ...] = ()
     learns_from: dict[str, float] = {}
+    measured_at: float | None = None
 
 
 class SwarmView(msgspec.Struct, frozen=True):
@@ -90,6 +92,7 @@ def swarm_row(record: PeerRecord, *, seen_at: float) -> SwarmRow:
         software=record.software,
         seen_at=seen_at,
         tokens_per_minute=round(record.tokens_per_s * MINUTE_S, 1),
+        measured_at=record.created_at,
     )
     stats = record.stats
     if stats is None:

@@ -31,7 +31,7 @@ from ftis_node.gossip.interface import GossipLimits
 from ftis_node.gossip.p2pd.hivemind_bindings import DHTID, DHTRecord, DictionaryDHTValue, MSGPackSerializer, dht_pb2
 from ftis_node.gossip.wire_names import bucket_key, check_run_id, record_key
 from ftis_node.records.identity import Identity
-from ftis_node.swarm.topology.shards import NUM_MEMBER_BUCKETS, bucket_of
+from ftis_node.swarm.topology import NUM_MEMBER_BUCKETS, bucket_of
 
 OWNER, OTHER = Identity.from_seed(bytes(32)), Identity.from_seed(bytes([1]) * 32)
 VALIDATOR = EntryValidator(max_record_bytes=2048, max_ttl_s=600)
@@ -94,6 +94,16 @@ def test_the_owners_entries_pass() -> None:
         pytest.param(_record(b"\x07" + _sealed()[1:], key=OWNERS_KEY), id="of an unknown kind"),
         pytest.param(replace(_record(b"", key=OWNERS_KEY), value=b"\xc1\xff"), id="no msgpack"),
         pytest.param(replace(_record(b"", key=OWNERS_KEY), value=b"\xdd\xff\xff\xff\xff"), id="a list of 4 G items"),
+        pytest.param(replace(_record(b"", key=OWNERS_KEY), value=b"\xc6\xff\xff\xff\xff"), id="4 GiB of bytes"),
+        pytest.param(replace(_record(b"", key=OWNERS_KEY), value=b"\x91" * 5000), id="nested lists"),
+        pytest.param(replace(_record(b"", key=OWNERS_KEY), value=b"\xd4\x01\x00"), id="an extension type"),
+        pytest.param(
+            replace(_record(b"", key=OWNERS_KEY), value=MSGPackSerializer.dumps(_sealed()) + b"\xc0"),
+            id="a second value",
+        ),
+        pytest.param(
+            replace(_record(b"", key=OWNERS_KEY), value=MSGPackSerializer.dumps([_sealed()])), id="a list of an entry"
+        ),
     ],
 )
 def test_nobody_elses_entry_passes(record: DHTRecord) -> None:

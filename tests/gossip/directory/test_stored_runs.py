@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 from ftis_node.gossip.directory.dht import Directory
 from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entry
+from ftis_node.gossip.directory.validators import StoredRun
 from ftis_node.gossip.p2pd.hivemind_bindings import DHTID, DictionaryDHTValue
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.peer_guard import PeerGuard
@@ -31,4 +32,4 @@ def test_a_member_that_says_less_silences_no_shard() -> None:
     directory = object.__new__(Directory)
     directory._guard = PeerGuard()
     directory._node = SimpleNamespace(protocol=SimpleNamespace(storage=dict(storage)))
-    assert directory.stored_runs() == {RUN: 8, OTHER_RUN: 2}
+    assert directory.stored_runs() == {RUN: StoredRun(8, 5), OTHER_RUN: StoredRun(2, 1)}

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import ClientSession
 
-from ftis_node.gossip.bootstrap import BootstrapNode
+from ftis_node.gossip.bootstrap import MAX_RUNS_SURVEYED, BootstrapNode
 from ftis_node.gossip.directory import survey as survey_module
 from ftis_node.gossip.directory.dht import Directory
+from ftis_node.gossip.directory.entries import pack_member
 from ftis_node.gossip.directory.remote_survey import survey_remotely
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.node.http_api.bootstrap_api import BootstrapApi
@@ -140,3 +141,34 @@ async def test_a_member_whose_record_is_not_read_in_time_delays_no_other(
         (survey,) = await asyncio.wait_for(bootstrap.survey(), timeout=30)
     assert [record.name for record in survey.records] == ["ann"]
     assert survey.num_unreadable == 1
+
+
+async def test_runs_with_low_ids_and_one_member_hide_no_larger_run_and_no_pinned_one(tmp_path: Path) -> None:
+    larger, pinned = "ff" * 16, "fe" * 16
+    low = [f"{number:032x}" for number in range(MAX_RUNS_SURVEYED + 1)]
+    async with AsyncExitStack() as stack:
+
+        async def started(**options: Any) -> BootstrapNode:
+            node = BootstrapNode(identity=Identity.generate(), **options)
+            stack.push_async_callback(node.close)
+            await node.start()
+            return node
+
+        bootstrap = await started(settings=settings(tmp_path / "b"), pinned_runs=(pinned,))
+        peers = tuple(bootstrap.addresses)
+        stranger, member = [await started(settings=settings(tmp_path / name, peers=peers)) for name in "sm"]
+
+        async def registered() -> bool:
+            for node, runs in ((stranger, [*low, larger, pinned]), (member, [larger])):
+                session = node._supervisor.session
+                if session is None or not await session.directory.join([bootstrap.peer_id]):
+                    return False
+                for run in runs:
+                    await session.directory.register(run, pack_member([], num_shards=1), ttl_s=600)
+            session = bootstrap._supervisor.session
+            return session is not None and len(session.directory.stored_runs()) == len(low) + 2
+
+        await eventually(registered, within_s=120)
+        seen = [survey.run_id for survey in await bootstrap.survey()]
+    assert seen == [pinned, larger, *low[: MAX_RUNS_SURVEYED - 2]]
+    assert bootstrap.num_runs_omitted == len(low) + 2 - MAX_RUNS_SURVEYED

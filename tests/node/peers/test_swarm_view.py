@@ -104,6 +104,12 @@ def test_the_saved_status_has_the_view(tmp_path: Path) -> None:
         assert SwarmView.from_dict(saved).peers[0].step == 4
 
 
+def test_a_row_shows_the_age_of_its_figures_beside_that_of_the_last_sign_of_life() -> None:
+    record = PeerRecord("ab" * 16, PEER, "bob", "m", 1, "cd" * 16, "full", 1, 1, 2.0, 1000.0, "1")
+    line = render_view(make_view([swarm_row(record, seen_at=1027.0)], run=RunSummary("ab" * 16), now=1030.0))[2]
+    assert line.endswith("30 s ago  3 s ago")
+
+
 def test_rates_are_readable() -> None:
     assert [rate_text(rate) for rate in (0.0, 4.5, 600.0, 93_170.4, 1e300)] == ["0", "4.5", "600", "93,170", "1e+300"]
 
