@@ -78,7 +78,7 @@ class AttentionPlan:
         """Map `[1, h, T, D]` queries and `[1, k, T, D]` keys and values to `[1, T, h, D]`; h is a multiple of k."""
         if not self.buckets:
             return _causal(query, key, value, scale).transpose(1, 2)
-        batches = zip(*map(self._batches, (query, key, value)), strict=True)
+        batches = zip(self._batches(query), self._batches(key), self._batches(value), strict=True)
         outputs = [_causal(*batch, scale).transpose(1, 2).flatten(0, 1) for batch in batches]
         return torch.cat(outputs).index_select(0, self.source)[None]
 
@@ -88,7 +88,7 @@ class AttentionPlan:
         One gather serves all buckets: the gradient of each would fill a tensor of the whole row.
         """
         taken = tensor[0].transpose(0, 1).index_select(0, self.rows)
-        parts = taken.split([bucket.num_texts * bucket.size for bucket in self.buckets])
+        parts = torch.split(taken, [bucket.num_texts * bucket.size for bucket in self.buckets])
         return [
             part.view(*bucket, *part.shape[1:]).transpose(1, 2)
             for part, bucket in zip(parts, self.buckets, strict=True)
