@@ -5,10 +5,10 @@ peak.
     python bench/learner.py --device cuda --shape 0.5b [3b] [--peak-tflops 989]
 
 The model is a Qwen2 shape of 12M parameters. With `--full` the batch has 96 ragged completions in 8 groups of 12 (see
-learner_sides/batch.py). By default it is a quarter of that on a CPU, and one step counts. Every side is a separate process with the environment that a node gives its learner. Sides
-alternate step by step, in alternating order, and the median step counts. TRL runs at micro-batches of 8 and of 2. On a
-CPU it runs once more with glibc's default settings. Speed is compared with the fastest of all, memory with the smaller
-of both environments.
+learner_sides/batch.py). By default it is a quarter of that on a CPU, and one step counts. Every side is a separate
+process with the environment that a node gives its learner. Sides alternate step by step, in alternating order, and the
+median step counts. TRL runs at micro-batches of 8 and of 2. On a CPU it runs once more with glibc's default settings.
+Speed is compared with the fastest of all, memory with the smaller of both environments.
 
 A step is log-probs, loss, backward, clip and AdamW. Ours also publishes the weights for a generator: `call_s` includes
 that, `step_s` does not. `cpu_s` is processor time. Fractions of the peak are the floating-point operations of the
