@@ -1,7 +1,7 @@
-"""Registry of methods: the objective per token of each, its constants, and its source.
+"""Objectives of the methods, per token. The table `ftis_node/config/method/table.py` has their constants and sources.
 
 An objective is maximized and is `[N, T]` or, for a whole sequence, `[N, 1]`. `aggregate.py` computes its mean and
-`loss.py` negates it. A new method is a few lines here and one row of the table. Notation as in the papers: A is the
+`loss.py` negates it. A new method is a few lines here and one row of that table. Notation as in the papers: A is the
 advantage, rho the ratio of learner to generator. R is the ratio to the learner at the first pass over the batch, and
 sg[.] stops the gradient.
 
@@ -32,6 +32,7 @@ from ftis_node.algorithms.importance_weights import (
     truncated,
 )
 from ftis_node.algorithms.settings import COMMON_PARAMETERS, TENSORS, Settings
+from ftis_node.config.method.table import METHODS as ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -129,53 +130,33 @@ class Method:
     advantage_scale: str = "std"
 
 
-FTIS_PAPER = "arXiv 2605.22537"
-ANCHOR = ("anchor_logprobs",)
-FLOOR = ("floor",)
-FILTER = ("filter", "keep_share", "rank_own", "sender_ids")
-GSPO_CLIP = {"eps_low": 3e-4, "eps_high": 4e-4}
-CLIP_HIGHER = {"eps_low": 0.2, "eps_high": 0.28}
-TOKEN_MEAN = {"agg": "token_mean"}
-
 METHODS: Mapping[str, Method] = {
-    "nois": Method(objective=unweighted, takes=ANCHOR, source=FTIS_PAPER),
-    "vis": Method(objective=ratio_clipped, source=FTIS_PAPER),
-    "tis": Method(objective=truncated_weight, takes=FLOOR + ANCHOR, source=FTIS_PAPER),
-    "f-nois": Method(objective=unweighted, filtered=True, takes=FILTER + ANCHOR, source=FTIS_PAPER),
-    "f-vis": Method(objective=ratio_clipped, filtered=True, takes=FILTER, source=FTIS_PAPER),
-    "ftis": Method(objective=truncated_weight, filtered=True, takes=FLOOR + FILTER + ANCHOR, source=FTIS_PAPER),
-    "grpo": Method(objective=ratio_clipped, source="arXiv 2402.03300"),
-    "dr_grpo": Method(
-        objective=ratio_clipped, defaults={"agg": "max_len"}, advantage_scale="mean", source="arXiv 2503.20783"
-    ),
-    "dapo": Method(objective=ratio_clipped, defaults=CLIP_HIGHER | TOKEN_MEAN, source="arXiv 2503.14476"),
-    "gspo": Method(objective=sequence_clipped, defaults=GSPO_CLIP, source="arXiv 2507.18071"),
-    "gspo_token": Method(objective=sequence_clipped_token, defaults=GSPO_CLIP, source="arXiv 2507.18071"),
-    "gepo": Method(
-        objective=group_expectation,
-        takes=("clip", "alpha", "k3_beta"),
-        advantage_scale="mean",
-        source="arXiv 2508.17850",
-    ),
-    "swarm_sapo": Method(objective=unweighted, defaults=CLIP_HIGHER, takes=ANCHOR, source="arXiv 2509.08721"),
-    "topr": Method(objective=tapered, takes=("topr_level",), source="arXiv 2503.14286"),
-    "cispo": Method(objective=truncated_logprob, defaults={"cap": 5.0} | TOKEN_MEAN, source="arXiv 2510.13786"),
-    "mis": Method(objective=masked_weight, takes=("mis_low", "mis_high", *ANCHOR), source="IcePop, masked IS"),
-    "m2po": Method(
-        objective=second_moment,
-        separable=False,
-        defaults=TOKEN_MEAN,
-        takes=("m2_threshold",),
-        source="arXiv 2510.01161",
-    ),
+    name: Method(
+        objective=globals()[row.objective],
+        source=row.source,
+        filtered=row.filtered,
+        separable=row.separable,
+        defaults=row.defaults,
+        takes=row.takes,
+        advantage_scale=row.advantage_scale,
+    )
+    for name, row in ROWS.items()
 }
 
 
 def find_method(name: str) -> Method:
-    """Return the method's registry entry. Raises ValueError listing the known methods."""
-    if name not in METHODS:
+    """Return the method's registry entry, built in or of a plug-in.
+
+    Raises ValueError listing the known methods, ConfigError for a faulty plug-in.
+    """
+    if name in METHODS:
+        return METHODS[name]
+    from ftis_node.algorithms.plugins import load_method
+
+    method = load_method(name)
+    if method is None:
         raise ValueError(f"unknown method {name!r}; known: {', '.join(METHODS)}")
-    return METHODS[name]
+    return method
 
 
 def method_parameters(name: str) -> dict[str, Any]:
