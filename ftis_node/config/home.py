@@ -12,6 +12,7 @@
     checkpoints/   weights, optimizer and random state
     weights/       versions for the generator
     events.jsonl   the event log, one line an event
+    events.snapshot   a summary of the event log, so that a start need not read all of it
     tensorboard/, wandb/   files of those trackers, if `tracking.to` names them
     status.json    the last status, for a stopped node
     logs/          the workers' output
@@ -131,6 +132,11 @@ class Home:
     def events(self) -> Path:
         """The event log, JSON lines."""
         return self.root / "events.jsonl"
+
+    @property
+    def event_log_snapshot(self) -> Path:
+        """The summary of the event log up to a position."""
+        return self.root / "events.snapshot"
 
     @property
     def status(self) -> Path:

@@ -1,4 +1,4 @@
-"""Summary of the event log of a node's earlier processes. The node reads it once at its start.
+"""Summary of the event log of a node's earlier processes. The node needs it at its start.
 
 The node writes a line after its event, so the log is never ahead of the replay buffer. If it is ahead, the buffer has
 lost its last commits (a torn write-ahead log, a restored backup), and the node replaces the buffer. The log also holds
@@ -10,6 +10,7 @@ Damaged lines are skipped and counted.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAX_GROUPS = 16_384  # the newest ones; older groups are rejected for their age anyway
+NUM_DROPPED = MAX_GROUPS // 16
+MAX_EVALUATIONS = 4096
 
 
 class LoggedGroup(NamedTuple):
@@ -36,6 +39,7 @@ class LoggedGroup(NamedTuple):
 class _Line(msgspec.Struct):
     """The fields of an event that the summary uses."""
 
+    time: float
     event: str
     group: str | None = None
     step: int | None = None
@@ -125,16 +129,23 @@ class EventLogSummary:
         elif name == "buffer_rolled_back" or (name == "recovered" and line.file == "replay.sqlite"):
             self._expected.clear()
         elif name == "eval":
-            self.evaluations.append(read_event(data))
+            self._add_evaluation(read_event(data))
 
     def _add_unusual(self, data: bytes) -> None:
         """Add a line with NaN, which the strict JSON reader rejects; count any other line as damaged."""
         try:
             event = read_event(data)
+            float(event["time"])
             if event["event"] == "step":
                 self._add_step(int(event["step"]))
         except (ValueError, KeyError, TypeError):
             self.num_damaged += 1
+
+    def _add_evaluation(self, event: dict[str, Any]) -> None:
+        """Add an evaluation. Above the limit, drop the oldest after the first, which is the baseline."""
+        self.evaluations.append(event)
+        if len(self.evaluations) > MAX_EVALUATIONS:
+            del self.evaluations[1]
 
     def _begin(self, step: int) -> None:
         """Note that a step takes groups. If the learner repeats a step, the step is no longer done."""
@@ -166,8 +177,9 @@ def read_event_log_summary(path: Path) -> EventLogSummary:
 
 
 def _put(table: dict[str, Any], name: str, value: Any) -> None:
-    """Add the newest item at the end; drop the oldest above `MAX_GROUPS`."""
+    """Add the newest item at the end. Above `MAX_GROUPS` drop the oldest in bulk: a first key is slow to find."""
     table.pop(name, None)
     table[name] = value
     if len(table) > MAX_GROUPS:
-        del table[next(iter(table))]
+        for oldest in list(islice(table, NUM_DROPPED)):
+            del table[oldest]

@@ -1,6 +1,6 @@
 """Dials peers: first the configured ones, then members found through the directory.
 
-`swarm/topology/dials.py` selects the peers to dial; this file dials them. A round of dialing raises no error, because
+`swarm/topology.py` selects the peers to dial; this file dials them. A round of dialing raises no error, because
 the next round repeats failed dials.
 """
 

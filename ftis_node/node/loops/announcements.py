@@ -17,7 +17,7 @@ from ftis_node.errors import RecordError
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.records.envelope import open_announcement
 from ftis_node.records.parsing import SCHEMA
-from ftis_node.swarm.delivery.reconfirm_queue import ReconfirmQueue
+from ftis_node.swarm.delivery import ReconfirmQueue
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.pulling.assignment import eligible_members, is_assigned
 from ftis_node.swarm.pulling.pull_queue import PullItem, PullQueue

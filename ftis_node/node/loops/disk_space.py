@@ -1,6 +1,7 @@
 """The disk space loop: rotates logs, reclaims space in a nearly full home, and pauses the node while the home is full.
 
-consumes: the home's files     produces: rotated logs, reclaimed space, a closed or open `DiskSpace`
+consumes: the home's files     produces: rotated logs, the event log's snapshot, reclaimed space, an open or closed
+                               `DiskSpace`
 waits for: the clock           unblocked by: time
 
 Generation and pulling wait on `DiskSpace`. During a pause the node trains on the groups in its buffer and serves peers.
@@ -13,6 +14,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from ftis_node.node.storage.cleanup import reclaim, rotate_logs
+from ftis_node.node.storage.event_log_snapshot import EventLogSnapshot
 from ftis_node.node.storage.usage import HomeUse, measure_usage
 from ftis_node.node.supervision.background import in_background
 from ftis_node.telemetry.sizes import size
@@ -48,6 +50,7 @@ class DiskSpaceLoop:
         self._buffer = buffer
         self._disk = disk
         self._period_s = period_s
+        self._snapshot = EventLogSnapshot(home)
         self._reported = ""
 
     async def run(self) -> None:
@@ -57,9 +60,10 @@ class DiskSpaceLoop:
             await asyncio.sleep(self._period_s)
 
     async def check(self) -> None:
-        """Rotate long logs, remove files if too little space is free, and report the disk use."""
+        """Rotate long logs, renew the event log's snapshot, remove files if the disk is nearly full, report its use."""
         space = self._space
         await in_background(rotate_logs, self._home, max_bytes=self._context.settings.limits.log_file_bytes)
+        await in_background(self._snapshot.renew_if_due)
         use = await self._use()
         if missing_bytes := space.limit.missing_bytes(use):
             reclaimed = reclaim(

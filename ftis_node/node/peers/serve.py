@@ -13,7 +13,7 @@ from ftis_node.records.backfill_request import open_backfill_request
 from ftis_node.records.codec import unpack_group
 from ftis_node.records.envelope import open_envelope, seal_group
 from ftis_node.replay.reader import ReplayReader
-from ftis_node.swarm.delivery.sent_bodies import SentBodies
+from ftis_node.swarm.delivery import SentBodies
 from ftis_node.swarm.reputation.score import Behaviour
 
 if TYPE_CHECKING:

@@ -33,6 +33,7 @@ from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.state import NodeCounters, NodeState
 from ftis_node.node.storage.cleanup import CHECKPOINT_PREFIX
 from ftis_node.node.storage.disk_space import DiskSpace
+from ftis_node.node.storage.event_log_snapshot import EventLogSnapshot
 from ftis_node.node.storage.quota import num_versions, version_bytes
 from ftis_node.node.supervision.disk_thread import DiskThread
 from ftis_node.node.supervision.shutdown import first_of_ours
@@ -44,7 +45,6 @@ from ftis_node.node.training.tracking import make_tracking
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.tasks.scoring.scorer import IsolatedScorer
-from ftis_node.telemetry.event_log_summary import read_event_log_summary
 from ftis_node.telemetry.events import EventLog
 from ftis_node.telemetry.former_names import EVENT_SCHEMA
 from ftis_node.telemetry.log import log_block
@@ -127,7 +127,7 @@ def _assembled(stack: AsyncExitStack, prepared: PreparedNode, makers: NodeFactor
     stack.callback(buffer.close)
     reader = ReplayReader(home.replay)
     stack.callback(reader.close)
-    remembered = read_event_log_summary(home.events)
+    remembered = EventLogSnapshot(home).read()
     release_damaged(buffer, events)
     buffer.claim_used(remembered.used)
     weights = stack.enter_context(
@@ -274,6 +274,8 @@ async def _stop(parts: NodeComponents) -> None:
         remove_leftovers(parts.home.checkpoints, CHECKPOINT_PREFIX)
     tracked = {"tracked": parts.tracking.counts()} if parts.tracking else {}
     parts.context.events.write("stop", step=parts.context.state.step, **tracked)
+    with suppress(OSError):  # an unreadable log, which the next start reports
+        EventLogSnapshot(parts.home).renew()
 
 
 def _past_evaluations(remembered: EventLogSummary) -> list[EvalStatus]:

@@ -1,6 +1,6 @@
 """Recovery of a damaged home before its node starts, without the operator. The third column is the event.
 
-    malformed lines of the event log      left out; the original log is kept in damaged/      `recovered`
+    new malformed lines of the event log  left out; the original log is kept in damaged/      `recovered`
     a damaged `peers.sqlite`              moved to damaged/; readable rows are kept           `recovered`
     a damaged `replay.sqlite`             moved to damaged/; the buffer starts empty          `recovered`
     a buffer that lost commits            moved to damaged/; the buffer starts empty          `buffer_rolled_back`
@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 from ftis_node.config.disk_room import replace_file
 from ftis_node.node.peers.store import copy_peers
+from ftis_node.node.storage.event_log_snapshot import EventLogSnapshot
 from ftis_node.replay.integrity import rescue
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.reset import LostCommits, find_lost_commits, missing_columns, write_empty_buffer
-from ftis_node.telemetry.event_log_summary import read_event_log_summary
 from ftis_node.telemetry.events import EventLog, event_log_files
 from ftis_node.telemetry.history import event_name
 
@@ -43,11 +43,14 @@ def rescue_files(home: Home) -> None:
 
     Raise OSError and sqlite3.Error for disk errors, MachineError if another program holds one of the files.
     """
-    if num_lines := repair_event_log(home.events, home.damaged):
+    snapshot = EventLogSnapshot(home)
+    record = snapshot.read()
+    if record.num_damaged and (num_lines := repair_event_log(home.events, home.damaged)):
         log.warning("%d lines of the event log were damaged: the original is in %s", num_lines, home.damaged)
         _note(home, file=home.events.name, why="lines that are no events", num_lost=num_lines, folder=str(home.damaged))
+        record = snapshot.read()
     _rescue_peers(home)
-    reset_buffer_if_damaged(home, read_event_log_summary(home.events))
+    reset_buffer_if_damaged(home, record)
 
 
 def repair_event_log(path: Path, damaged: Path) -> int:

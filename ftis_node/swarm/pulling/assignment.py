@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-from ftis_node.swarm.topology.shards import shard_of
+from ftis_node.swarm.topology import shard_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

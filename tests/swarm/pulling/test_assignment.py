@@ -6,7 +6,7 @@ import hashlib
 from collections import Counter
 
 from ftis_node.swarm.pulling.assignment import MIN_MEMBERS_PER_SHARD, eligible_members, is_assigned
-from ftis_node.swarm.topology.shards import shard_of
+from ftis_node.swarm.topology import shard_of
 
 MEMBERS = [f"peer-{number}" for number in range(20)]
 IDS = [hashlib.sha256(bytes([number % 256, number // 256])).digest() for number in range(600)]

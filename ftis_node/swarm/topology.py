@@ -1,11 +1,14 @@
-"""Announcements are sharded by sender, so that the announcements a node reads fit its budget in a swarm of any size.
+"""Topology: how announcements are divided into shards, and which members a node dials.
 
-A hash of the peer id selects the directory bucket, and the bucket selects the shard. All announcements of a sender go
-to one topic, so gaps in its sequence numbers are visible. The members of a shard can be found without asking any of
-them.
+Announcements are sharded by sender, so that the announcements a node reads fit its budget in a swarm of any size. A
+hash of the peer id selects the directory bucket, and the bucket selects the shard. All announcements of a sender go to
+one topic, so gaps in its sequence numbers are visible. The members of a shard can be found without asking any of them.
 
 Every node reads its own shard, so each shard with senders has readers. The rest of the budget goes to the shards with
 the fewest known readers.
+
+Gossipsub forwards an announcement among connected peers that read its shard. A node that reads a shard must therefore
+be connected to others that read it. Members of that shard always read it.
 """
 
 from __future__ import annotations
@@ -14,11 +17,14 @@ import hashlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    import random
+    from collections.abc import Collection, Mapping
 
 NUM_MEMBER_BUCKETS = 64
 FIRST_SHARDS = 8  # read at the start, before the traffic is known
 GROWTH_MARGIN = 0.75  # fraction of the budget that one more shard must fit in; prevents oscillation
+EXPLORE_FACTOR = 3  # up to this many times the wanted members, each round dials one more at random
+MEMBERS_PER_SHARD = 3  # connected members wanted in each shard that is read
 
 
 def bucket_of(peer_id: str) -> int:
@@ -72,3 +78,45 @@ def num_affordable(received_per_s: float, *, num_read: int, num_shards: int, bud
 
 def _draw(peer_id: str, shard: int) -> bytes:
     return hashlib.sha256(f"{peer_id}/{shard}".encode()).digest()
+
+
+def shards_in_need(members: Collection[str], *, read: Collection[int], num_shards: int) -> dict[int, int]:
+    """Return how many more members of each shard in `read` should be connected, for shards that need any."""
+    missing = dict.fromkeys(sorted(read), MEMBERS_PER_SHARD)
+    for peer_id in members:
+        shard = shard_of(peer_id, num_shards)
+        if shard in missing:
+            missing[shard] -= 1
+    return {shard: count for shard, count in missing.items() if count > 0}
+
+
+def choose_dials(
+    candidates: Collection[str],
+    connected: Collection[str],
+    *,
+    members: Collection[str],
+    num_wanted: int,
+    rng: random.Random,
+    read: Collection[int] = (0,),
+    num_shards: int = 1,
+) -> list[str]:
+    """Return the members to dial in this round; `members` are the connected ones among `candidates`.
+
+    The choice covers first the shards that lack members, then the total. A node with enough members dials one more at
+    random. Otherwise two halves of a partitioned swarm, each with enough members, would never reconnect. A node with
+    `EXPLORE_FACTOR` times the wanted members does not do this.
+    """
+    unconnected = sorted(set(candidates) - set(connected))
+    rng.shuffle(unconnected)
+    need = shards_in_need(members, read=read, num_shards=num_shards)
+    chosen = []
+    for peer_id in unconnected:
+        shard = shard_of(peer_id, num_shards)
+        if need.get(shard, 0) > 0:
+            need[shard] -= 1
+            chosen.append(peer_id)
+    num_more = num_wanted - len(members) - len(chosen)
+    if not chosen and num_more <= 0 and len(members) < EXPLORE_FACTOR * num_wanted:
+        num_more = 1
+    others = [peer_id for peer_id in unconnected if peer_id not in chosen]
+    return chosen + others[: max(0, num_more)]
