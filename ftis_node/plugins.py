@@ -4,7 +4,7 @@
 |---|---|---|
 | `ftis_node.tasks` | a task | called with the split, returns a `Task` (`tasks/plugins.py`) |
 | `ftis_node.rewards` | a reward | called with a `TaskItem` and a completion's text, returns a number in [0, 1] |
-| `ftis_node.methods` | a loss method | a `Method` (`algorithms/plugins.py`) |
+| `ftis_node.methods` | a loss method | a `Method` (`algorithms/methods.py`) |
 | `ftis_node.filters` | a filter of completions | called with a `Batch` and `Settings`, returns bool `[N]` |
 
 A plug-in is third-party code. ftis-node never fetches one. Listing plug-ins imports none of them, so a broken one

@@ -14,7 +14,8 @@ Soft Adaptive PO: it differs from `nois` only in the choice of groups (`group_ch
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,8 +32,11 @@ from ftis_node.algorithms.importance_weights import (
     token_ratio,
     truncated,
 )
+from ftis_node.algorithms.plugins import require_shape
 from ftis_node.algorithms.settings import COMMON_PARAMETERS, TENSORS, Settings
 from ftis_node.config.method.table import METHODS as ROWS
+from ftis_node.errors import ConfigError
+from ftis_node.plugins import METHOD_GROUP, call_plugin, describe, find_entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -151,12 +155,32 @@ def find_method(name: str) -> Method:
     """
     if name in METHODS:
         return METHODS[name]
-    from ftis_node.algorithms.plugins import load_method
-
     method = load_method(name)
     if method is None:
         raise ValueError(f"unknown method {name!r}; known: {', '.join(METHODS)}")
     return method
+
+
+@lru_cache(maxsize=16)
+def load_method(name: str) -> Method | None:
+    """Return the method of the plug-in `name`; None if no package has one. Raises ConfigError for a faulty one."""
+    entry = find_entry(METHOD_GROUP, name, error=ConfigError)
+    if entry is None:
+        return None
+    plugin = describe(entry)
+    method = call_plugin(plugin, entry.load, error=ConfigError)
+    if not isinstance(method, Method):
+        raise ConfigError(f"{plugin} is a {type(method).__name__}, which is not a Method")
+    known = {*Settings.__dataclass_fields__, *TENSORS}
+    if unknown := sorted({*method.takes, *method.defaults} - known):
+        raise ConfigError(f"{plugin} takes {', '.join(unknown)}, which is no parameter of policy_loss")
+
+    def objective(batch: Batch, settings: Settings) -> Tensor:
+        values = call_plugin(plugin, lambda: method.objective(batch, settings), error=ConfigError)
+        num_rows, num_columns = batch.mask.shape
+        return require_shape(plugin, values, ((num_rows, num_columns), (num_rows, 1)), torch.float64)
+
+    return replace(method, objective=objective)
 
 
 def method_parameters(name: str) -> dict[str, Any]:

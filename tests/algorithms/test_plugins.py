@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from ftis_node.algorithms import find_method, is_separable, method_parameters, policy_loss
-from ftis_node.algorithms.plugins import load_filter, load_method
+from ftis_node.algorithms.methods import load_method
+from ftis_node.algorithms.plugins import load_filter
 from ftis_node.config.manifest import RunManifest, load_manifest, parse_canonical, parse_manifest
 from ftis_node.errors import ConfigError
 
