@@ -174,6 +174,7 @@ def _is_generated(files: list[str]) -> bool:
 
 
 SHARED_FILE_NAMES = {
+    "plugins": "objects of other packages: how they are found, and those of one package of ours",
     "app": "the program: commands; screens",
     "arithmetic": "the task, and its curriculum",
     "base": "the protocols that the folder implements",

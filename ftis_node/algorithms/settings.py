@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftis_node.algorithms.aggregate import AGGREGATIONS, DENOMINATORS
 from ftis_node.algorithms.checks import require_choice
-from ftis_node.config.method.table import FILTERS
+from ftis_node.config.method.method_table import FILTERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

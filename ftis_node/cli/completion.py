@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ftis_node.errors import FtisError
-from ftis_node.plugins import METHOD_GROUP, TASK_GROUP
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,7 +59,8 @@ def methods(incomplete: str) -> list[str]:
     """Complete the last of several comma-separated methods, including plug-ins."""
     from importlib.metadata import entry_points
 
-    from ftis_node.config.method.table import METHODS
+    from ftis_node.config.method.method_table import METHODS
+    from ftis_node.plugins import METHOD_GROUP
 
     plugins = sorted(plugin.name for plugin in entry_points(group=METHOD_GROUP))
     return some_of("alone", *METHODS, *plugins)(incomplete)
@@ -69,6 +69,8 @@ def methods(incomplete: str) -> list[str]:
 def task_specs(incomplete: str) -> list[str]:
     """Complete the last task of a SPEC, including plug-ins."""
     from importlib.metadata import entry_points
+
+    from ftis_node.plugins import TASK_GROUP
 
     before, plus, last = incomplete.rpartition("+")
     known = (*TASKS, *sorted(plugin.name for plugin in entry_points(group=TASK_GROUP)))
