@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 def decode_envelope(data: bytes) -> Group | TextGroup:
     """Return the group in an envelope of at most 4 MiB, such as a file of `replay export --format envelope`.
 
-    Raises RecordError: its `reason` is `size`, `parse`, `malformed` or another reason of a rejection, and
-    `signature` if the sender that the group names has not signed it. The contents are not validated further.
+    Raises RecordError. Its `reason` is `signature` if the sender that the group names has not signed the bytes.
+    Otherwise it names the part that is out of bounds. The contents are not validated further.
     """
     envelope = open_envelope(data)
     group = unpack_any(envelope.body)
