@@ -154,13 +154,15 @@ class ReconfirmQueue:
         self._max_groups = max_groups
         self._due: dict[str, dict[bytes, None]] = {}  # in the order of sending
 
-    def add(self, sender: str, group_id: bytes) -> None:
-        """Add a group that `sender` announced again and that this node has."""
+    def add(self, sender: str, group_id: bytes) -> bool:
+        """Add a group of `sender` that this node has; return False if the sender's groups are too many."""
         groups = self._due.setdefault(sender, {})
-        if len(groups) < self._max_groups:
+        is_added = len(groups) < self._max_groups
+        if is_added:
             groups[group_id] = None
         if len(self._due) > self._max_senders:
             del self._due[next(iter(self._due))]
+        return is_added
 
     def take(self) -> tuple[str, list[bytes]] | None:
         """Return the next sender and its groups, None if the queue is empty."""

@@ -48,7 +48,7 @@ class MainScreen(Screen[None]):
     MainScreen.-tall Overview.-waits { border: round ansi_yellow; }
     MainScreen.-tall Overview.-bad { border: round ansi_red; }
     MainScreen.-wide #lists { layout: horizontal; }
-    MainScreen.-wide #peers { width: 82; height: 1fr; }
+    MainScreen.-wide #peers { width: 84; height: 1fr; }
     MainScreen.-wide #events { height: 1fr; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [

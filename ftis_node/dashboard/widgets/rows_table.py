@@ -37,8 +37,10 @@ class RowsTable(DataTable[Text]):
 
     BINDINGS: ClassVar[list[BindingType]] = [("j", "cursor_down", "down"), ("k", "cursor_up", "up")]
 
-    def __init__(self, columns: Sequence[str], *, id: str) -> None:
-        super().__init__(id=id, cursor_type="row", zebra_stripes=False, cell_padding=1)
+    def __init__(self, columns: Sequence[str], *, id: str, is_dense: bool = False) -> None:
+        """`is_dense` leaves one cell between columns instead of two."""
+        super().__init__(id=id, cursor_type="row", zebra_stripes=False, cell_padding=0 if is_dense else 1)
+        self._gap = 1 if is_dense else 0
         self._labels = columns
         self._widths: tuple[int, ...] = ()
         self._shown: dict[str, Row] = {}
@@ -71,7 +73,7 @@ class RowsTable(DataTable[Text]):
         """
         columns = zip(*([cell_len(span.text) for span in row] for row in rows.values()), strict=True)
         widest = [max(column) for column in columns] or [0] * len(self._labels)
-        return tuple(max(width, cell_len(label)) for width, label in zip(widest, self._labels, strict=True))
+        return tuple(max(width, cell_len(label)) + self._gap for width, label in zip(widest, self._labels, strict=True))
 
     def _update_cells(self, wanted: Mapping[str, Row]) -> None:
         for key, row in wanted.items():
@@ -97,7 +99,7 @@ class PeersTable(RowsTable):
     DEFAULT_CSS = "PeersTable { border-top: solid $foreground 40%; }"
 
     def __init__(self, *, id: str) -> None:
-        super().__init__(PEER_COLUMNS, id=id)
+        super().__init__(PEER_COLUMNS, id=id, is_dense=True)
         self.border_title = "peers"
         self._order, self._wanted = "accepted", ""
         self._snapshot: NodeSnapshot | None = None
