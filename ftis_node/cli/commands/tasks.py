@@ -34,7 +34,7 @@ def tasks(
 def _listing() -> dict[str, Any]:
     from dataclasses import asdict
 
-    from ftis_node.tasks.plugins import REWARD_GROUP, TASK_GROUP, find_plugins
+    from ftis_node.plugins import REWARD_GROUP, TASK_GROUP, find_plugins
     from ftis_node.tasks.registry import BUILT_IN
 
     found = [*find_plugins(TASK_GROUP), *find_plugins(REWARD_GROUP)]
