@@ -1,8 +1,8 @@
 """Sequence numbers of own groups, and the position in the prompt order that follows from them.
 
-Peers accept each number once. After a reset of the buffer or a restored identity, the last number is uncertain. Then numbers
-continue at the seconds since 1970, and the buffer counts the skipped numbers. The position does not include them.
-Nodes with the same prompt order thus stay at about the same prompt.
+Peers accept each number once. After a reset of the buffer or a restored identity, the last number is uncertain. Then
+numbers continue at the seconds since 1970, and the buffer counts the skipped numbers. The position does not include
+them. Nodes with the same prompt order thus stay at about the same prompt.
 """
 
 from __future__ import annotations

@@ -123,6 +123,7 @@ POINTS: dict[Place, tuple[str, ...]] = {
         "node/loops/intake.py:IntakeLoop.submit",
         "node/loops/pull.py:PullLoop._request_from_others",
         "node/loops/confirmations.py:ConfirmationLoop.confirm",
+        "node/loops/confirmations.py:ConfirmationLoop._gather",
         "node/loops/pull_slots.py:PullSlots._is_proven",
         "node/loops/pull_slots.py:PullSlots._has_slot_for",
         "node/loops/pull.py:PullLoop._note_outcome",
