@@ -207,7 +207,6 @@ SHARED_FILE_NAMES = {
     "peers": "peers: the loop, the command, the screen",
     "process": "one child process",
     "progress": "progress bars",
-    "ranks": "ranks of the learner",
     "reference": "generators of the reference pages",
     "registry": "entries by name",
     "report": "a report: of a step, a trial, a run",

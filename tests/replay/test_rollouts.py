@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 def test_the_import_loads_nothing_heavy() -> None:
     code = (
         "import sys, ftis_node; ftis_node.Manifest; ftis_node.ReplayBuffer; ftis_node.Task; ftis_node.decode_envelope\n"
+        "ftis_node.Node\n"
         "sys.exit(' '.join({'torch', 'hivemind', 'transformers', 'pandas', 'datasets'} & set(sys.modules)) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from ftis_node.generation.vote import Vote, elect
+from ftis_node.evaluation.result import Vote, elect
 
 TABLE = {
     "the most votes win, however unsure": ([("7", -0.1), ("8", -9.0), ("8", -9.0)], 1),
