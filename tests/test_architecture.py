@@ -41,6 +41,7 @@ FLOORS = {
     "node": 5,
     "doctor": 6,
     "evaluation": 6,
+    "integrations": 6,
     "lab": 7,
     "report": 7,
     "dashboard": 7,
@@ -49,7 +50,8 @@ FLOORS = {
 BASE = {"backoff", "documentation", "errors", "files", "plugins"}  # which all others may import
 TOP_FILES = {"__init__", "__main__"}
 HEAVY_HOMES = {
-    "torch": {"algorithms", "models", "workers", "generation", "learner", "lab"},
+    "torch": {"algorithms", "models", "workers", "generation", "learner", "lab", "integrations"},
+    "trl": {"integrations"},
     "hivemind": {"gossip"},
     "vllm": {"generation"},
     "peft": {"models", "learner"},
