@@ -23,6 +23,7 @@ FLOORS = {
     "files": 0,
     "backoff": 0,
     "documentation": 0,
+    "plugins": 0,
     "config": 0,
     "records": 0,
     "telemetry": 0,
@@ -40,15 +41,17 @@ FLOORS = {
     "node": 5,
     "doctor": 6,
     "evaluation": 6,
+    "integrations": 6,
     "lab": 7,
     "report": 7,
     "dashboard": 7,
     "cli": 8,
 }
-BASE = {"backoff", "documentation", "errors", "files"}  # which all others may import
+BASE = {"backoff", "documentation", "errors", "files", "plugins"}  # which all others may import
 TOP_FILES = {"__init__", "__main__"}
 HEAVY_HOMES = {
-    "torch": {"algorithms", "models", "workers", "generation", "learner", "lab"},
+    "torch": {"algorithms", "models", "workers", "generation", "learner", "lab", "integrations"},
+    "trl": {"integrations"},
     "hivemind": {"gossip"},
     "vllm": {"generation"},
     "peft": {"models", "learner"},
@@ -173,6 +176,7 @@ def _is_generated(files: list[str]) -> bool:
 
 
 SHARED_FILE_NAMES = {
+    "plugins": "objects of other packages: how they are found, and those of one package of ours",
     "app": "the program: commands; screens",
     "arithmetic": "the task, and its curriculum",
     "base": "the protocols that the folder implements",
@@ -203,7 +207,6 @@ SHARED_FILE_NAMES = {
     "peers": "peers: the loop, the command, the screen",
     "process": "one child process",
     "progress": "progress bars",
-    "ranks": "ranks of the learner",
     "reference": "generators of the reference pages",
     "registry": "entries by name",
     "report": "a report: of a step, a trial, a run",
