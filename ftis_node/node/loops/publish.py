@@ -6,8 +6,9 @@
 A group is announced only after it is on disk, so that every peer that requests it gets it. Sequence numbers are
 consecutive, and only groups that pass validation get one. So a gap always means that announcements were lost.
 
-A small group's announcement, pull and confirmation cost more than its body. If one was announced a moment ago, and all
-members read batches, the next ones wait for the end of a short window and go in one message.
+A small group's announcement, pull and confirmation cost more than its body. So the next ones wait for the
+end of a short window and go in one message. An idle node announces at once, and so does one with a member that reads no
+batches.
 """
 
 from __future__ import annotations
