@@ -14,6 +14,7 @@ import torch
 from ftis_node.algorithms import find_method, is_separable, method_parameters, policy_loss
 from ftis_node.algorithms.methods import load_method
 from ftis_node.algorithms.plugins import load_filter
+from ftis_node.cli.app import run
 from ftis_node.config.manifest import RunManifest, load_manifest, parse_canonical, parse_manifest
 from ftis_node.errors import ConfigError
 
@@ -88,6 +89,14 @@ def _loss(method: str, **params: object) -> tuple[torch.Tensor, dict[str, float]
     loss.backward()
     assert learner.grad is not None
     return loss, metrics, learner.grad
+
+
+@pytest.mark.usefixtures("sqrt_package")
+def test_installed_methods_and_filters_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["tasks"]) == 0
+    out = capsys.readouterr().out
+    assert "plug-in   method sqrt_tis  (ftis-node-method-sqrt 0.1.0, ftis_node_method_sqrt:SQRT_TIS)" in out
+    assert "plug-in   filter good  (ftis-node-method-sqrt 0.1.0, ftis_node_method_sqrt:good)" in out
 
 
 @pytest.mark.usefixtures("sqrt_package")

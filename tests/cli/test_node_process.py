@@ -18,6 +18,7 @@ import typer
 from nbclient import NotebookClient
 
 from ftis_node import Node
+from ftis_node.cli import node_process
 from ftis_node.cli.app import app
 from ftis_node.cli.commands.join import join
 from ftis_node.cli.node_process import JoinOptions, _as_words
@@ -97,6 +98,33 @@ async def test_a_node_that_cannot_start_raises_its_last_line(tmp_path: Path) -> 
                 pass
     with pytest.raises(UsageError, match="started before"):
         await node.start()
+
+
+def _handles_sigterm(pid: int) -> bool:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (caught,) = (line.split()[1] for line in lines if line.startswith("SigCgt"))
+    return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+async def test_a_node_that_does_not_stop_is_killed(
+    is_cancelled: bool, tmp_path: Path, tiny_models: Mapping[str, Path], run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the limit, and at once if the caller is cancelled. A handler does not run under SIGSTOP."""
+    node = await Node(home=tmp_path / "h", model=tiny_models["s"], run=run, engine="torch").start()
+    while not _handles_sigterm(node.pid):  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    os.kill(node.pid, signal.SIGSTOP)
+    if not is_cancelled:
+        monkeypatch.setattr(node_process, "STOP_LIMIT_S", 0.5)
+    stopping = asyncio.create_task(node.stop())
+    await asyncio.sleep(0.1)
+    assert node.exit_code is None
+    if is_cancelled:
+        stopping.cancel()
+    await asyncio.wait([stopping])
+    assert stopping.cancelled() == is_cancelled
+    assert node.exit_code == -signal.SIGKILL
 
 
 async def test_a_node_is_stopped_and_reaped(tmp_path: Path, tiny_models: Mapping[str, Path], run: Path) -> None:

@@ -240,6 +240,7 @@ EXCEPTIONS: dict[str, str] = {
     "node/http_api/bootstrap_api.py:*": "a request of this machine's users: aiohttp answers an error",
     "node/http_api/connection_limits.py:*": "a connection to an HTTP port: closed and counted, no peer is known there",
     "node/storage/identity_backup.py:*": "the operator's file",
+    "node/loops/confirmations.py:ConfirmationLoop._gather": "a part of `ConfirmationLoop.confirm`",
     "node/loops/intake.py:IntakeLoop._admit": "groups of several peers; after an error each alone, in `_admit_one`",
     "node/startup/shared.py:*": "this node's settings",
     "node/startup/wiring.py:*": "makes loops: a queue of this node's own groups",

@@ -79,7 +79,7 @@ class Wiring(SharedComponents):
             tokenizer=node.tokenizer,
             scorer=node.scorer,
             generation=node.generation,
-            last_number=node.buffer.last_number(),
+            position=node.buffer.prompt_position(),
             slots=node.slots,
             budget=node.budget,
             space=node.space,
