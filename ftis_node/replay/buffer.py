@@ -72,22 +72,6 @@ class StoredGroup:
             text_token_ids=_text_token_ids(accepted),
         )
 
-    @classmethod
-    def from_row(cls, row: sqlite3.Row) -> StoredGroup:
-        """Return the group of a sound row of `groups`."""
-        return cls(
-            id=row["id"],
-            own=bool(row["own"]),
-            sender=row["sender"],
-            number=row["number"],
-            prompt_ref=PromptRef(row["task"], "train", row["prompt_index"]),
-            weights_of=row["weights_of"],
-            rewards=tuple(json.loads(row["rewards"])),
-            prompt_ids=row["prompt_ids"],
-            body=open_envelope(row["envelope"]).body,
-            text_token_ids=tuple(map(tuple, json.loads(row["text_token_ids"] or "[]"))),
-        )
-
 
 class Taken(NamedTuple):
     """Groups of a step, and the groups that the choice released without using them."""
@@ -336,7 +320,18 @@ class ReplayBuffer:
         row = self._db.execute("SELECT * FROM groups WHERE id = ?", (group_id,)).fetchone()
         if not is_sound(row):
             raise FtisError(f"group {group_id.hex()[:12]} is not what was stored: start again, and it is left out")
-        return StoredGroup.from_row(row)
+        return StoredGroup(
+            id=group_id,
+            own=bool(row["own"]),
+            sender=row["sender"],
+            number=row["number"],
+            prompt_ref=PromptRef(row["task"], "train", row["prompt_index"]),
+            weights_of=row["weights_of"],
+            rewards=tuple(json.loads(row["rewards"])),
+            prompt_ids=row["prompt_ids"],
+            body=open_envelope(row["envelope"]).body,
+            text_token_ids=tuple(map(tuple, json.loads(row["text_token_ids"] or "[]"))),
+        )
 
     def _add(self, name: str, amount: int) -> None:
         self._db.execute(

@@ -15,7 +15,6 @@ import numpy as np
 
 from ftis_node.errors import RecordError
 from ftis_node.records.envelope import open_envelope
-from ftis_node.replay.buffer import StoredGroup
 from ftis_node.replay.checksums import is_sound
 from ftis_node.replay.counts import kept_bytes, read_counts
 from ftis_node.replay.database import open_reader
@@ -71,6 +70,16 @@ class HeldGroup:
     num_tokens: int
     policy_version: int
     created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class PeerGroup:
+    """A peer's group: its signed body, this node's rewards, and the prompt's ids by this node's tokenizer."""
+
+    id: bytes
+    prompt_ids: tuple[int, ...]
+    rewards: tuple[float, ...]
+    body: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +281,7 @@ class ReplayReader:
         for row in self._db.execute(f"SELECT {SUMMARY_COLUMNS}, envelope FROM groups ORDER BY arrival"):
             yield _summary(row), row["envelope"]
 
-    def newest_foreign(self, *, since: float) -> Iterator[StoredGroup]:
+    def newest_foreign(self, *, since: float) -> Iterator[PeerGroup]:
         """Yield peers' groups of token ids created after `since` (Unix s), newest arrival first, one row at a time.
 
         Groups that the node found faulty are left out.
@@ -284,7 +293,9 @@ class ReplayReader:
         )
         for row in self._db.execute(query, (since, reasons)):
             if is_sound(row):
-                yield StoredGroup.from_row(row)
+                prompt_ids = tuple(np.frombuffer(row["prompt_ids"], dtype="<i4").tolist())
+                body = open_envelope(row["envelope"]).body
+                yield PeerGroup(row["id"], prompt_ids, tuple(json.loads(row["rewards"])), body)
 
     def kept_bytes(self) -> int:
         """Return the total size of all stored envelopes."""

@@ -25,7 +25,7 @@ from ftis_node.replay.reader import ReplayReader
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ftis_node.replay.buffer import StoredGroup
+    from ftis_node.replay.reader import PeerGroup
 
 logger = logging.getLogger(__name__)
 MAX_ROWS_READ: Final = 256  # rows of the buffer that one draw looks at
@@ -88,7 +88,7 @@ class ForeignGroups:
             reader.close()
         return chosen
 
-    def _read(self, stored: StoredGroup, fit: Fit) -> ForeignGroup | None:
+    def _read(self, stored: PeerGroup, fit: Fit) -> ForeignGroup | None:
         try:
             group = unpack_any(stored.body)
         except RecordError as error:
@@ -96,7 +96,7 @@ class ForeignGroups:
             return None
         if not isinstance(group, Group):
             return None
-        foreign = ForeignGroup(np.frombuffer(stored.prompt_ids, "<i4"), group, stored.rewards)
+        foreign = ForeignGroup(np.array(stored.prompt_ids, dtype=np.int32), group, stored.rewards)
         return foreign if _is_usable(foreign, fit, max_prompt_length=self._max_prompt_length) else None
 
 
