@@ -9,7 +9,7 @@ The preloading process forks each worker through a process in between, which end
 to the daemon as a child (`PR_SET_CHILD_SUBREAPER`). So supervision is the same as for a spawned worker: exit status,
 signals, process group, parent-death signal, log and environment. A restart spawns the worker as usual.
 
-Any failure means a usual spawn: `until_loaded` and `fork` return False and None. Libraries must not have started
+After any failure `fork` returns None, and the worker is spawned as usual. Libraries must not have started
 threads before the fork, and CUDA cannot be used after one: only workers on the CPU are forked.
 """
 
@@ -40,6 +40,7 @@ SERVER_MODULE = "ftis_node.workers.fork_server"
 PR_SET_CHILD_SUBREAPER = 36  # from <sys/prctl.h>
 LOADED = b"loaded"
 MAX_REPLY_BYTES = 64
+LOAD_TIMEOUT_S = 300.0
 FORK_TIMEOUT_S = 30.0
 COMMAND_BYTES = 512
 """Length of the server's command line, which a worker replaces by its own."""
@@ -49,7 +50,7 @@ ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 
 @dataclass(slots=True)
 class PreloadingProcess:
-    """The daemon's side: `until_loaded`, then `fork`, once for each of `num_workers`; the process then ends.
+    """The daemon's side: `begin`, `until_loaded`, then `fork` once for each of `num_workers`; the process then ends.
 
     `environment` holds the variables that libraries read when they are imported.
     """
@@ -60,20 +61,22 @@ class PreloadingProcess:
     num_workers: int = 2
     _process: asyncio.subprocess.Process | None = None
     _socket: socket.socket | None = None
-    _loading: asyncio.Task[bool] | None = None
+    _loading: asyncio.Task[None] | None = None
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _is_closed: bool = False
 
-    async def until_loaded(self, *, timeout_s: float) -> bool:
-        """Return True when workers can be forked, False if they cannot. If canceled, end the process."""
-        if self._is_closed:
-            return False
+    def begin(self) -> None:
+        """Start the process, if it has not started."""
+        if self._loading is None and not self._is_closed:
+            self._loading = asyncio.create_task(self._load(), name="preload")
+
+    async def until_loaded(self) -> None:
+        """Return when workers can be forked, or when it is known that they cannot. If canceled, end the process."""
+        self.begin()
         if self._loading is None:
-            self._loading = asyncio.create_task(self._load(timeout_s), name="preload")
+            return
         try:
-            loading = self._loading
-            await asyncio.wait({loading})
-            return not loading.cancelled() and loading.result()
+            await asyncio.wait({self._loading})
         except asyncio.CancelledError:
             await self.close()
             raise
@@ -100,11 +103,15 @@ class PreloadingProcess:
 
     async def close(self) -> None:
         """End the process, if it runs. Workers that it forked continue."""
+        if self._loading is not None and not self._loading.done():
+            self._loading.cancel()
+            await asyncio.wait({self._loading})
+        await self._end()
+
+    async def _end(self) -> None:
         if self._is_closed:
             return
         self._is_closed = True
-        if self._loading is not None and not self._loading.done():
-            self._loading.cancel()
         if self._socket is not None:
             self._socket.close()
         if self._process is not None:
@@ -113,21 +120,19 @@ class PreloadingProcess:
             await self._process.wait()
         _set_subreaper(False)
 
-    async def _load(self, timeout_s: float) -> bool:
-        """Start the process and wait until it has imported its modules."""
+    async def _load(self) -> None:
+        """Start the process and wait until it has imported its modules. If that fails, end it."""
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(LOAD_TIMEOUT_S):
                 await self._start()
                 assert self._socket is not None
                 reply = await asyncio.get_running_loop().sock_recv(self._socket, MAX_REPLY_BYTES)
             if reply == LOADED:
-                return True
+                return
             log.warning("the preloading process ended early: each worker imports its libraries; see %s", self.log_path)
         except (OSError, TimeoutError) as error:
             log.warning("the preloading process failed (%s): each worker imports its libraries", error or "time limit")
-        self._loading = None
-        await self.close()
-        return False
+        await self._end()
 
     async def _start(self) -> None:
         _set_subreaper(True)

@@ -111,7 +111,7 @@ class WorkerProcess:
             self._socket.bind(self._endpoint)
             stack.callback(remove_socket, self._endpoint)
             if self._preloading is not None:
-                await self._preloading.until_loaded(timeout_s=self._timing.start_grace_s)
+                await self._preloading.until_loaded()
             spawning = asyncio.create_task(self._spawn(), name=f"{self._spec.name}-spawn")
             try:
                 self._process = await asyncio.shield(spawning)  # a spawn that is canceled halfway may never return

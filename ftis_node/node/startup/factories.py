@@ -65,9 +65,13 @@ class NodeInputs:
 
 
 class NodeFactory(Protocol):
-    """Abstract factory of components, none of them started. Call `arrange` first: it places the two workers."""
+    """Abstract factory of components, none of them started.
+
+    Call `arrange` first: it places the two workers. `begin` then prepares their start in the background.
+    """
 
     def arrange(self, settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> WorkerPlacement: ...
+    def begin(self) -> None: ...
     def generation(self, of: NodeInputs) -> Generation: ...
     def learner(self, of: NodeInputs) -> Learning: ...
     def gossip(self, of: NodeInputs) -> Gossip: ...
@@ -100,6 +104,16 @@ class ProcessNodeFactory:
         if settings.role != "full":
             return place_single_worker(settings)
         return arrange(settings, manifest, source)
+
+    def begin(self) -> None:
+        """Start to import what both workers import."""
+        if self._preloading is not None:
+            self._preloading.begin()
+
+    async def close(self) -> None:
+        """End what `begin` started, if the workers did not take it."""
+        if self._preloading is not None:
+            await self._preloading.close()
 
     def generation(self, of: NodeInputs) -> GenerationClient:
         return GenerationClient(
