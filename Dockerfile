@@ -38,7 +38,8 @@ FROM tools AS packages
 ENV PATH=/opt/venv/bin:${PATH}
 COPY pyproject.toml ./
 # An empty package stands in for ours, so that a changed line of code does not install torch again.
-RUN python -m venv /opt/venv && mkdir ftis_node && touch README.md LICENSE ftis_node/__init__.py
+RUN python -m venv /opt/venv && mkdir ftis_node && touch README.md LICENSE \
+    && echo '__version__ = "0"' > ftis_node/__init__.py
 
 FROM packages AS packages-cpu
 # The three packages that go again come with vLLM as builds for CUDA; beside a CPU build of torch they break transformers.

@@ -25,7 +25,7 @@ FAILED ?=
 TESTS = tests$(if $(PACKAGE),/$(PACKAGE))
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) $(if $(FAILED),--last-failed --last-failed-no-failures none)
 
-.PHONY: help setup setup-vllm demo test test-all coverage breaks lint scan bench results fuzz chaos hostile proto docs pictures site clean
+.PHONY: help setup setup-vllm demo test test-all coverage breaks lint scan bench results fuzz chaos hostile proto docs pictures site packages check-packages clean
 .DEFAULT_GOAL := help
 
 help:
@@ -139,6 +139,18 @@ pictures: $(STAMP)
 ## make site           the pages of docs/ as a site in build/site; open build/site/index.html
 site: $(STAMP)
 	$(BIN)/python -m sphinx -b html -c docs -d build/site-cache -W -n --keep-going --quiet . build/site
+
+# The same commit gives the same bytes. SOURCE_DATE_EPOCH is the commit's time.
+## make packages       the wheel and the sdist in dist/, with the site in the wheel
+packages: site
+	umask 022 && SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m build --outdir dist .
+
+## make check-packages installs the wheel of dist/ in a new environment, and runs the demo there
+check-packages:
+	$(PYTHON) -m venv build/wheel-venv
+	build/wheel-venv/bin/python -m pip install --quiet $(TORCH)
+	build/wheel-venv/bin/python -m pip install --quiet dist/*.whl
+	cd build && PYTHONPATH= wheel-venv/bin/ftis-node demo --out wheel-demo
 
 ## make clean          removes what the others made
 clean:

@@ -1,6 +1,7 @@
 """Throughput and latency of the path announce -> fetch -> stored between real nodes, against bare calls between p2pds.
 
     python bench/gossip.py                 8 nodes: bytes, throughput, latency
+    python bench/gossip.py --short         2 nodes, groups of 24 tokens: bytes, latency
     python bench/gossip.py --nodes 32      does every group arrive although one node in eight dies and comes back?
 
 Each node has a p2pd, validation, and a buffer on disk with its synchronization, and pulls everything from everyone.
@@ -28,7 +29,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ftis_node.lab.loopback_counter import loopback_bytes
-from nodes.hosts import MEASURED_NODES, NUM_MEMBERS_WANTED, Host, call_all, merged, say
+from ftis_node.lab.wire_probe import NUM_COMPLETIONS
+from nodes.hosts import MEASURED_NODES, NUM_MEMBERS_WANTED, NUM_TOKENS, Host, call_all, merged, say
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -38,6 +40,8 @@ STARTED_AT_ONCE = 4  # in each process
 SETTLE_S = 3.0  # heartbeats of gossipsub: before its mesh is built, announcements are lost
 MEETING_S = 120.0
 ROUND_S = 60.0
+SHORT_TOKENS = 2  # of each completion
+SHORT_PER_S = 12.0  # groups a node makes, as in the demo
 PERIOD_S = 1.0  # each node publishes once, if nothing is to be loaded
 SURVIVAL_PERIOD_S = 2.0
 KILLED_FRACTION = 1 / 8
@@ -46,10 +50,13 @@ POLL_INTERVAL_S = 1.0
 
 
 @asynccontextmanager
-async def swarm(folder: Path, num_nodes: int, num_processes: int) -> AsyncIterator[tuple[list[Host], tuple[str, ...]]]:
+async def swarm(
+    folder: Path, num_nodes: int, num_processes: int, *, num_tokens: int = NUM_TOKENS
+) -> AsyncIterator[tuple[list[Host], tuple[str, ...]]]:
     """Nodes that know each other as members, spread over processes; and the addresses of the first ones."""
     folders = [folder / str(at) for at in range(num_nodes)]
-    hosts = [Host(folders[at::num_processes], num_nodes=num_nodes) for at in range(num_processes)]
+    parts = [folders[at::num_processes] for at in range(num_processes)]
+    hosts = [Host(part, num_nodes=num_nodes, num_tokens=num_tokens) for part in parts]
     try:
         given = tuple(await hosts[0].call("start", (), 0, 1))
         for first in range(1, hosts[0].num_nodes + 1, STARTED_AT_ONCE):
@@ -173,6 +180,48 @@ async def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]
     return result | loaded | {"delivered_fraction": round(fraction, 6)}
 
 
+async def measure_short(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Bytes and latency of groups with a few tokens, which each node publishes evenly, as in the demo."""
+    async with swarm(folder, arguments.nodes, arguments.processes, num_tokens=SHORT_TOKENS) as (hosts, _):
+        await call_all(hosts, "publish_evenly", POLL_INTERVAL_S, 1 / arguments.per_s)  # until all have met
+        await asyncio.sleep(SETTLE_S)
+        tokens_before, sent_before = await foreign_tokens(hosts), sum(await call_all(hosts, "num_announcements_sent"))
+        at, bytes_before = time.monotonic(), loopback_bytes()
+        await call_all(hosts, "publish_evenly", arguments.unloaded_s, 1 / arguments.per_s)
+        await asyncio.sleep(SETTLE_S)
+        crossed, took_s = loopback_bytes() - bytes_before, time.monotonic() - at
+        tokens = await foreign_tokens(hosts) - tokens_before
+        num_sent = sum(await call_all(hosts, "num_announcements_sent")) - sent_before
+        bytes_before = loopback_bytes()
+        await asyncio.sleep(took_s)
+        idle = loopback_bytes() - bytes_before
+        latencies = await latencies_s(hosts)
+        num_groups = sum(len(times) for part in await call_all(hosts, "published_at") for times in part.values())
+        fraction = await delivered_fraction(hosts, arguments.nodes, num_groups)
+    return {
+        "tokens_per_group": SHORT_TOKENS * NUM_COMPLETIONS,
+        "groups_per_s_per_node": arguments.per_s,
+        "short_interface_bytes_per_token_per_receiver": round(crossed / tokens, 1),
+        "idle_bytes_per_s": round(idle / took_s),
+        "groups_per_announcement": round(tokens / (arguments.nodes - 1) / SHORT_TOKENS / NUM_COMPLETIONS / num_sent, 2),
+        **percentiles_ms("", latencies),
+        "delivered_fraction": round(fraction, 6),
+    }
+
+
+async def latencies_s(hosts: list[Host]) -> list[float]:
+    """Return the seconds from the hand-over to the publish loop to the storing in each other node."""
+    published = {
+        peer_id: iter(times) for part in await call_all(hosts, "published_at") for peer_id, times in part.items()
+    }
+    latencies = []
+    for items in merged(await call_all(hosts, "stored")).values():
+        (own,) = [item for item in items if item.sender == item.peer_id]
+        published_at = next(published[own.sender])
+        latencies += [item.at - published_at for item in items if item is not own]
+    return latencies
+
+
 async def survive(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """Whether every group reaches every node although one in eight is killed and comes back meanwhile.
 
@@ -202,14 +251,17 @@ async def survive(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", type=int, default=MEASURED_NODES, help="above 8: survival instead of speed")
+    parser.add_argument("--nodes", type=int, help="8, with --short 2; above 8: survival instead of speed")
+    parser.add_argument("--short", action="store_true", help="bytes of groups with a few tokens")
+    parser.add_argument("--per-s", type=float, default=SHORT_PER_S, help="with --short: groups of each node a second")
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--groups", type=int, help="groups of each node in a round (40), or in all (4)")
     parser.add_argument("--unloaded-s", type=float, default=20.0)
     parser.add_argument("--within-s", type=float, default=120.0, help="survival: patience after the last group")
     parser.add_argument("--verbose", action="store_true", help="the nodes' counters on stderr")
     arguments = parser.parse_args()
-    work = survive if arguments.nodes > MEASURED_NODES else measure
+    arguments.nodes = arguments.nodes or (2 if arguments.short else MEASURED_NODES)
+    work = measure_short if arguments.short else survive if arguments.nodes > MEASURED_NODES else measure
     with tempfile.TemporaryDirectory(prefix="gb-") as folder:
         result = asyncio.run(work(Path(folder), arguments))
     sys.stdout.write(json.dumps({"bench": "gossip", "nodes": arguments.nodes, **result}) + "\n")

@@ -1,14 +1,14 @@
 """The learner against TRL's GRPOTrainer: whole optimizer steps on the same completions; speed, memory, fraction of
 peak.
 
-    python bench/learner.py [--case 32768-lora-bfloat16 ... | all] [--quick] [--threads 2]
+    python bench/learner.py [--case 32768-lora-bfloat16 ... | all] [--full] [--threads 2]
     python bench/learner.py --device cuda --shape 0.5b [3b] [--peak-tflops 989]
 
-The model is a Qwen2 shape of 12M parameters; the batch has 96 ragged completions in 8 groups of 12 (see
-learner_sides/batch.py). Every side is a separate process with the environment that a node gives its learner. Sides
-alternate step by step, in alternating order, and the median step counts. TRL runs at micro-batches of 8 and of 2. On a
-CPU it runs once more with glibc's default settings. Speed is compared with the fastest of all, memory with the smaller
-of both environments.
+The model is a Qwen2 shape of 12M parameters. With `--full` the batch has 96 ragged completions in 8 groups of 12 (see
+learner_sides/batch.py). By default it is a quarter of that on a CPU, and one step counts. Every side is a separate
+process with the environment that a node gives its learner. Sides alternate step by step, in alternating order, and the
+median step counts. TRL runs at micro-batches of 8 and of 2. On a CPU it runs once more with glibc's default settings.
+Speed is compared with the fastest of all, memory with the smaller of both environments.
 
 A step is log-probs, loss, backward, clip and AdamW. Ours also publishes the weights for a generator: `call_s` includes
 that, `step_s` does not. `cpu_s` is processor time. Fractions of the peak are the floating-point operations of the
@@ -84,11 +84,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--case", nargs="+", help=f"such as 32768-lora-bfloat16, or all; {MAIN_CASE} unless given, with cuda all"
     )
-    parser.add_argument("--quick", action="store_true", help="a quarter of the batch, one step: does it run?")
+    parser.add_argument(
+        "--quick", action="store_true", help="a quarter of the batch, one step; without cuda the default"
+    )
+    parser.add_argument("--full", action="store_true", help="the whole batch, three steps; with cuda the default")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--shape", nargs="+", choices=sorted(SHAPES), default=["0.5b"], help="with cuda")
-    parser.add_argument("--groups", type=int, help=f"of {GROUP_SIZE} completions; {NUM_GROUPS} unless given")
-    parser.add_argument("--steps", type=int, help=f"that count; {STEPS} unless given")
+    parser.add_argument(
+        "--groups", type=int, help=f"of {GROUP_SIZE} completions; {NUM_GROUPS} if full, else {QUICK_GROUPS}"
+    )
+    parser.add_argument("--steps", type=int, help=f"that count; {STEPS} if full, else {QUICK_STEPS}")
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--micro-batch-tokens", type=int, default=0, help="ours; the learner's default unless given")
     parser.add_argument("--trl-micro-batches", type=int, nargs="+", default=list(TRL_MICRO_BATCHES), metavar="N")
@@ -99,8 +104,9 @@ def arguments() -> argparse.Namespace:
     options = parser.parse_args()
     if options.ours_only:
         options.trl_micro_batches = []
-    options.groups = options.groups or (QUICK_GROUPS if options.quick else NUM_GROUPS)
-    options.steps = options.steps or (QUICK_STEPS if options.quick else STEPS)
+    is_full = options.full or (options.device == "cuda" and not options.quick)
+    options.groups = options.groups or (NUM_GROUPS if is_full else QUICK_GROUPS)
+    options.steps = options.steps or (STEPS if is_full else QUICK_STEPS)
     return options
 
 

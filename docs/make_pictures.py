@@ -38,7 +38,7 @@ from rich.text import Text
 from ftis_node.cli.node_client import read_document
 from ftis_node.config.home import Home
 from ftis_node.dashboard.app import DashboardApp
-from ftis_node.dashboard.swarm_app import SwarmApp
+from ftis_node.dashboard.screens.whole_swarm import SwarmApp
 from ftis_node.dashboard.watcher import Watcher
 from ftis_node.dashboard.widgets.text_lines import TextLines
 from ftis_node.telemetry.events import read_events
@@ -55,6 +55,7 @@ SIZE = (120, 38)  # columns and rows of the terminal
 SWARM_SIZE = (120, 10)
 REPORT_SIZE = (1000, 900)  # pixels
 READ_LIMIT_S = 60.0
+DIRECTORY_PERIOD_S = "2"  # the demo is over in less than the default, which is 30
 FONT_FACES = re.compile(r"@font-face \{[^}]*\}\s*")
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 # For a picture of a local file: it works as root, and the browser makes no requests.
@@ -80,7 +81,8 @@ def main() -> None:
     os.chdir(options.demo)  # so that no picture shows the path of this machine
     home = Home(Path(NODE))
     shutil.rmtree(home.root, ignore_errors=True)
-    with subprocess.Popen([sys.executable, "-m", "ftis_node", "demo", "--out", "."]) as demo:
+    often = os.environ | {"FTIS_SWARM__DIRECTORY_PERIOD_S": DIRECTORY_PERIOD_S}
+    with subprocess.Popen([sys.executable, "-m", "ftis_node", "demo", "--out", "."], env=often) as demo:
         try:
             wait_for_step(home, demo)
             asyncio.run(picture_dashboard(home, out))

@@ -1,10 +1,39 @@
-"""A node of a swarm whose members train different models and share GRPO rollouts."""
+"""A node of a swarm whose members train different models and share GRPO rollouts.
+
+The public names are imported at their first use, so `import ftis_node` loads no PyTorch.
+"""
 
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ftis_node.cli.node_process import Node
+    from ftis_node.config.manifest import RunManifest as Manifest
+    from ftis_node.records.verified import decode_envelope
+    from ftis_node.replay.rollouts import RolloutTable as ReplayBuffer
+    from ftis_node.tasks.base import Task
 
 __version__ = "0.1.0"
+__all__ = ["Manifest", "Node", "ReplayBuffer", "Task", "decode_envelope"]
+
+_PUBLIC = {
+    "Manifest": ("ftis_node.config.manifest", "RunManifest"),
+    "Node": ("ftis_node.cli.node_process", "Node"),
+    "ReplayBuffer": ("ftis_node.replay.rollouts", "RolloutTable"),
+    "Task": ("ftis_node.tasks.base", "Task"),
+    "decode_envelope": ("ftis_node.records.verified", "decode_envelope"),
+}
 
 # Before torch is imported, in every process: else torch counts the fastest GPU first, and vLLM and nvidia-smi do not.
 os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    module, attribute = _PUBLIC[name]
+    return getattr(import_module(module), attribute)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 PROMPT_IDS = [5, 6, 7]
 EOS = 2
-EXAMPLE = Path(__file__).parents[1] / "examples" / "ftis-node-task-sorting"
+EXAMPLES = Path(__file__).parents[1] / "examples"
 RUN_ID = "ab" * 16
 TOKENIZER = "cd" * 16
 
@@ -143,9 +143,19 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def example_plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder into which pip has installed the example package of plug-ins."""
-    folder = tmp_path_factory.mktemp("plugin")
-    copy = shutil.copytree(EXAMPLE, folder / "source")  # building leaves files behind
+    """A folder into which pip has installed the example package with a task and a reward."""
+    return _installed(EXAMPLES / "ftis-node-task-sorting", tmp_path_factory.mktemp("plugin"))
+
+
+@pytest.fixture(scope="session")
+def example_method(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder into which pip has installed the example package with a loss method and a filter."""
+    return _installed(EXAMPLES / "ftis-node-method-sqrt", tmp_path_factory.mktemp("method"))
+
+
+def _installed(package: Path, folder: Path) -> Path:
+    """Install the package without an index into a folder below `folder`."""
+    copy = shutil.copytree(package, folder / "source")  # building leaves files behind
     flags = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check"]
     target = folder / "target"
     pip = [sys.executable, "-m", "pip", "install", *flags, "--target", str(target), str(copy)]

@@ -23,6 +23,7 @@ FLOORS = {
     "files": 0,
     "backoff": 0,
     "documentation": 0,
+    "plugins": 0,
     "config": 0,
     "records": 0,
     "telemetry": 0,
@@ -40,15 +41,17 @@ FLOORS = {
     "node": 5,
     "doctor": 6,
     "evaluation": 6,
+    "integrations": 6,
     "lab": 7,
     "report": 7,
     "dashboard": 7,
     "cli": 8,
 }
-BASE = {"backoff", "documentation", "errors", "files"}  # which all others may import
+BASE = {"backoff", "documentation", "errors", "files", "plugins"}  # which all others may import
 TOP_FILES = {"__init__", "__main__"}
 HEAVY_HOMES = {
-    "torch": {"algorithms", "models", "workers", "generation", "learner", "lab"},
+    "torch": {"algorithms", "models", "workers", "generation", "learner", "lab", "integrations"},
+    "trl": {"integrations"},
     "hivemind": {"gossip"},
     "vllm": {"generation"},
     "peft": {"models", "learner"},
@@ -173,6 +176,7 @@ def _is_generated(files: list[str]) -> bool:
 
 
 SHARED_FILE_NAMES = {
+    "plugins": "objects of other packages: how they are found, and those of one package of ours",
     "app": "the program: commands; screens",
     "arithmetic": "the task, and its curriculum",
     "base": "the protocols that the folder implements",
@@ -187,13 +191,11 @@ SHARED_FILE_NAMES = {
     "disk_space": "free disk space: the loop, and its state",
     "division": "division of work by advantage",
     "doctor": "the checks, and their command",
-    "domains": "domains of a mixed task",
     "ensemble": "ensembles, and their command",
     "evaluate": "evaluation, layer by layer",
     "events": "the event log, and its screens",
     "export": "the trained model in the hub's format, layer by layer",
     "faults": "unexpected exceptions",
-    "group": "one group: the record, and its screen",
     "groups": "several groups: rows, tensors, screens",
     "help": "the help page: its text, and its screen",
     "hub": "downloads from the hub",
@@ -205,7 +207,6 @@ SHARED_FILE_NAMES = {
     "peers": "peers: the loop, the command, the screen",
     "process": "one child process",
     "progress": "progress bars",
-    "ranks": "ranks of the learner",
     "reference": "generators of the reference pages",
     "registry": "entries by name",
     "report": "a report: of a step, a trial, a run",

@@ -6,9 +6,11 @@ Paths are folders, files or test functions; a path marks all below it. `python -
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -16,6 +18,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+EXAMPLES: Final = Path(__file__).parents[1] / "examples"
 SCENARIOS: Final = (
     "tests/attacks",
     "tests/chaos/test_chaos.py",
@@ -61,6 +64,7 @@ NEEDS: Final[dict[str, tuple[str, ...]]] = {
         "tests/node/test_vllm_node.py",
     ),
     "root": ("tests/network",),
+    "node": ("tests/conformance/test_node_peer.py",),
     "gpu": (
         "tests/generation/test_generation_vllm_shared.py::test_vllm_on_a_gpu_serves_another_process_tensors",
         "tests/workers/weights/test_page_locked.py::test_a_gpu_writes_and_reads_locked_pages",
@@ -68,7 +72,7 @@ NEEDS: Final[dict[str, tuple[str, ...]]] = {
         "tests/learner/model/test_learner_attention.py::test_attention_on_a_gpu_is_the_same",
     ),
 }
-ALL_SCENARIOS: Final = (*SCENARIOS, *NEEDS["vllm"], *NEEDS["root"])
+ALL_SCENARIOS: Final = (*SCENARIOS, *NEEDS["vllm"], *NEEDS["root"], *NEEDS["node"])
 SHARED: Final[dict[str, tuple[str, ...]]] = {
     "attacks": ("tests/attacks/",),  # one victim
     "swarm": (  # tests/small_swarm.py
@@ -117,13 +121,21 @@ def _no_root() -> str:
 
 
 @cache
+def _no_node() -> str:
+    if shutil.which("node") is None:
+        return "Node.js is not installed"
+    is_installed = (EXAMPLES / "node-peer" / "node_modules" / "libp2p").is_dir()
+    return "" if is_installed else "its packages are not installed: run `npm install` in examples/node-peer"
+
+
+@cache
 def _no_gpu() -> str:
     import torch
 
     return "" if torch.cuda.is_available() else "needs an NVIDIA GPU that torch can use"
 
 
-MISSING: Final[dict[str, Callable[[], str]]] = {"vllm": _no_vllm, "root": _no_root, "gpu": _no_gpu}
+MISSING: Final[dict[str, Callable[[], str]]] = {"vllm": _no_vllm, "root": _no_root, "node": _no_node, "gpu": _no_gpu}
 """Why this machine cannot run what has the need; empty where it can."""
 
 

@@ -33,7 +33,7 @@ from nodes.bare import BareNode
 if TYPE_CHECKING:
     from pathlib import Path
 
-NUM_TOKENS = 674  # 12 completions of it: 64 KiB
+NUM_TOKENS = 674  # of each of 12 completions: 64 KiB
 WINDOW = 16  # a node is at most so many groups ahead of what it stored of each other one
 NUM_MEMBERS_WANTED = 8
 CHECK_S = 60.0  # a node's own default
@@ -60,7 +60,7 @@ class Stored(NamedTuple):
 class Member:
     """One node through its lives, what it stored and what it published."""
 
-    def __init__(self, folder: Path, *, num_nodes: int) -> None:
+    def __init__(self, folder: Path, *, num_nodes: int, num_tokens: int) -> None:
         self.identity = Identity.generate()
         self.manifest = RunManifest(name="bench", task="gsm8k", step=StepSection(own_groups=0, foreign_groups=4096))
         self.stored: list[Stored] = []
@@ -69,6 +69,7 @@ class Member:
         self.node: StubNode | None = None
         self._home = Home(folder)
         self._num_nodes = num_nodes
+        self._num_tokens = num_tokens
         self._rng = np.random.default_rng(int(folder.name))
         self._changed = asyncio.Event()
         self.is_here = asyncio.Event()
@@ -103,7 +104,7 @@ class Member:
         return BareNode(self.peer_id, self._home.sockets / "net" / CONTROL_NAME)
 
     async def publish(self) -> None:
-        group = stub_group(self.identity, self.manifest, self._rng, num_tokens=NUM_TOKENS)
+        group = stub_group(self.identity, self.manifest, self._rng, num_tokens=self._num_tokens)
         self.published_at.append(time.monotonic())
         await self.node.publish(group)
 
@@ -133,8 +134,8 @@ class Member:
 class Nodes:
     """The nodes of one process, and what the parent may have them do."""
 
-    def __init__(self, folders: list[Path], *, num_nodes: int) -> None:
-        self._members = [Member(folder, num_nodes=num_nodes) for folder in folders]
+    def __init__(self, folders: list[Path], *, num_nodes: int, num_tokens: int) -> None:
+        self._members = [Member(folder, num_nodes=num_nodes, num_tokens=num_tokens) for folder in folders]
         self._bare: list[BareNode] = []
         self._publishing: asyncio.Future[Any] | None = None
 
@@ -216,6 +217,9 @@ class Nodes:
     async def counters(self) -> dict[str, str]:
         return {member.peer_id: repr(member.node.gossip.counters) for member in self._members}
 
+    async def num_announcements_sent(self) -> int:
+        return sum(member.node.gossip.counters.announcements_sent for member in self._members)
+
     async def close(self) -> None:
         await asyncio.gather(*(node.close() for node in self._bare))
         await asyncio.gather(*(member.node.close() for member in self._members if member.node))
@@ -237,11 +241,11 @@ async def _evenly(nodes: list[Any], seconds: float, period_s: float, work: Any) 
 class Host:
     """The parent's end of one process of nodes."""
 
-    def __init__(self, folders: list[Path], *, num_nodes: int) -> None:
+    def __init__(self, folders: list[Path], *, num_nodes: int, num_tokens: int = NUM_TOKENS) -> None:
         context = multiprocessing.get_context("spawn")
         self.num_nodes = len(folders)
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_run, args=(theirs, folders, num_nodes), daemon=False)
+        self._process = context.Process(target=_run, args=(theirs, folders, num_nodes, num_tokens), daemon=False)
         self._process.start()
         theirs.close()
 
@@ -256,9 +260,9 @@ class Host:
         await asyncio.to_thread(self._process.join)
 
 
-def _run(pipe: Any, folders: list[Path], num_nodes: int) -> None:
+def _run(pipe: Any, folders: list[Path], num_nodes: int, num_tokens: int) -> None:
     logging.basicConfig(level=logging.ERROR)
-    asyncio.run(_serve(pipe, Nodes(folders, num_nodes=num_nodes)))
+    asyncio.run(_serve(pipe, Nodes(folders, num_nodes=num_nodes, num_tokens=num_tokens)))
 
 
 async def _serve(pipe: Any, nodes: Nodes) -> None:

@@ -24,7 +24,7 @@ from ftis_node.records.codec import hash_prompt
 from ftis_node.records.envelope import Announcement, seal_group
 from ftis_node.records.group import Completion, FinishReason, Group, PromptRef, SamplingSettings
 from ftis_node.records.identity import Identity
-from ftis_node.swarm.topology.shards import shard_of
+from ftis_node.swarm.topology import shard_of
 from ftis_node.tasks.registry import load_task
 from soaking.swarm import ANY_PORT
 

@@ -50,14 +50,14 @@ class AnnouncementEvent:
         """Return whether the group is assigned to a member with that view."""
         members = self._views[view]
         if peer_id not in members:  # a new member
-            return is_assigned(self._group_id, peer_id, members - {self._sender}, attempt=self.attempt)
+            return is_assigned(self._group_id, peer_id, members, sender=self._sender, attempt=self.attempt)
         if self._chosen is None:
             self._chosen = self._choose()
         return self._chosen[view] == peer_id
 
     def is_assigned_by_policy(self, peer_id: str, *, view: int) -> bool:
         """Return the same, computed by the policy itself."""
-        return is_assigned(self._group_id, peer_id, self._views[view] - {self._sender}, attempt=self.attempt)
+        return is_assigned(self._group_id, peer_id, self._views[view], sender=self._sender, attempt=self.attempt)
 
     def _choose(self) -> list[str | None]:
         order = [

@@ -14,7 +14,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
 from ftis_node.replay.lifecycle import Candidate, choose_foreign
-from ftis_node.swarm.delivery.pending_confirmations import PendingConfirmations
+from ftis_node.swarm.delivery import PendingConfirmations
 from ftis_node.swarm.pulling.demand import PullDemand, pull_demand
 from ftis_node.swarm.pulling.pull_queue import PullQueue
 from ftis_node.swarm.pulling.sequence import SequenceTracker

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from ftis_node.swarm.token_bucket import TokenBucket
-from ftis_node.swarm.topology.shards import shard_of
+from ftis_node.swarm.topology import shard_of
 from swarm_simulation.announcement import AnnouncedGroup
 from swarm_simulation.host_link import HostLink
 from swarm_simulation.settings import Role

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ftis_node.swarm.topology.shards import FIRST_SHARDS, choose_shards, num_affordable
+from ftis_node.swarm.topology import FIRST_SHARDS, choose_shards, num_affordable
 
 if TYPE_CHECKING:
     from swarm_simulation.environment import Environment, Reader

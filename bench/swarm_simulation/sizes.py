@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from ftis_node.replay.lifecycle import Candidate
-from ftis_node.swarm.delivery.pending_confirmations import PendingConfirmations
+from ftis_node.swarm.delivery import PendingConfirmations
 from ftis_node.swarm.pulling.pull_queue import PullItem, PullQueue
 from ftis_node.swarm.pulling.sequence import SequenceTracker
 from ftis_node.swarm.reputation.rate_limits import QuotaLimits, Quotas

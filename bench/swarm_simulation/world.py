@@ -11,7 +11,7 @@ from random import Random
 from typing import TYPE_CHECKING, Final
 
 from ftis_node.swarm.pulling.assignment import MIN_MEMBERS_PER_SHARD
-from ftis_node.swarm.topology.shards import NUM_MEMBER_BUCKETS, shard_of
+from ftis_node.swarm.topology import NUM_MEMBER_BUCKETS, shard_of
 from swarm_simulation.announcement import AnnouncedGroup, AnnouncementEvent
 from swarm_simulation.attackers import KINDS
 from swarm_simulation.events import Events

@@ -44,6 +44,7 @@ from ftis_node.algorithms.importance_weights import SEQUENCE_LOG_RATIO_LIMIT, to
 
 if TYPE_CHECKING:
     from ftis_node.algorithms.batch import Batch
+    from ftis_node.algorithms.plugins import FilterRule
     from ftis_node.algorithms.settings import Settings
 
 
@@ -141,5 +142,15 @@ def apply_filter(batch: Batch, settings: Settings, *, filtered: bool) -> tuple[T
         return kl, keep_near_or_good(batch.advantages, kl, settings.kl_threshold)
     if settings.filter == "ess":
         return kl, keep_nearest(batch, kl, effective_share(batch), rank_own=settings.rank_own)
-    share = kl.new_full((batch.num_senders,), settings.keep_share)
-    return kl, keep_nearest(batch, kl, share, rank_own=settings.rank_own)
+    if settings.filter == "quantile":
+        share = kl.new_full((batch.num_senders,), settings.keep_share)
+        return kl, keep_nearest(batch, kl, share, rank_own=settings.rank_own)
+    return kl, _plugin_filter(settings.filter)(batch, settings)
+
+
+def _plugin_filter(name: str) -> FilterRule:
+    from ftis_node.algorithms.plugins import load_filter
+
+    rule = load_filter(name)
+    assert rule is not None, "make_settings has checked the name"
+    return rule

@@ -1,7 +1,7 @@
-"""Registry of methods: the objective per token of each, its constants, and its source.
+"""Objectives of the methods, per token. `config/method/method_table.py` has their constants and sources.
 
 An objective is maximized and is `[N, T]` or, for a whole sequence, `[N, 1]`. `aggregate.py` computes its mean and
-`loss.py` negates it. A new method is a few lines here and one row of the table. Notation as in the papers: A is the
+`loss.py` negates it. A new method is a few lines here and one row of that table. Notation as in the papers: A is the
 advantage, rho the ratio of learner to generator. R is the ratio to the learner at the first pass over the batch, and
 sg[.] stops the gradient.
 
@@ -14,7 +14,8 @@ Soft Adaptive PO: it differs from `nois` only in the choice of groups (`group_ch
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,7 +32,11 @@ from ftis_node.algorithms.importance_weights import (
     token_ratio,
     truncated,
 )
+from ftis_node.algorithms.plugins import require_shape
 from ftis_node.algorithms.settings import COMMON_PARAMETERS, TENSORS, Settings
+from ftis_node.config.method.method_table import METHODS as ROWS
+from ftis_node.errors import ConfigError
+from ftis_node.plugins import METHOD_GROUP, call_plugin, describe, find_entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -129,53 +134,53 @@ class Method:
     advantage_scale: str = "std"
 
 
-FTIS_PAPER = "arXiv 2605.22537"
-ANCHOR = ("anchor_logprobs",)
-FLOOR = ("floor",)
-FILTER = ("filter", "keep_share", "rank_own", "sender_ids")
-GSPO_CLIP = {"eps_low": 3e-4, "eps_high": 4e-4}
-CLIP_HIGHER = {"eps_low": 0.2, "eps_high": 0.28}
-TOKEN_MEAN = {"agg": "token_mean"}
-
 METHODS: Mapping[str, Method] = {
-    "nois": Method(objective=unweighted, takes=ANCHOR, source=FTIS_PAPER),
-    "vis": Method(objective=ratio_clipped, source=FTIS_PAPER),
-    "tis": Method(objective=truncated_weight, takes=FLOOR + ANCHOR, source=FTIS_PAPER),
-    "f-nois": Method(objective=unweighted, filtered=True, takes=FILTER + ANCHOR, source=FTIS_PAPER),
-    "f-vis": Method(objective=ratio_clipped, filtered=True, takes=FILTER, source=FTIS_PAPER),
-    "ftis": Method(objective=truncated_weight, filtered=True, takes=FLOOR + FILTER + ANCHOR, source=FTIS_PAPER),
-    "grpo": Method(objective=ratio_clipped, source="arXiv 2402.03300"),
-    "dr_grpo": Method(
-        objective=ratio_clipped, defaults={"agg": "max_len"}, advantage_scale="mean", source="arXiv 2503.20783"
-    ),
-    "dapo": Method(objective=ratio_clipped, defaults=CLIP_HIGHER | TOKEN_MEAN, source="arXiv 2503.14476"),
-    "gspo": Method(objective=sequence_clipped, defaults=GSPO_CLIP, source="arXiv 2507.18071"),
-    "gspo_token": Method(objective=sequence_clipped_token, defaults=GSPO_CLIP, source="arXiv 2507.18071"),
-    "gepo": Method(
-        objective=group_expectation,
-        takes=("clip", "alpha", "k3_beta"),
-        advantage_scale="mean",
-        source="arXiv 2508.17850",
-    ),
-    "swarm_sapo": Method(objective=unweighted, defaults=CLIP_HIGHER, takes=ANCHOR, source="arXiv 2509.08721"),
-    "topr": Method(objective=tapered, takes=("topr_level",), source="arXiv 2503.14286"),
-    "cispo": Method(objective=truncated_logprob, defaults={"cap": 5.0} | TOKEN_MEAN, source="arXiv 2510.13786"),
-    "mis": Method(objective=masked_weight, takes=("mis_low", "mis_high", *ANCHOR), source="IcePop, masked IS"),
-    "m2po": Method(
-        objective=second_moment,
-        separable=False,
-        defaults=TOKEN_MEAN,
-        takes=("m2_threshold",),
-        source="arXiv 2510.01161",
-    ),
+    name: Method(
+        objective=globals()[row.objective],
+        source=row.source,
+        filtered=row.filtered,
+        separable=row.separable,
+        defaults=row.defaults,
+        takes=row.takes,
+        advantage_scale=row.advantage_scale,
+    )
+    for name, row in ROWS.items()
 }
 
 
 def find_method(name: str) -> Method:
-    """Return the method's registry entry. Raises ValueError listing the known methods."""
-    if name not in METHODS:
+    """Return the method's registry entry, built in or of a plug-in.
+
+    Raises ValueError listing the known methods, ConfigError for a faulty plug-in.
+    """
+    if name in METHODS:
+        return METHODS[name]
+    method = load_method(name)
+    if method is None:
         raise ValueError(f"unknown method {name!r}; known: {', '.join(METHODS)}")
-    return METHODS[name]
+    return method
+
+
+@lru_cache(maxsize=16)
+def load_method(name: str) -> Method | None:
+    """Return the method of the plug-in `name`; None if no package has one. Raises ConfigError for a faulty one."""
+    entry = find_entry(METHOD_GROUP, name, error=ConfigError)
+    if entry is None:
+        return None
+    plugin = describe(entry)
+    method = call_plugin(plugin, entry.load, error=ConfigError)
+    if not isinstance(method, Method):
+        raise ConfigError(f"{plugin} is a {type(method).__name__}, which is not a Method")
+    known = {*Settings.__dataclass_fields__, *TENSORS}
+    if unknown := sorted({*method.takes, *method.defaults} - known):
+        raise ConfigError(f"{plugin} takes {', '.join(unknown)}, which is no parameter of policy_loss")
+
+    def objective(batch: Batch, settings: Settings) -> Tensor:
+        values = call_plugin(plugin, lambda: method.objective(batch, settings), error=ConfigError)
+        num_rows, num_columns = batch.mask.shape
+        return require_shape(plugin, values, ((num_rows, num_columns), (num_rows, 1)), torch.float64)
+
+    return replace(method, objective=objective)
 
 
 def method_parameters(name: str) -> dict[str, Any]:

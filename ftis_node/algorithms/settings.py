@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from ftis_node.algorithms.aggregate import AGGREGATIONS, DENOMINATORS
 from ftis_node.algorithms.checks import require_choice
+from ftis_node.config.method.method_table import FILTERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 KL_ESTIMATORS = ("author_k3", "k1_fwd", "k3_fwd", "rkl_iw")  # formulas in filters.py
-FILTERS = ("kl", "quantile", "ess")
 TOPR_LEVELS = ("seq_mean", "seq_sum", "token")
 TENSORS = ("anchor_logprobs", "sender_ids")  # parameters of a batch: None, or as `read_batch` documents
 
@@ -114,6 +114,11 @@ def make_settings(method_defaults: Mapping[str, Any], given: Mapping[str, Any]) 
 
 
 def _require_bounds(name: str, value: object) -> None:
+    if name == "filter" and isinstance(value, str) and value not in FILTERS:
+        from ftis_node.algorithms.plugins import load_filter
+
+        if load_filter(value) is not None:
+            return
     if name in _CHOICES:
         require_choice(name, value, _CHOICES[name])
         return

@@ -26,15 +26,10 @@ TASKS = (
     *("arithmetic:no-carry", "arithmetic:carry", "arithmetic:borrow"),
     *("sums", "sums:long", "gsm8k", "math500", "rg:"),
 )
-METHODS = (
-    *("alone", "nois", "vis", "tis", "f-nois", "f-vis", "ftis", "grpo", "dr_grpo", "dapo", "gspo", "gspo_token"),
-    *("gepo", "swarm_sapo", "topr", "cispo", "mis", "m2po"),
-)
 ENGINES = ("auto", "vllm", "torch")
 ENSEMBLE_MODES = ("posterior", "cached", "mean", "answer", "vote", "confidence", "route", "gate")
 ROLES = ("full", "generator", "learner")
 STATES = ("ready", "taken", "released")
-TASK_GROUP = "ftis_node.tasks"  # same as in tasks/plugins.py
 NUM_GROUPS = 200
 NUM_ID_CHARACTERS = 12  # length of ids in lists
 NODE_ANSWERS_S = 0.5
@@ -60,9 +55,22 @@ def some_of(*choices: str) -> Callable[[str], list[str]]:
     return complete
 
 
+def methods(incomplete: str) -> list[str]:
+    """Complete the last of several comma-separated methods, including plug-ins."""
+    from importlib.metadata import entry_points
+
+    from ftis_node.config.method.method_table import METHODS
+    from ftis_node.plugins import METHOD_GROUP
+
+    plugins = sorted(plugin.name for plugin in entry_points(group=METHOD_GROUP))
+    return some_of("alone", *METHODS, *plugins)(incomplete)
+
+
 def task_specs(incomplete: str) -> list[str]:
     """Complete the last task of a SPEC, including plug-ins."""
     from importlib.metadata import entry_points
+
+    from ftis_node.plugins import TASK_GROUP
 
     before, plus, last = incomplete.rpartition("+")
     known = (*TASKS, *sorted(plugin.name for plugin in entry_points(group=TASK_GROUP)))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 5.0
 OK = 200
-TOKEN_HEADER = "X-Ftis-Token"  # copied from node/http_api/operator_api.py, which imports an HTTP server
+TOKEN_HEADER = "X-Ftis-Token"  # copied from node/http_api/local_api.py, which imports an HTTP server
 
 
 def read_document(home: Home, path: str, *, timeout_s: float = TIMEOUT_S) -> Any:

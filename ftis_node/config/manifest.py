@@ -18,9 +18,10 @@ from typing import Literal, get_args
 import tomli_w
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from ftis_node.config.method.method_section import MethodSection
 from ftis_node.config.optimizer import OptimizerSection
 from ftis_node.config.renamed_keys import MANIFEST_KEYS, refuse_old_keys, with_new_keys
-from ftis_node.config.section import MOST, Positive, Section, first_problem
+from ftis_node.config.section import Section, first_problem, is_unknown_name
 from ftis_node.config.step import StepSection
 from ftis_node.errors import ConfigError
 from ftis_node.files import parse_toml, read_text
@@ -29,12 +30,6 @@ PRESETS = ("arithmetic-ftis", "arithmetic-compare", "arithmetic-hdee", "sums-fti
 RUN_ID_HEX = 32
 SCHEMA_VERSION = 2
 
-Method = Literal[
-    "grpo", "dr_grpo", "dapo", "nois", "vis", "tis", "ftis", "f-nois", "f-vis",
-    "gspo", "gspo_token", "gepo", "topr", "cispo", "mis", "m2po", "swarm_sapo",
-]  # fmt: skip
-KlEstimator = Literal["author_k3", "k1_fwd", "k3_fwd", "rkl_iw"]
-Filter = Literal["kl", "quantile", "ess"]
 Codec = Literal["exact", "lossless", "lossy"]
 
 
@@ -96,98 +91,6 @@ class SamplingSection(Section):
     def completion_limit(self, num_prompt_tokens: int) -> int:
         """Return the longest completion of such a prompt: min(max_completion_tokens, max_total_tokens - prompt)."""
         return min(self.max_completion_tokens, self.max_total_tokens - num_prompt_tokens)
-
-
-class MethodSection(Section):
-    """The loss. Defaults are the F-TIS paper's."""
-
-    name: Method = Field(default="ftis", description="Loss method, a row of ftis-node docs train/methods.")
-    advantage_scale: Literal["std", "mean"] | None = Field(
-        default=None,
-        description="`std`: (r - mean) / std of the group (GRPO). `mean`: r - mean (Dr.GRPO). Unset: the method's.",
-    )
-    cap: Positive | None = Field(
-        default=None, description="Upper bound C of the importance weight; unset: the method's."
-    )
-    kl_estimator: KlEstimator | None = Field(
-        default=None, description="Estimator that the filter reads; unset: the method's."
-    )
-    kl_threshold: Positive | None = Field(
-        default=None,
-        description="Negatives at or above this KL are dropped; unset: the method's. Belongs to its estimator.",
-    )
-    floor: float | None = Field(
-        default=None,
-        ge=0,
-        le=1,
-        description="tis, ftis: smallest weight of a token where A > 0, at most `cap` (beyond the paper). Unset: 0.",
-    )
-    filter: Filter | None = Field(
-        default=None,
-        description="Which negatives the filtered methods drop. `kl`: those from `kl_threshold` on (paper). "
-        "`quantile`: all but the nearest `keep_share` of each peer's in a step. `ess`: likewise, with the peer's "
-        "effective sample size as the share. The last two read `kl_estimator`, keep own completions, and need one "
-        "more forward pass. Unset: `kl`.",
-    )
-    keep_share: float | None = Field(
-        default=None,
-        ge=0,
-        le=1,
-        description='Share of each peer\'s negatives that `filter = "quantile"` keeps. Unset: 0.3.',
-    )
-    rank_own: bool | None = Field(
-        default=None,
-        description="`quantile` and `ess`: own negatives are ranked too. For runs in which new weights reach the "
-        "generators many updates late. Unset: false.",
-    )
-    eps_low: Positive | None = Field(default=None, description="Lower clip width; unset: the method's.")
-    eps_high: Positive | None = Field(default=None, description="Upper clip width; unset: the method's.")
-    denominator: Literal["all", "kept"] | None = Field(
-        default=None, description="`all`: filtered completions count in N (paper). `kept`: only kept ones do."
-    )
-    agg: Literal["seq_mean", "token_mean", "max_len"] | None = Field(
-        default=None,
-        description="Mean inside each completion, over all tokens, or by the completion limit; unset: the method's.",
-    )
-    clip: bool | None = Field(default=None, description="gepo: whether its weight is clipped.")
-    alpha: float | None = Field(default=None, ge=0, le=1, description="gepo: share of the defensive mix.")
-    k3_beta: float | None = Field(
-        default=None, ge=0, le=MOST, description="gepo: weight of the k3 regulariser (paper: 0.005)."
-    )
-    mis_low: float | None = Field(default=None, ge=0, le=MOST, description="mis: ratios below this have weight 0.")
-    mis_high: Positive | None = Field(default=None, description="mis: ratios above this have weight 0.")
-    m2_threshold: Positive | None = Field(default=None, description="m2po: bound of the mean squared log-ratio.")
-    topr_level: Literal["seq_mean", "seq_sum", "token"] | None = Field(
-        default=None, description="topr: which ratio tapers negatives."
-    )
-
-    peer_weights: Literal["agreement"] | None = Field(
-        default=None,
-        description="`agreement`: scales each peer's advantages by how far the gradient of its completions agrees "
-        "with that of own ones (ftis-node docs develop/workers). Unset: no scaling.",
-    )
-
-    @model_validator(mode="after")
-    def _threshold_has_its_estimator(self) -> MethodSection:
-        if (self.kl_estimator is None) != (self.kl_threshold is None):
-            raise ValueError(
-                "kl_estimator and kl_threshold go together: set both or neither, because a threshold fits one estimator"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _settings_agree(self) -> MethodSection:
-        if self.floor is not None and self.cap is not None and self.floor > self.cap:
-            raise ValueError(f"floor must not exceed cap, but {self.floor} > {self.cap}")
-        if self.keep_share is not None and self.filter != "quantile":
-            raise ValueError('keep_share has no effect without filter = "quantile": remove it')
-        if self.rank_own is not None and self.filter not in ("quantile", "ess"):
-            raise ValueError('rank_own has no effect without filter = "quantile" or "ess": remove it')
-        return self
-
-    def given(self) -> dict[str, float | str]:
-        """Return the parameters that the manifest sets. The method's defaults apply to the others."""
-        return self.model_dump(exclude={"name", "advantage_scale", "peer_weights"}, exclude_none=True)
 
 
 class EvalSection(Section):
@@ -306,7 +209,8 @@ def parse_canonical(canonical: bytes, *, source: str) -> RunManifest:
     try:
         return RunManifest.model_validate_json(canonical)
     except ValidationError as error:
-        raise ConfigError(f"{source} was made by another version of ftis-node ({first_problem(error)})") from None
+        cause = "needs a package" if is_unknown_name(error) else "was made by another version of ftis-node"
+        raise ConfigError(f"{source} {cause} ({first_problem(error)})") from None
 
 
 def load_manifest(name_or_path: str) -> RunManifest:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 MOST = 1e9  # bound of settings without a natural one: above any use, well within float32
 
+UNKNOWN_NAME = "unknown_name"  # type of the error for a method or filter that is not installed
+
 Positive = Annotated[float, Field(gt=0, le=MOST)]
 
 
@@ -37,6 +39,11 @@ def _keys_beside(place: Sequence[int | str], schema: type[BaseModel] | None) -> 
     return schema.model_fields if schema is not None else ()
 
 
+def is_unknown_name(error: ValidationError) -> bool:
+    """Return whether the first error is the name of a method or filter that is not installed."""
+    return error.errors()[0]["type"] == UNKNOWN_NAME
+
+
 def first_problem(error: ValidationError, *, schema: type[BaseModel] | None = None) -> str:
     """Return the first error of a validation, as one line for a user. `schema` is the model that was validated."""
     finding: Any = error.errors()[0]
@@ -46,5 +53,5 @@ def first_problem(error: ValidationError, *, schema: type[BaseModel] | None = No
     message = finding["msg"].removeprefix("Value error, ")
     if isinstance(finding["input"], dict):
         return f"{where}: {message}" if where else message
-    words = re.findall("'([^']+)'", message) if finding["type"] == "literal_error" else ()
+    words = re.findall("'([^']+)'", message) if finding["type"] in ("literal_error", UNKNOWN_NAME) else ()
     return f"{where}: {message} (got {finding['input']!r:.80}){_similar(finding['input'], words)}"

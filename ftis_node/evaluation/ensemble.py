@@ -18,8 +18,9 @@ from math import exp
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ftis_node.errors import ConfigError, TaskError
-from ftis_node.evaluation.ensemble_memory import check_mixture_fits
+import psutil
+
+from ftis_node.errors import ConfigError, MachineError, ModelError, TaskError
 from ftis_node.evaluation.evaluate import check_engine_name
 from ftis_node.evaluation.members import Member, as_members, swarm_members
 from ftis_node.evaluation.result import (
@@ -35,7 +36,7 @@ from ftis_node.evaluation.result import (
 from ftis_node.evaluation.study import Expert, ExpertOutputs, PartsProgress, Study
 from ftis_node.files import read_text
 from ftis_node.generation.engines import choose_engine
-from ftis_node.models import load_tokenizer, resolve_model
+from ftis_node.models import list_accelerators, load_tokenizer, parameter_count, pick_device, read_shape, resolve_model
 from ftis_node.tasks import load_task
 from ftis_node.tasks.scoring.scorer import IsolatedScorer
 from ftis_node.telemetry.progress import unwatched
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
     from ftis_node.generation.engines import EngineName
     from ftis_node.generation.engines.mixture_decoder import MixtureWeights
+    from ftis_node.models import ModelSource
     from ftis_node.tasks.base import Task, TaskItem
     from ftis_node.telemetry.progress import OnProgress
 
@@ -55,6 +57,10 @@ DEFAULT_DEV_PROMPTS: Final = 32
 DEFAULT_GATE_PROMPTS: Final = 256
 DEFAULT_DECAY: Final = 0.9
 TRAINING_USE: Final = {"cached": "takes its prior from", "gate": "learns from"}
+GIB = 1 << 30
+USABLE_SHARE = 0.95  # as in the memory plan
+ROWS = 128  # completions that the engine decodes in parallel, divided by the number of models
+BYTES = {"cpu": 4, "cuda": 2}  # float32 and bfloat16
 
 
 def run_ensemble(
@@ -253,3 +259,40 @@ def _text_figures(
         num_tokens = figures[0].tokens
         figures += [TextFigures(mode, num_tokens, mixture_nats(windows, how)) for mode, how in weights_by_mode.items()]
     return tuple(figures)
+
+
+def mixture_bytes(sources: Sequence[ModelSource], *, max_tokens: int, bytes_per_number: int) -> int:
+    """Return the bytes of all models' weights and of their caches, for a full batch of completions of `max_tokens`."""
+    rows = max(1, ROWS // len(sources))
+    return sum(
+        bytes_per_number * (parameter_count(source) + rows * max_tokens * _cache_numbers(source)) for source in sources
+    )
+
+
+def check_mixture_fits(sources: Sequence[ModelSource], *, max_tokens: int) -> None:
+    """Raise MachineError, which says what to do, if they need more memory than is free."""
+    device = pick_device("auto")
+    needed = mixture_bytes(sources, max_tokens=max_tokens, bytes_per_number=BYTES[device])
+    free = free_bytes(device)
+    if needed > free:
+        raise MachineError(
+            f"the {len(sources)} models of the mixture need about {needed / GIB:.1f} GiB together and {free / GIB:.1f} "
+            "GiB are there: name fewer or smaller models, take a smaller --max-tokens, or use --mode vote,route, "
+            "which load one at a time"
+        )
+
+
+def free_bytes(device: str) -> int:
+    """Return the memory that models may use: most of the first GPU, or the free memory of the host."""
+    if device == "cuda":
+        return int(USABLE_SHARE * list_accelerators()[0].memory_bytes)
+    return int(psutil.virtual_memory().available)
+
+
+def _cache_numbers(source: ModelSource) -> int:
+    """Return the numbers in the cache for one token; 0 if the model's shape is unknown."""
+    try:
+        shape = read_shape(source)
+    except ModelError:
+        return 0
+    return 2 * shape.num_layers * shape.kv_size

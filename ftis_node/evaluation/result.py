@@ -3,17 +3,26 @@
 Cost has two numbers. `generated_tokens` counts the tokens of all sampled completions. `forward_tokens` counts the
 positions of prompts and completions that went through a model, summed over the models. A mixture of J models takes J
 passes for every token. Both include the samples of pass@k.
+
+The vote follows these rules, in this order, over votes in the order in which the models were named:
+
+1. An answer's votes are the completions that gave it. A completion without an answer (a broken format, a prompt that is
+   too long for its model) does not vote.
+2. Among equals, the answer whose votes have the higher sum of mean log-probs wins (nats a token, each under its own
+   model). So the more confident models decide.
+3. If these are equal too, the answer that was given first wins, so the first model's before the second's.
+
+If no completion has an answer, the first completion is the ensemble's. The vote does not use the correct answer.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from math import exp, inf, isfinite
 from typing import TYPE_CHECKING
 
 from ftis_node.generation.evaluate import Answered, EvalResult, summarise
-from ftis_node.generation.vote import Vote, elect
 from ftis_node.tasks.answers import answer_in
 
 if TYPE_CHECKING:
@@ -23,6 +32,7 @@ if TYPE_CHECKING:
     from ftis_node.tasks.base import Task, TaskItem
 
 MAX_EXPONENT = 700.0  # e^709 is the largest float
+UNSURE = -1e6  # nats: replaces a log-prob that is not finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,3 +235,29 @@ def _forward(problem: Answered) -> int:
     """Return the positions of all forward passes: the prompt counts once for the greedy answer, once for samples."""
     num_reads = bool(problem.greedy) + bool(problem.samples)
     return num_reads * problem.num_prompt_tokens + _generated(problem)
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """The vote of one completion; `answer` None: it has none; `mean_logprob` is in nats a token."""
+
+    answer: str | None
+    mean_logprob: float
+
+
+def elect(votes: Sequence[Vote]) -> int | None:
+    """Return the position of the first vote for the winning answer; 0 if no vote has one, None without votes."""
+    by_answer: dict[str, list[int]] = defaultdict(list)
+    for position, vote in enumerate(votes):
+        if vote.answer is not None:
+            by_answer[vote.answer].append(position)
+    if not by_answer:
+        return 0 if votes else None
+    # max() returns the first of equals, and answers are in order of their first vote
+    return max(by_answer.values(), key=lambda positions: (len(positions), sum(_sureness(votes[p]) for p in positions)))[
+        0
+    ]
+
+
+def _sureness(vote: Vote) -> float:
+    return vote.mean_logprob if isfinite(vote.mean_logprob) else UNSURE

@@ -34,7 +34,7 @@ from ftis_node.gossip.rpc.bounds import outcome_of
 from ftis_node.gossip.rpc.calls import PeerCalls
 from ftis_node.gossip.rpc.stream_admission import OverBudget
 from ftis_node.swarm.peer_guard import Place, is_own
-from ftis_node.swarm.topology.shards import shard_of
+from ftis_node.swarm.topology import shard_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection

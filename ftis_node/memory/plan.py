@@ -14,6 +14,12 @@ stay. So the learner must free its cached blocks (`torch.cuda.empty_cache`) befo
 
 Options that trade memory for speed come last, from the memory that is left (`_with_speed`). They are activations that
 are kept instead of recomputed, and larger pieces of the output head. They change neither the placement nor the cache.
+
+A learner on several GPUs is sharded (`learner/distributed/sharded_tensors.py`). Weights, gradients and moments are
+divided by the number of GPUs. The unit at work (a decoder layer, or embedding and head together) is complete. Its
+weights are there in the compute dtype, beside those of the next layer, which is in transfer. In the backward pass its
+gradient is there too, until it is reduced over the ranks in float32. Micro-batches are not divided, so activations and
+work space stay as they are.
 """
 
 from __future__ import annotations
@@ -25,6 +31,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from ftis_node.memory.generator import GeneratorMemory, generator_memory
 from ftis_node.memory.learner_memory import (
+    FLOAT32,
     GPU_HEAD_CHUNK_TOKENS,
     HEAD_CHUNK_TOKENS,
     HOST_PROCESS_BYTES,
@@ -32,7 +39,6 @@ from ftis_node.memory.learner_memory import (
     Workload,
     learner_memory,
 )
-from ftis_node.memory.ranks import memory_per_rank
 from ftis_node.memory.suggestions import MemorySuggestion, suggest_changes
 from ftis_node.workers.weights.folder import VERSIONS_AT_ONCE, VERSIONS_KEPT, has_space
 
@@ -44,7 +50,6 @@ if TYPE_CHECKING:
     from ftis_node.models import ModelShape
 
 Placement: TypeAlias = Literal["cpu", "shared", "time_shared", "dedicated", "does_not_fit"]
-
 USABLE_SHARE = 0.95  # torch's allocator reserves more than is in use, and the driver keeps a part
 SPLIT_CACHE_SHARE = 0.5  # of the desired cache; with less the two take turns
 HAND_OVER = "hand-over of new weights"
@@ -279,4 +284,26 @@ def _host_bytes(shape: ModelShape, workload: Workload) -> int:
         + learner.on_host
         + saved
         + (weights if workload.can_sleep else 0)
+    )
+
+
+def memory_per_rank(learner: LearnerMemory, shape: ModelShape, workload: Workload) -> LearnerMemory:
+    """Return the memory of one of `workload.learner_ranks` GPUs; `learner` is that of a GPU that holds everything."""
+    number = workload.learner_ranks
+    if number == 1:
+        return learner
+    root = shape.embedding_parameters * (1 if shape.is_tied else 2)
+    layer = ceil((shape.num_parameters - root) / shape.num_layers)
+    trained_layer, trained_root = layer, root
+    if workload.lora_rank is not None:
+        trained_layer, trained_root = ceil(shape.adapter_parameters(workload.lora_rank) / shape.num_layers), 0
+    return replace(
+        learner,
+        weights=ceil(learner.weights / number),
+        start=ceil(learner.start / number),
+        masters=ceil(learner.masters / number),
+        moments=ceil(learner.moments / number),
+        gradients=ceil(learner.gradients / number)
+        + (workload.dtype_bytes + FLOAT32) * max(trained_layer, trained_root),
+        work=learner.work + workload.dtype_bytes * (root + 2 * layer),
     )

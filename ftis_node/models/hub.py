@@ -3,6 +3,9 @@
 The local cache is checked first. So a downloaded model starts without a network and never changes during a run. Before
 a download the hub is queried once under a short deadline, because the library's own retries would keep a user without a
 network waiting. The query runs in a thread because name look-up ignores time-outs.
+
+The library takes a class of progress bars. It makes several bars for one download, of files and of bytes. The class
+here draws nothing, and the bar with the most bytes to come reports to a callback.
 """
 
 from __future__ import annotations
@@ -25,10 +28,10 @@ if TYPE_CHECKING:
     from ftis_node.telemetry.progress import OnProgress
 
 T = TypeVar("T")
-
 # Weights as safetensors, configuration and tokenizer; no code, no sub-folders.
 WANTED_FILES = ("model*.safetensors", "*.json", "tokenizer.model", "merges.txt", "vocab.txt", "chat_template.jinja")
 UNWANTED_FILES = ("*/*",)
+UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,7 @@ def _snapshot(
 ) -> Path:
     from huggingface_hub import snapshot_download
 
-    from ftis_node.models.download_bar import progress_bar_class
+    from ftis_node.models.hub import progress_bar_class
 
     folder = snapshot_download(
         repo,
@@ -174,3 +177,44 @@ def _short_reason(error: Exception) -> str:
         return "HF_HUB_OFFLINE is set and it is not in the cache"
     lines = str(error).strip().splitlines()
     return lines[0].strip().rstrip(".") if lines else type(error).__name__
+
+
+def progress_bar_class(repo: str, on_progress: OnProgress) -> type[Any]:
+    """Return a class of bars that report the progress of `repo`'s download."""
+    from tqdm.std import tqdm
+
+    largest = [0.0]
+
+    class CallbackBar(tqdm):  # type: ignore[misc]  # untyped
+        """A bar that counts like its base class and reports instead of drawing."""
+
+        monitor_interval = 0  # no drawing thread
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options | {"file": _Nowhere(), "disable": False})
+
+        def display(self, *_: Any, **__: Any) -> bool:
+            """Report progress instead of drawing."""
+            total = float(self.total or 0)
+            if self.unit == "B" and total > 0 and total >= largest[0]:
+                largest[0] = total
+                on_progress(min(1.0, self.n / total), f"downloading {repo}, {_of(self.n, total)}")
+            return True
+
+    return CallbackBar
+
+
+def _of(done: float, total: float) -> str:
+    size, unit = next(pair for pair in UNITS if total >= pair[0])
+    return f"{done / size:.1f} of {total / size:.1f} {unit}"
+
+
+class _Nowhere:
+    """Null object: a file that discards everything."""
+
+    def write(self, text: str) -> int:
+        """Discard the text."""
+        return len(text)
+
+    def flush(self) -> None:
+        """Do nothing."""

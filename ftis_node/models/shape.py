@@ -7,10 +7,11 @@ feed-forward blocks (Llama, Qwen2, Qwen3, Mistral and similar models). Others ra
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.errors import ModelError
-from ftis_node.models.size import parameter_count
+from ftis_node.models.safetensors_file import read_header
 from ftis_node.models.source import CONFIG_FILE, read_json
 
 if TYPE_CHECKING:
@@ -144,3 +145,9 @@ def _size(config: Mapping[str, Any], key: str, where: str, *, default: int | Non
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ModelError(f"{where}: {key} is {value!r}, which is not a size")
     return value
+
+
+def parameter_count(source: ModelSource) -> int:
+    """Return the stored parameters; tied weights are stored once. Raises ModelError for a damaged file."""
+    headers = (read_header(path) for path in source.weights_files)
+    return sum(prod(entry["shape"]) for header in headers for entry in header.tensors.values())

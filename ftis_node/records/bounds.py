@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import cached_property
+from operator import attrgetter, call
 from typing import Any, Final, TypeAlias
 
 from ftis_node.errors import RecordError
@@ -52,7 +54,15 @@ LOGPROB_SLACK: Final = 1e-3  # above 0, by rounding
 FINISHES: Final = frozenset({pb.FINISH_STOP, pb.FINISH_LENGTH, pb.FINISH_ABORT})
 
 Bound: TypeAlias = Callable[[Any], bool]  # returns true if the field may have this value
-Table: TypeAlias = dict[str, Bound]
+
+
+class Table(dict[str, Bound]):
+    """The bounds of two or more fields of one message, by field name."""
+
+    @cached_property
+    def read(self) -> Callable[[Any], tuple[Any, ...]]:
+        """Return a function from a message to the values of these fields, in order; faster than a loop over names."""
+        return attrgetter(*self)
 
 
 def whole(least: int = 0, most: int = MAX_INTEGER) -> Bound:
@@ -83,6 +93,28 @@ def number(least: float = -math.inf, most: float = math.inf) -> Bound:
 def many(bound: Bound, *, least: int = 0, most: int) -> Bound:
     """Return a bound for `least` to `most` values, each within `bound`."""
     return lambda values: least <= len(values) <= most and all(map(bound, values))
+
+
+def many_whole(least_value: int, most_value: int, *, least: int = 0, most: int) -> Bound:
+    """Return a bound for `least` to `most` integers from `least_value` to `most_value`."""
+
+    def is_within(values: Any) -> bool:
+        if not least <= len(values) <= most:
+            return False
+        numbers = values[:]  # a list; iteration over the field itself is several times slower
+        return not numbers or (least_value <= min(numbers) and max(numbers) <= most_value)
+
+    return is_within
+
+
+def many_of(allowed: frozenset[int], *, least: int = 0, most: int) -> Bound:
+    """Return a bound for `least` to `most` of these enum values."""
+    return lambda values: least <= len(values) <= most and allowed.issuperset(values[:])
+
+
+def many_judged(*, least: int = 0, most: int) -> Bound:
+    """Return a bound for `least` to `most` floats of any value: a validation rule checks them later."""
+    return lambda values: least <= len(values) <= most
 
 
 def one_of(allowed: frozenset[int]) -> Bound:
@@ -120,8 +152,8 @@ NAME: Final = text(MAX_NAME_BYTES)
 VERSION: Final = whole()
 SCHEMA: Final = whole(0, MAX_UINT32)  # `read_message` has compared it with our schema
 
-SAMPLING: Final[Table] = {"temperature": JUDGED, "top_p": JUDGED, "top_k": whole(0, MAX_UINT32)}
-HEADER: Final[Table] = {
+SAMPLING: Final = Table(temperature=JUDGED, top_p=JUDGED, top_k=whole(0, MAX_UINT32))
+HEADER: Final[dict[str, Bound]] = {
     "schema": SCHEMA,
     "codec": whole(),
     "run": raw(RUN_ID_BYTES),
@@ -136,125 +168,128 @@ HEADER: Final[Table] = {
     "policy_version": VERSION,
     "policy_version_span": whole(0, MAX_UINT32),
     "sampling": nested(SAMPLING),
-    "lengths": many(whole(1, MAX_UINT32), least=1, most=MAX_COMPLETIONS),
-    "finishes": many(one_of(FINISHES), least=1, most=MAX_COMPLETIONS),
-    "rewards": many(JUDGED, least=1, most=MAX_COMPLETIONS),
+    "lengths": many_whole(1, MAX_UINT32, least=1, most=MAX_COMPLETIONS),
+    "finishes": many_of(FINISHES, least=1, most=MAX_COMPLETIONS),
+    "rewards": many_judged(least=1, most=MAX_COMPLETIONS),
     "weights_of": optional_peer_id,
 }
-CONTENTS: Final[Table] = dict.fromkeys(
+CONTENTS: Final[dict[str, Bound]] = dict.fromkeys(
     (
         *("token_ids", "logprobs", "texts", "mean_logprobs", "retells"),
         *("version_offsets", "version_spans", "id_planes", "logprob_planes"),
     ),
     absent,
 )
-VERSIONS: Final[Table] = dict.fromkeys(
-    ("version_offsets", "version_spans"), many(whole(0, MAX_UINT32), most=MAX_COMPLETIONS)
+VERSIONS: Final[dict[str, Bound]] = dict.fromkeys(
+    ("version_offsets", "version_spans"), many_whole(0, MAX_UINT32, most=MAX_COMPLETIONS)
 )
 PLANE: Final = raw_up_to(MAX_ENVELOPE_BYTES)
-ID_PLANES: Final[Table] = {"id_planes": many(PLANE, least=1, most=MAX_ID_PLANES)}
+ID_PLANES: Final[dict[str, Bound]] = {"id_planes": many(PLANE, least=1, most=MAX_ID_PLANES)}
 BODIES: Final[Mapping[int, Table]] = {
-    pb.CODEC_EXACT: {
-        **(HEADER | CONTENTS | VERSIONS),
-        "token_ids": raw_up_to(MAX_ENVELOPE_BYTES),
-        "logprobs": raw_up_to(MAX_ENVELOPE_BYTES),
-    },
-    pb.CODEC_LOSSLESS: {
-        **(HEADER | CONTENTS | VERSIONS | ID_PLANES),
-        "logprob_planes": many(PLANE, least=NUM_FLOAT_PLANES, most=NUM_FLOAT_PLANES),
-    },
-    pb.CODEC_LOSSY: {
-        **(HEADER | CONTENTS | VERSIONS | ID_PLANES),
-        "logprob_planes": many(PLANE, least=NUM_UNIT_PLANES, most=NUM_UNIT_PLANES),
-    },
-    pb.CODEC_TEXT: {
-        **(HEADER | CONTENTS),
-        "texts": many(text(MAX_TEXT_BYTES), least=1, most=MAX_COMPLETIONS),
-        "mean_logprobs": many(JUDGED, least=1, most=MAX_COMPLETIONS),
-        "retells": raw(ID_BYTES),
-    },
+    pb.CODEC_EXACT: Table(
+        HEADER | CONTENTS | VERSIONS,
+        token_ids=raw_up_to(MAX_ENVELOPE_BYTES),
+        logprobs=raw_up_to(MAX_ENVELOPE_BYTES),
+    ),
+    pb.CODEC_LOSSLESS: Table(
+        HEADER | CONTENTS | VERSIONS | ID_PLANES,
+        logprob_planes=many(PLANE, least=NUM_FLOAT_PLANES, most=NUM_FLOAT_PLANES),
+    ),
+    pb.CODEC_LOSSY: Table(
+        HEADER | CONTENTS | VERSIONS | ID_PLANES,
+        logprob_planes=many(PLANE, least=NUM_UNIT_PLANES, most=NUM_UNIT_PLANES),
+    ),
+    pb.CODEC_TEXT: Table(
+        HEADER | CONTENTS,
+        texts=many(text(MAX_TEXT_BYTES), least=1, most=MAX_COMPLETIONS),
+        mean_logprobs=many_judged(least=1, most=MAX_COMPLETIONS),
+        retells=raw(ID_BYTES),
+    ),
 }
-PASS_RATE: Final[Table] = {"step": whole(), "pass_at_1": number(0.0, 1.0)}
-GROUP_SOURCE: Final[Table] = {"peer": peer_id, "groups": whole(1)}
-PEER_STATS: Final[Table] = {
-    "step": whole(),
-    "groups_per_minute": number(0.0, MAX_GROUPS_PER_MINUTE),
-    "rejected_groups": whole(),
-    "pass_rates": many(nested(PASS_RATE), most=MAX_PASS_RATES),
-    "sources": many(nested(GROUP_SOURCE), most=MAX_GROUP_SOURCES),
-    "trained_groups": whole(),
-}
+PASS_RATE: Final = Table(step=whole(), pass_at_1=number(0.0, 1.0))
+GROUP_SOURCE: Final = Table(peer=peer_id, groups=whole(1))
+PEER_STATS: Final = Table(
+    step=whole(),
+    groups_per_minute=number(0.0, MAX_GROUPS_PER_MINUTE),
+    rejected_groups=whole(),
+    pass_rates=many(nested(PASS_RATE), most=MAX_PASS_RATES),
+    sources=many(nested(GROUP_SOURCE), most=MAX_GROUP_SOURCES),
+    trained_groups=whole(),
+)
 TABLES: Final[Mapping[type, Table]] = {
-    pb.Envelope: {"body": raw_up_to(MAX_ENVELOPE_BYTES), "signature": raw_up_to(MAX_ENVELOPE_BYTES)},
-    pb.Announcement: {
-        "schema": SCHEMA,
-        "id": raw(ID_BYTES),
-        "number": whole(1),
-        "envelope_bytes": whole(1, MAX_ENVELOPE_BYTES),
-        "num_tokens": whole(1, MAX_TOKENS),
-        "tokenizer": raw(ANNOUNCED_TOKENIZER_BYTES),
-        "policy_version": VERSION,
-        "created_ms": TIME_MS,
-        "attempt": whole(0, MAX_ATTEMPT),
-        "sender": optional_peer_id,
-    },
-    pb.Question: {
-        "schema": SCHEMA,
-        "sender": optional_peer_id,
-        "first_number": whole(),
-        "last_number": whole(),
-        "since_ms": TIME_MS,
-    },
-    pb.PeerRecord: {"body": raw_up_to(MAX_ENVELOPE_BYTES), "signature": raw_up_to(MAX_ENVELOPE_BYTES)},
-    pb.PeerInfo: {
-        "schema": SCHEMA,
-        "run": raw(RUN_ID_BYTES),
-        "peer": peer_id,
-        "name": text(MAX_PEER_NAME_BYTES),
-        "model": NAME,
-        "parameters": whole(),
-        "tokenizer": raw(HASH_BYTES),
-        "role": text(MAX_ROLE_BYTES),
-        "last_number": whole(),
-        "policy_version": VERSION,
-        "tokens_per_s": number(0.0, MAX_TOKENS_PER_S),
-        "created_ms": TIME_MS,
-        "software": NAME,
-        "read_shards": whole(0, 2**64 - 1),
-        "domain": text(MAX_ENVELOPE_BYTES),  # `open_peer_record` treats a text that is too long as empty
-        "stats": nested(PEER_STATS),
-    },
-    pb.WeightsQuestion: {
-        "schema": SCHEMA,
-        "part": one_of(frozenset({pb.WEIGHTS_PART_OFFER, pb.WEIGHTS_PART_HASHES, pb.WEIGHTS_PART_CHUNKS})),
-        "file": raw(0, DIGEST_BYTES),
-        "first": whole(0, MAX_CHUNKS),
-        "count": whole(0, MAX_CHUNKS_PER_QUESTION),
-    },
-    pb.WeightsOffer: {"body": raw_up_to(MAX_ENVELOPE_BYTES), "signature": raw_up_to(MAX_ENVELOPE_BYTES)},
-    pb.WeightsInfo: {
-        "schema": SCHEMA,
-        "run": raw(RUN_ID_BYTES),
-        "peer": peer_id,
-        "version": whole(1),
-        "created_ms": TIME_MS,
-        "model": NAME,
-        "tokenizer": raw(HASH_BYTES),
-        "num_bytes": whole(1, MAX_CHUNKS * MAX_CHUNK_BYTES),
-        "sha256": raw(DIGEST_BYTES),
-        "chunk_bytes": whole(1, MAX_CHUNK_BYTES),
-        "chunks_sha256": raw(DIGEST_BYTES),
-        "probe_ids": many(whole(0, MAX_UINT32), least=2, most=MAX_PROBE_IDS),
-        "probe_logprobs": many(number(most=LOGPROB_SLACK), least=1, most=MAX_PROBE_IDS),
-        "adapter_config": raw_up_to(MAX_ADAPTER_CONFIG_BYTES),
-        "started_from": raw(HASH_BYTES),
-    },
+    pb.Envelope: Table(body=raw_up_to(MAX_ENVELOPE_BYTES), signature=raw_up_to(MAX_ENVELOPE_BYTES)),
+    pb.Announcement: Table(
+        schema=SCHEMA,
+        id=raw(ID_BYTES),
+        number=whole(1),
+        envelope_bytes=whole(1, MAX_ENVELOPE_BYTES),
+        num_tokens=whole(1, MAX_TOKENS),
+        tokenizer=raw(ANNOUNCED_TOKENIZER_BYTES),
+        policy_version=VERSION,
+        created_ms=TIME_MS,
+        attempt=whole(0, MAX_ATTEMPT),
+        sender=optional_peer_id,
+    ),
+    pb.Question: Table(
+        schema=SCHEMA,
+        sender=optional_peer_id,
+        first_number=whole(),
+        last_number=whole(),
+        since_ms=TIME_MS,
+    ),
+    pb.PeerRecord: Table(body=raw_up_to(MAX_ENVELOPE_BYTES), signature=raw_up_to(MAX_ENVELOPE_BYTES)),
+    pb.PeerInfo: Table(
+        schema=SCHEMA,
+        run=raw(RUN_ID_BYTES),
+        peer=peer_id,
+        name=text(MAX_PEER_NAME_BYTES),
+        model=NAME,
+        parameters=whole(),
+        tokenizer=raw(HASH_BYTES),
+        role=text(MAX_ROLE_BYTES),
+        last_number=whole(),
+        policy_version=VERSION,
+        tokens_per_s=number(0.0, MAX_TOKENS_PER_S),
+        created_ms=TIME_MS,
+        software=NAME,
+        read_shards=whole(0, 2**64 - 1),
+        domain=text(MAX_ENVELOPE_BYTES),  # `open_peer_record` treats a text that is too long as empty
+        stats=nested(PEER_STATS),
+    ),
+    pb.WeightsQuestion: Table(
+        schema=SCHEMA,
+        part=one_of(frozenset({pb.WEIGHTS_PART_OFFER, pb.WEIGHTS_PART_HASHES, pb.WEIGHTS_PART_CHUNKS})),
+        file=raw(0, DIGEST_BYTES),
+        first=whole(0, MAX_CHUNKS),
+        count=whole(0, MAX_CHUNKS_PER_QUESTION),
+    ),
+    pb.WeightsOffer: Table(body=raw_up_to(MAX_ENVELOPE_BYTES), signature=raw_up_to(MAX_ENVELOPE_BYTES)),
+    pb.WeightsInfo: Table(
+        schema=SCHEMA,
+        run=raw(RUN_ID_BYTES),
+        peer=peer_id,
+        version=whole(1),
+        created_ms=TIME_MS,
+        model=NAME,
+        tokenizer=raw(HASH_BYTES),
+        num_bytes=whole(1, MAX_CHUNKS * MAX_CHUNK_BYTES),
+        sha256=raw(DIGEST_BYTES),
+        chunk_bytes=whole(1, MAX_CHUNK_BYTES),
+        chunks_sha256=raw(DIGEST_BYTES),
+        probe_ids=many_whole(0, MAX_UINT32, least=2, most=MAX_PROBE_IDS),
+        probe_logprobs=many(number(most=LOGPROB_SLACK), least=1, most=MAX_PROBE_IDS),
+        adapter_config=raw_up_to(MAX_ADAPTER_CONFIG_BYTES),
+        started_from=raw(HASH_BYTES),
+    ),
 }
 
 
 def first_beyond(message: Any, table: Table) -> str | None:
     """Return the name of the first field of `message` beyond its bound in `table`; None if all are within."""
-    return next((name for name, bound in table.items() if not bound(getattr(message, name))), None)
+    values = table.read(message)
+    if all(map(call, table.values(), values)):
+        return None
+    return next(name for (name, bound), value in zip(table.items(), values, strict=True) if not bound(value))
 
 
 def require_bounds(message: Any, table: Table) -> None:

@@ -74,8 +74,8 @@ def read_group(body: pb.Body) -> Group:
     return Group(
         **read_header(body),
         tokens=_read_raw(body) if body.codec == pb.CODEC_EXACT else _read_compact(body),
-        finish_reasons=tuple(map(FINISH_FROM_WIRE.__getitem__, body.finishes)),
-        rewards=tuple(map(settle, body.rewards)),
+        finish_reasons=tuple(map(FINISH_FROM_WIRE.__getitem__, body.finishes[:])),
+        rewards=tuple(map(settle, body.rewards[:])),
         statuses=(CompletionStatus.SCORED,) * num_completions,
         policy_versions=first_versions,
         policy_versions_newest=last_versions,
@@ -90,7 +90,7 @@ def _raw(tokens: TokenBatch) -> dict[str, bytes]:
 
 
 def _read_raw(body: pb.Body) -> TokenBatch:
-    tokens = TokenBatch.from_bytes(body.token_ids, body.logprobs, body.lengths)
+    tokens = TokenBatch.from_bytes(body.token_ids, body.logprobs, body.lengths[:])
     if not len(tokens.logprobs):
         raise RecordError("malformed", "the exact form has no log-probs")
     return tokens
@@ -105,20 +105,22 @@ def _compact(tokens: TokenBatch, codec: CodecName) -> dict[str, list[bytes]]:
 
 def _read_compact(body: pb.Body) -> TokenBatch:
     """Return the tokens of a compact form. Their number is bounded before a plane is decompressed."""
-    num_tokens = sum(body.lengths)
+    lengths = body.lengths[:]
+    num_tokens = sum(lengths)
     require_compact_size(num_tokens)
     return TokenBatch(
         unpack_ids(body.id_planes, num_tokens),
         unpack_logprobs(body.logprob_planes, num_tokens, lossy=body.codec == pb.CODEC_LOSSY),
-        np.array(body.lengths, dtype=np.int32),
+        np.array(lengths, dtype=np.int32),
     )
 
 
 def _version_lists(group: Group) -> dict[str, list[int]]:
     """Return the two fields with the versions of each completion; none if all have the group's, as a reader assumes."""
-    versions = list(zip(group.policy_versions, group.policy_versions_newest, strict=True))
-    if len(set(versions)) == 1:
+    first_versions, last_versions = group.policy_versions, group.policy_versions_newest
+    if len(first_versions) == len(last_versions) and len(set(first_versions)) == len(set(last_versions)) == 1:
         return {}
+    versions = list(zip(first_versions, last_versions, strict=True))
     oldest = group.policy_version
     return {
         "version_offsets": [first - oldest for first, _ in versions],

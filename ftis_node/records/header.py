@@ -38,6 +38,7 @@ def make_body(group: Group | TextGroup, lengths: Sequence[int], **contents: Any)
     """
     if not 1 <= len(lengths) <= MAX_COMPLETIONS:
         raise ValueError(f"a group has 1 to {MAX_COMPLETIONS} completions, not {len(lengths)}")
+    oldest, newest = group.policy_version, group.policy_version_newest
     return pb.Body(
         schema=SCHEMA,
         run=bytes.fromhex(group.run_id),
@@ -49,8 +50,8 @@ def make_body(group: Group | TextGroup, lengths: Sequence[int], **contents: Any)
         prompt_hash=group.prompt_hash,
         model=clip_name(group.model),
         tokenizer=bytes.fromhex(group.tokenizer),
-        policy_version=group.policy_version,
-        policy_version_span=group.policy_version_newest - group.policy_version,
+        policy_version=oldest,
+        policy_version_span=newest - oldest,
         sampling=pb.Sampling(
             temperature=group.sampling.temperature, top_p=group.sampling.top_p, top_k=group.sampling.top_k
         ),
@@ -73,17 +74,14 @@ def require_header(body: pb.Body) -> None:
 
 def read_header(body: pb.Body) -> HeaderFields:
     """Return the header of a body from `parsing.read_body` that has passed `require_header`."""
+    sampling = body.sampling
     return HeaderFields(
         run_id=body.run.hex(),
         sender=peer_id_text(body.sender),
         number=body.number,
         prompt_ref=PromptRef(task=body.task, split="train", index=body.prompt_index),
         prompt_hash=body.prompt_hash,
-        sampling=SamplingSettings(
-            temperature=settle(body.sampling.temperature),
-            top_p=settle(body.sampling.top_p),
-            top_k=body.sampling.top_k,
-        ),
+        sampling=_settle_sampling(sampling.temperature, sampling.top_p, sampling.top_k),
         model=body.model,
         tokenizer=body.tokenizer.hex(),
         created_at=seconds(body.created_ms),
@@ -95,6 +93,11 @@ def read_header(body: pb.Body) -> HeaderFields:
 def settle(value: float) -> float:
     """Return the float of the shortest decimal that rounds to this float32, so that 0.95 arrives as 0.95."""
     return float(str(np.float32(value)))
+
+
+@lru_cache(maxsize=64)  # the groups of a run have the same settings
+def _settle_sampling(temperature: float, top_p: float, top_k: int) -> SamplingSettings:
+    return SamplingSettings(temperature=settle(temperature), top_p=settle(top_p), top_k=top_k)
 
 
 def clip_name(name: str) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
 from ftis_node.records import rollout_pb2 as pb
@@ -28,9 +27,6 @@ from ftis_node.records.identity import (
     verify,
 )
 from ftis_node.records.parsing import SCHEMA, read_message
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 MAX_OFFER_BYTES = 32 << 10
 MAX_WEIGHTS_REQUEST_BYTES = 256
@@ -164,8 +160,3 @@ def open_weights_request(data: bytes) -> WeightsRequest:
     if part is WeightsPart.CHUNKS and not message.count:
         raise RecordError("malformed", f"{message.count} chunks in one question")
     return WeightsRequest(part, message.file, message.first, message.count)
-
-
-def hash_chunks(chunks: Sequence[bytes]) -> bytes:
-    """Return the concatenated SHA-256 hashes of the chunks."""
-    return b"".join(hashlib.sha256(chunk).digest() for chunk in chunks)

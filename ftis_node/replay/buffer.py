@@ -21,6 +21,7 @@ from ftis_node.replay.database import Transaction, give_back_pages, open_writer
 from ftis_node.replay.failures import note_failed, release_poisoned
 from ftis_node.replay.forgotten import forget, is_forgotten, trim
 from ftis_node.replay.lifecycle import Candidate, Freshness, ReleaseReason, State, choose_evicted, choose_newest
+from ftis_node.replay.numbering import LAST_NUMBER, SKIPPED_NUMBERS, position_of, read_total
 from ftis_node.replay.reconciliation import believe_checkpoint, claim_used
 from ftis_node.replay.reset import limit_reset_at, read_reset_at
 from ftis_node.swarm.reputation.rate_limits import ShareCap
@@ -127,7 +128,7 @@ class ReplayBuffer:
         query = f"INSERT INTO groups ({names}) VALUES ({marks}) ON CONFLICT DO NOTHING"
         done = self._db.execute(query, tuple(row.values()))
         if own and done.rowcount:
-            self._add("last_number", group.number - self.last_number())
+            self._add(LAST_NUMBER, group.number - self.last_number())
         return bool(done.rowcount)
 
     def take(self, step: int, *, own: int, foreign: int, rule: ChoiceRule = choose_newest) -> Taken:
@@ -259,13 +260,18 @@ class ReplayBuffer:
 
     def last_number(self) -> int:
         """Return the sequence number of this node's newest group; 0 if it has made none."""
-        row = self._db.execute("SELECT value FROM totals WHERE name = 'last_number'").fetchone()
-        return int(row["value"]) if row else 0
+        return read_total(self._db, LAST_NUMBER)
+
+    def prompt_position(self) -> int:
+        """Return the position in the prompt order: the number of own groups so far, under any identity."""
+        return position_of(self.last_number(), read_total(self._db, SKIPPED_NUMBERS))
 
     def raise_last_number(self, number: int) -> None:
-        """Raise the last sequence number to at least `number`. The next own group gets a higher one."""
+        """Raise the last sequence number to at least `number`. The position in the prompt order stays."""
         with self._transaction():
-            self._add("last_number", max(0, number - self.last_number()))
+            skipped = max(0, number - self.last_number())
+            self._add(LAST_NUMBER, skipped)
+            self._add(SKIPPED_NUMBERS, skipped)
 
     def _forget(self, row: sqlite3.Row) -> None:
         """Delete one row. Its sequence number stays known, and the totals of the status still count it."""
@@ -284,10 +290,8 @@ class ReplayBuffer:
                 self._set_released(groups, reason)
 
     def _set_released(self, groups: Sequence[Candidate], reason: ReleaseReason) -> None:
-        self._db.executemany(
-            "UPDATE groups SET state = ?, reason = ? WHERE id = ?",
-            [(State.RELEASED, reason, group.id) for group in groups],
-        )
+        changes = [(State.RELEASED, reason, group.id) for group in groups]
+        self._db.executemany("UPDATE groups SET state = ?, reason = ? WHERE id = ?", changes)
 
     def _candidates(self) -> list[Candidate]:
         rows = self._db.execute(

@@ -12,7 +12,7 @@ from pathlib import Path
 from ftis_node.config.disk_room import free_bytes
 from ftis_node.errors import ConfigError, DamagedError
 from ftis_node.files import check_database
-from ftis_node.replay import checksums, counts, failures, forgotten
+from ftis_node.replay import checksums, counts, failures, forgotten, numbering
 from ftis_node.replay.integrity import BUSY_TIMEOUT_S, MAX_VERSION, explained
 
 SCHEMA_VERSION = 3
@@ -75,6 +75,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
         checksums.add_column(connection)
         failures.add_column(connection)
         counts.start_counting(connection)
+        numbering.note_skipped(connection)
     except sqlite3.DatabaseError as error:
         connection.close()
         raise explained(error, path) from None

@@ -18,6 +18,7 @@ from ftis_node.replay.checksums import NOTED
 from ftis_node.replay.database import SCHEMA_VERSION, open_writer
 from ftis_node.replay.forgotten import forget, is_forgotten
 from ftis_node.replay.lifecycle import ReleaseReason, State
+from ftis_node.replay.numbering import LAST_NUMBER, SKIPPED_NUMBERS, position_of, read_total
 
 if TYPE_CHECKING:
     import sqlite3
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from ftis_node.telemetry.event_log_summary import EventLogSummary, LoggedGroup
 
 REASONS = frozenset(ReleaseReason)
-LAST_NUMBER, RESET_AT = "last_number", "reset_at"  # in `totals`
+RESET_AT = "reset_at"  # in `totals`
 COLUMNS = frozenset({*NOTED, "arrival", "state", "reason", "step", "envelope"})  # of the current schema
 FORGOTTEN_COLUMNS = frozenset({"sender", "first", "last", "touched"})
 TOTALS_COLUMNS = frozenset({"name", "value"})
@@ -68,20 +69,22 @@ def find_lost_commits(buffer: sqlite3.Connection, record: EventLogSummary) -> Lo
     num_missing = _count_missing(buffer, record.expected)
     num_wrong = sum(_contradicts(buffer, group) for group in record.used)
     num_wrong += sum(_is_ready(buffer, group_id) for group_id, _ in record.released)
-    row = buffer.execute("SELECT value FROM totals WHERE name = ?", (LAST_NUMBER,)).fetchone()
-    is_behind = record.last_number > (row[0] if row else 0)
+    is_behind = record.last_number > read_total(buffer, LAST_NUMBER)
     return LostCommits(num_missing, num_wrong, record.last_number) if num_missing or num_wrong or is_behind else None
 
 
 def write_empty_buffer(path: Path, *, record: EventLogSummary) -> None:
     """Write an empty buffer at `path` that rejects all earlier groups of peers, and the groups of `record`.
 
-    The next own group gets a sequence number above those of `record` and above the seconds since 1970.
+    The next own group gets a sequence number above those of `record` and above the seconds since 1970. The position in
+    the prompt order continues after the last own group of `record`.
     """
     buffer = open_writer(path)
     try:
         now = int(time.time())
-        totals = [(LAST_NUMBER, max(now, record.last_number)), (RESET_AT, now + 1)]
+        last_number = max(now, record.last_number)
+        skipped = last_number - position_of(record.last_number, record.skipped_numbers)
+        totals = [(LAST_NUMBER, last_number), (SKIPPED_NUMBERS, skipped), (RESET_AT, now + 1)]
         buffer.execute("BEGIN IMMEDIATE")
         buffer.executemany("INSERT OR REPLACE INTO totals (name, value) VALUES (?, ?)", totals)
         _forget_absent(buffer, record.admitted)

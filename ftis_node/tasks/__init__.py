@@ -1,9 +1,8 @@
 """Problems with verifiable rewards, one file a task. Importing this package loads no task and no library of one.
 
     base.py        protocol of a task
-    spec.py        grammar of a task SPEC
+    spec.py        grammar of a task SPEC; a node's domain as parts of it
     registry.py    from a SPEC to the task
-    domains.py     parts of a run's mixture, as one node's domain
     plugins.py     tasks and rewards of other packages
     mixed.py       several tasks as one
     arithmetic.py  sums and differences, for swarms on two CPU cores
@@ -19,9 +18,8 @@
 from __future__ import annotations
 
 from ftis_node.tasks.base import ChatMessage, Task, TaskItem
-from ftis_node.tasks.domains import is_domain, part_names, proportions, validated_domain
 from ftis_node.tasks.registry import held_out_spec, load_task
-from ftis_node.tasks.spec import TaskPart, TaskSpec, parse_spec
+from ftis_node.tasks.spec import TaskPart, TaskSpec, is_domain, parse_spec, part_names, proportions, validated_domain
 
 __all__ = [
     "ChatMessage",

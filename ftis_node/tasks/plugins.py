@@ -1,23 +1,16 @@
-"""Tasks and rewards of other packages, found by their entry points.
+"""Adapters of the tasks and rewards of other packages (`ftis_node/plugins.py` finds them).
 
-| entry-point group | names | its object is called with | and gives |
-|---|---|---|---|
-| `ftis_node.tasks` | the SPEC `NAME` | the split | a `Task` whose name is NAME |
-| `ftis_node.rewards` | the SPEC `TASK@NAME` | a `TaskItem` and the text of a completion | its reward in [0, 1] |
-
-A plug-in is third-party code. Listing plug-ins imports none of them, so a broken one affects only its users. Each of
-its exceptions becomes one line that names its package. Its results are validated, and it always runs in the scoring
-process.
+A plug-in's results are validated, and it always runs in the scoring process.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
-from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from ftis_node.errors import FtisError, TaskError
+from ftis_node.errors import TaskError
+from ftis_node.plugins import REWARD_GROUP, TASK_GROUP, Plugin, call_plugin, describe, find_entry, find_plugins
 from ftis_node.tasks.answers import answer_in, plain_text
 from ftis_node.tasks.base import Task, TaskItem
 
@@ -31,35 +24,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-TASK_GROUP: Final = "ftis_node.tasks"
-REWARD_GROUP: Final = "ftis_node.rewards"
-
-
-@dataclass(frozen=True, slots=True)
-class Plugin:
-    """Plug-in as its package declares it, not yet imported. `target` is MODULE:OBJECT."""
-
-    kind: str
-    name: str
-    package: str
-    version: str
-    target: str
-
-    def __str__(self) -> str:
-        return f"the plug-in {self.kind} {self.name!r} of {self.package} {self.version}"
-
-
-def find_plugins(group: str) -> list[Plugin]:
-    """Return all plug-ins of a group, sorted by name and package."""
-    return sorted((_describe(entry) for entry in entry_points(group=group)), key=lambda one: (one.name, one.package))
-
 
 def load_task_plugin(name: str, split: str) -> Task | None:
     """Return the task of the plug-in `name`; None if no package has one. Raises TaskError for a faulty one."""
     entry = _entry(TASK_GROUP, name)
     if entry is None:
         return None
-    plugin = _describe(entry)
+    plugin = describe(entry)
     task = _call(plugin, lambda: entry.load()(split))
     if not isinstance(task, Task):
         raise TaskError(f"{plugin} gave a {type(task).__name__}, which is not a Task")
@@ -76,7 +47,7 @@ def load_reward(name: str) -> tuple[Plugin, Reward]:
     if entry is None:
         known = ", ".join(plugin.name for plugin in find_plugins(REWARD_GROUP)) or "none: no installed package has one"
         raise TaskError(f"unknown reward {name!r}: known are {known}")
-    plugin = _describe(entry)
+    plugin = describe(entry)
     reward = _call(plugin, entry.load)
     if not callable(reward):
         raise TaskError(f"{plugin} is a {type(reward).__name__}, which cannot be called")
@@ -174,29 +145,9 @@ class RewardedTask:
 
 
 def _entry(group: str, name: str) -> EntryPoint | None:
-    """Return the only entry point with this name; None if there is none. Raises TaskError if two packages have it."""
-    found = list(entry_points(group=group, name=name))
-    if len(found) > 1:
-        packages = " and ".join(sorted(_describe(entry).package for entry in found))
-        raise TaskError(f"{packages} both have a plug-in {name!r}: uninstall one of them")
-    return found[0] if found else None
-
-
-def _describe(entry: EntryPoint) -> Plugin:
-    kind = "task" if entry.group == TASK_GROUP else "reward"
-    package, version = (entry.dist.name, entry.dist.version) if entry.dist else ("an unnamed package", "?")
-    return Plugin(kind=kind, name=entry.name, package=package, version=version, target=entry.value)
+    return find_entry(group, name, error=TaskError)
 
 
 def _call(plugin: Plugin, work: Callable[[], Any]) -> Any:
-    """Run the plug-in's code and return its result.
-
-    Raises a one-line TaskError for any exception, even SystemExit; an FtisError passes unchanged.
-    """
-    try:
-        return work()
-    except FtisError:
-        raise
-    except (Exception, SystemExit) as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise TaskError(f"{plugin} failed: {reason}; report it to its authors, or uninstall it") from error
+    """Run the plug-in's code and return its result. Raises a one-line TaskError for any exception."""
+    return call_plugin(plugin, work, error=TaskError)

@@ -98,7 +98,8 @@ def _load_problems(part: TaskPart, split: str) -> Task:
 
 
 def _load_plugin(name: str, split: str) -> Task:
-    from ftis_node.tasks.plugins import TASK_GROUP, find_plugins, load_task_plugin
+    from ftis_node.plugins import TASK_GROUP, find_plugins
+    from ftis_node.tasks.plugins import load_task_plugin
 
     task = load_task_plugin(name, split)
     if task is None:

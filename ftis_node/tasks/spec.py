@@ -22,6 +22,9 @@ as follows:
 
 The canonical form omits the paths, sorts the parts and reduces the weights. It does not depend on a node's file paths
 or on the order in which its operator typed. Equal canonical forms mean equal prompts.
+
+The domain of a node is a SPEC with parts of the run's mixture in other proportions. The node generates for these parts.
+A prompt reference names its part, so nodes of any domain can reproduce and score the prompts of all peers.
 """
 
 from __future__ import annotations
@@ -29,13 +32,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from math import gcd, lcm
 
 from ftis_node.errors import TaskError
 
 FILE_TASKS = ("gsm8k", "math500")
 MAX_TOTAL_WEIGHT = 1000  # after reduction; bounds the length of a mixture's pattern
-
 _JOINER = re.compile(r"\+(?=[A-Za-z][\w-]*(?:@[A-Za-z][\w-]*)?(?:[:=+]|$))")
 _WEIGHT = re.compile(r"(?P<rest>.*)=(?P<weight>\d+(?:\.\d+)?)", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z][\w-]*(?::[\w-]+)?(?:@[A-Za-z][\w-]*)?")
@@ -132,3 +135,35 @@ def _whole_weights(weights: list[Fraction], text: str) -> list[int]:
             f"at most {MAX_TOTAL_WEIGHT:,}"
         )
     return reduced
+
+
+def is_domain(spec: TaskSpec, run: TaskSpec) -> bool:
+    """Return whether `spec` has only parts of `run` and is not the whole run. The run must be a mixture."""
+    return _names(spec) <= _names(run) and spec.canonical != run.canonical
+
+
+@lru_cache(maxsize=4096)
+def validated_domain(text: str, run: str) -> str:
+    """Return the domain that a peer announces; "" unless it is a canonical SPEC of parts of the run's task."""
+    try:
+        spec = parse_spec(text)
+    except TaskError:
+        return ""
+    return text if spec.canonical == text and is_domain(spec, parse_spec(run)) else ""
+
+
+@lru_cache(maxsize=4096)
+def part_names(domain: str) -> frozenset[str]:
+    """Return the parts of a canonical domain; none for ""."""
+    return _names(parse_spec(domain)) if domain else frozenset()
+
+
+def proportions(mixture: str) -> dict[str, float]:
+    """Return each part's fraction of the turns in a canonical SPEC, by its name; they sum to 1."""
+    parts = parse_spec(mixture).parts
+    total = sum(part.weight for part in parts)
+    return {part.name: part.weight / total for part in parts}
+
+
+def _names(spec: TaskSpec) -> frozenset[str]:
+    return frozenset(part.name for part in spec.parts)

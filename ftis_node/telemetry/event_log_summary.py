@@ -57,14 +57,16 @@ _DECODER = msgspec.json.Decoder(_Line)
 class EventLogSummary:
     """Summary of all lines so far.
 
-    `last_numbers` are the last sequence numbers of own groups, by the peer id that this node had then. `evaluations`
-    are the events as written. If the learner loses a step, the step does not count as done. Its groups count as used
-    only if a later line shows that the step was done.
+    `last_numbers` are the last sequence numbers of own groups, by the peer id that this node had then.
+    `skipped_numbers` counts the numbers below these that no own group has. `evaluations` are the events as written. If
+    the learner loses a step, the step does not count as done. Its groups count as used only if a later line shows that
+    the step was done.
     """
 
     step: int = 0
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     last_numbers: dict[str, int] = field(default_factory=dict)
+    skipped_numbers: int = 0
     num_damaged: int = 0
     _admitted: dict[str, tuple[str, int]] = field(default_factory=dict)
     _expected: dict[str, tuple[str, int]] = field(default_factory=dict)  # admitted since the buffer last lost groups
@@ -113,6 +115,7 @@ class EventLogSummary:
             _put(self._expected, line.group, (line.sender, line.number))
             self._released.pop(line.group, None)  # the buffer had lost the group and admitted it again
             if line.own:
+                self.skipped_numbers += max(0, line.number - self.last_number - 1)
                 self.last_numbers[line.sender] = max(line.number, self.last_numbers.get(line.sender, 0))
         elif name == "taken" and line.group and line.step is not None:
             self._begin(line.step)

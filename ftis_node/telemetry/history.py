@@ -74,13 +74,6 @@ class History:
     damaged_lines: int = 0
 
 
-def read_history(events_path: Path, *, num_last_events: int = DEFAULT_NUM_LAST_EVENTS) -> History:
-    """Return the history of an event log with its rotated files, empty if there is no log. Count damaged lines."""
-    follower = HistoryFollower(events_path, num_last_events=num_last_events)
-    follower.poll()
-    return follower.history
-
-
 class HistoryFollower:
     """A history that follows its event log."""
 

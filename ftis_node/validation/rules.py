@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 LOGPROB_SLACK = 1e-3  # rounding may lift the log-prob of a token with probability 1 a little above 0
 MAX_EQUAL_TOKENS = 16  # up to this many log-probs of a group may be equal by chance
 TEMPERATURE_SLACK = 1e-6
+_STOP = FinishReason.STOP
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ def sampled_as_agreed(envelope: Envelope, group: Group | TextGroup, context: Val
 def ids_in_vocabulary(envelope: Envelope, group: Group, context: ValidationContext) -> Refusal | None:
     """Reject a token id outside the tokenizer's vocabulary."""
     ids = group.tokens.token_ids
-    if ids.min() < 0 or ids.max() >= context.tokenizer.vocab_size:
+    if ids.view(np.uint32).max() >= context.tokenizer.vocab_size:  # a negative id is 2^31 or more
         return Refusal("token_out_of_range", f"an id outside 0..{context.tokenizer.vocab_size - 1}")
     return None
 
@@ -149,7 +150,7 @@ def logprobs_plausible(envelope: Envelope, group: Group, context: ValidationCont
     mean = float(logprobs.mean(dtype=np.float64))
     if not mean >= context.limits.min_mean_logprob:
         return Refusal("logprobs", f"a mean log-prob of {mean:.4g}")
-    if len(logprobs) > MAX_EQUAL_TOKENS and logprobs.min() == logprobs.max():
+    if len(logprobs) > MAX_EQUAL_TOKENS and logprobs[0] == logprobs[-1] and logprobs.min() == logprobs.max():
         is_one_text = len({ids.tobytes() for ids in group.tokens.ids_of_each()}) == 1
         if mean < -LOGPROB_SLACK or not is_one_text:
             return Refusal("logprobs", f"every one of {len(logprobs)} log-probs is {mean:.4g}")
@@ -162,14 +163,14 @@ def finishes_agree(envelope: Envelope, group: Group, context: ValidationContext)
     A completion that stopped has such an id at its end and nowhere else. Any other completion has none.
     """
     ids, ends = group.tokens.token_ids, group.tokens.ends
+    stops = [end - 1 for end, reason in zip(ends.tolist(), group.finish_reasons, strict=True) if reason is _STOP]
     is_eos = np.zeros(len(ids), dtype=bool)
     for eos_id in context.tokenizer.eos_ids:
         is_eos |= ids == eos_id
-    should_be = np.zeros(len(ids), dtype=bool)
-    should_be[ends - 1] = [reason is FinishReason.STOP for reason in group.finish_reasons]
-    wrong = np.flatnonzero(is_eos != should_be)
-    if not len(wrong):
+    found = np.flatnonzero(is_eos)
+    if len(found) == len(stops) and found.tolist() == stops:
         return None
+    wrong = np.setxor1d(found, stops)
     reason = group.finish_reasons[int(np.searchsorted(ends, wrong[0], side="right"))]
     return Refusal("finish_reason", f"finish reason {reason.value!r} does not fit its tokens")
 

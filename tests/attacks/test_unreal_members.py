@@ -13,7 +13,7 @@ import pytest
 from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entry
 from ftis_node.gossip.wire_names import bucket_key
 from ftis_node.records.identity import Identity
-from ftis_node.swarm.topology.shards import bucket_of
+from ftis_node.swarm.topology import bucket_of
 
 if TYPE_CHECKING:
     from tests.attacks.member import Member

@@ -23,7 +23,7 @@ from ftis_node.gossip.p2pd.client import P2pdError
 from ftis_node.gossip.rpc.frames import HEADER, Frame
 from ftis_node.gossip.wire_names import RpcService, bucket_key
 from ftis_node.records.identity import Identity
-from ftis_node.swarm.topology.shards import bucket_of
+from ftis_node.swarm.topology import bucket_of
 from tests.attacks.member import Maker, Member, joined, spoil
 from tests.attacks.victim import Victim
 from tests.chaos.fault import Fault, trains

@@ -105,15 +105,13 @@ def test_the_names_are_those_of_the_code() -> None:
     from ftis_node.config.node import NodeSettings
     from ftis_node.evaluation.ensemble import MODES
     from ftis_node.replay.lifecycle import State
-    from ftis_node.tasks.plugins import TASK_GROUP
     from ftis_node.tasks.registry import BUILT_IN
 
     assert set(completion.PRESETS) == set(PRESETS)
-    assert completion.METHODS == ("alone", *METHODS)
+    assert completion.methods("ftis,") == [f"ftis,{name}" for name in ("alone", *METHODS)]
     assert completion.ROLES == get_args(NodeSettings.model_fields["role"].annotation)
     assert completion.ENGINES == get_args(NodeSettings.model_fields["engine"].annotation)
     assert completion.ENSEMBLE_MODES == MODES
     assert set(completion.STATES) == {state.value for state in State}
-    assert completion.TASK_GROUP == TASK_GROUP
     built_in = {name.partition("NAME")[0] for name in BUILT_IN if "PATH" not in name}
     assert set(completion.TASKS) == built_in

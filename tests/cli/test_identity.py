@@ -53,6 +53,14 @@ def last_number(home: Home) -> int:
         buffer.close()
 
 
+def prompt_position(home: Home) -> int:
+    buffer = ReplayBuffer(home.replay)
+    try:
+        return buffer.prompt_position()
+    finally:
+        buffer.close()
+
+
 def test_show(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["identity", "show", "--home", str(home.root)]) == 0
     assert FIRST.peer_id in capsys.readouterr().out
@@ -88,6 +96,7 @@ def test_a_new_home_gets_the_identity_and_goes_on_numbering(home: Home, kept: Pa
     assert run(["identity", "restore", str(kept), "--home", str(new.root)]) == 0
     assert Identity.load(new.identity) == FIRST
     assert last_number(new) == pytest.approx(time.time(), abs=60)
+    assert prompt_position(new) == 0, "the first prompt, as of a new node"
     assert run(["identity", "restore", str(home.identity), "--home", str(tmp_path / "raw")]) == 0, "the key file itself"
     assert Identity.load(Home(tmp_path / "raw").identity) == FIRST
 

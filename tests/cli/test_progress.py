@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ftis_node.cli.progress import ProgressState, show_fraction
-from ftis_node.models.download_bar import progress_bar_class
+from ftis_node.models.hub import progress_bar_class
 from ftis_node.telemetry.log import CurrentStderr
 
 if TYPE_CHECKING:

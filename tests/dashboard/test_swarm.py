@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.dashboard.swarm_app import SwarmApp
+from ftis_node.dashboard.screens.whole_swarm import SwarmApp
 from ftis_node.dashboard.view.spans import text_of
 from ftis_node.dashboard.widgets.text_lines import TextLines
 from ftis_node.errors import ConfigError

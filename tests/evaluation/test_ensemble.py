@@ -13,9 +13,15 @@ from transformers import AutoModelForCausalLM
 
 from ftis_node.cli.app import run
 from ftis_node.errors import ConfigError, MachineError
-from ftis_node.evaluation import ensemble_memory
-from ftis_node.evaluation.ensemble import MIXTURES, MODES, _mixture_weights, evaluate_ensemble
-from ftis_node.evaluation.ensemble_memory import check_mixture_fits, mixture_bytes
+from ftis_node.evaluation import ensemble
+from ftis_node.evaluation.ensemble import (
+    MIXTURES,
+    MODES,
+    _mixture_weights,
+    check_mixture_fits,
+    evaluate_ensemble,
+    mixture_bytes,
+)
 from ftis_node.evaluation.evaluate import evaluate_model
 from ftis_node.evaluation.study import ExpertOutputs
 from ftis_node.models import load_tokenizer, resolve_model
@@ -271,7 +277,7 @@ def test_a_mixture_that_does_not_fit_is_refused(
     caches = [64 * 100 * 2 * 2 * 2 * width // 4 for width in (64, 96)]
     assert mixture_bytes(sources, max_tokens=100, bytes_per_number=4) == 4 * (sum(numbers) + sum(caches))
     check_mixture_fits(sources, max_tokens=48)
-    monkeypatch.setattr(ensemble_memory, "free_bytes", lambda device: 1000)
+    monkeypatch.setattr(ensemble, "free_bytes", lambda device: 1000)
     with pytest.raises(MachineError, match=r"2 models of the mixture need about .* --mode vote,route"):
         check_mixture_fits(sources, max_tokens=48)
     arguments = ["ensemble", "--models", ",".join(models), "--task", "arithmetic", *FLAGS]

@@ -21,7 +21,7 @@ from ftis_node.gossip.membership.hello import MemberProbe
 from ftis_node.gossip.wire_names import bucket_key, topic
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.peer_guard import PeerGuard, Place
-from ftis_node.swarm.topology.shards import bucket_of
+from ftis_node.swarm.topology import bucket_of
 from tests.gossip.helpers import Shelf, announce_until_heard, eventually, hear, settings
 
 if TYPE_CHECKING:

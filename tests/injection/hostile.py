@@ -13,7 +13,7 @@ from ftis_node.gossip.wire_names import bucket_key
 from ftis_node.records.backfill_request import BackfillRequest
 from ftis_node.records.envelope import Announcement, PeerRecord, open_announcement, seal_peer_record
 from ftis_node.records.identity import Identity
-from ftis_node.swarm.topology.shards import bucket_of
+from ftis_node.swarm.topology import bucket_of
 from tests.attacks.member import Member, spoil
 
 if TYPE_CHECKING:

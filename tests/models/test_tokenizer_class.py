@@ -13,7 +13,7 @@ from tiny_models import make_tokenizer
 from transformers import AutoTokenizer
 
 from ftis_node.models.fingerprint import tokenizer_fingerprint
-from ftis_node.models.tokenizer_class import CLASSES, tokenizer_class
+from ftis_node.models.tokenizer import CLASSES, tokenizer_class
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -80,18 +80,19 @@ def refused() -> list[dict[str, str]]:
     unsigned = pb.Envelope(body=example.envelope().body, signature=bytes(64))
     faults = {
         "no envelope": ("parse", b"\xff\xff"),
-        "schema 2": ("version", _sign(changed(schema=2))),
-        "codec 9": ("codec", _sign(changed(codec=9))),
-        "a text in an exact body": ("malformed", _sign(changed(texts=["10"]))),
-        "a length of 0": ("malformed", _sign(changed(lengths=[0], finishes=[1], rewards=[0.0]))),
-        "a third reward": ("malformed", _sign(changed(rewards=[1.0]))),
-        "a byte too few": ("malformed", _sign(changed(token_ids=body.token_ids[:-1]))),
+        "schema 2": ("version", sign_body(changed(schema=2))),
+        "codec 9": ("codec", sign_body(changed(codec=9))),
+        "a text in an exact body": ("malformed", sign_body(changed(texts=["10"]))),
+        "a length of 0": ("malformed", sign_body(changed(lengths=[0], finishes=[1], rewards=[0.0]))),
+        "a third reward": ("malformed", sign_body(changed(rewards=[1.0]))),
+        "a byte too few": ("malformed", sign_body(changed(token_ids=body.token_ids[:-1]))),
         "another signature": ("signature", unsigned.SerializeToString()),
     }
     return [{"fault": fault, "reason": reason, "envelope": data.hex()} for fault, (reason, data) in faults.items()]
 
 
-def _sign(body: pb.Body) -> bytes:
+def sign_body(body: pb.Body) -> bytes:
+    """Return the envelope of a body, signed with the example's key."""
     data = body.SerializeToString()
     signature = example.IDENTITY.sign(ENVELOPE_DOMAIN, data)
     return pb.Envelope(body=data, signature=signature).SerializeToString()

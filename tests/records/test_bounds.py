@@ -28,6 +28,11 @@ from ftis_node.records.bounds import (
     PASS_RATE,
     PEER_STATS,
     TABLES,
+    Bound,
+    first_beyond,
+    many_judged,
+    many_of,
+    many_whole,
     seconds,
 )
 from ftis_node.records.codec import CODECS, pack_group
@@ -327,3 +332,24 @@ async def test_a_sender_of_the_right_length_that_is_no_peer_id_is_refused_and_ra
     verdict = await validate(Envelope(b"", told, bytes(64)).to_bytes(), _context(manifest=MANIFEST))
     assert isinstance(verdict, Refused)
     assert verdict.refusal.reason == "malformed"
+
+
+@pytest.mark.parametrize(
+    ("bound", "within", "beyond"),
+    [
+        (many_whole(1, 9, least=1, most=3), [[1], [9, 1, 5]], [[], [0], [5, 10], [9, 9, 9, 9]]),
+        (many_whole(0, 9, most=2), [[], [0, 9]], [[10], [1, 1, 1]]),
+        (many_of(frozenset({1, 2}), least=1, most=2), [[1], [2, 1]], [[], [1, 3], [1, 1, 1]]),
+        (many_judged(least=1, most=2), [[math.nan], [math.inf, -1.0]], [[], [0.0, 0.0, 0.0]]),
+    ],
+)
+def test_bounds_of_lists(bound: Bound, within: list[list[float]], beyond: list[list[float]]) -> None:
+    assert all(map(bound, within))
+    assert not any(map(bound, beyond))
+
+
+def test_the_first_field_beyond_its_bound_is_named() -> None:
+    fields = {"schema": 1, "first_number": 2, "last_number": 2**63, "since_ms": MAX_TIME_MS + 1}
+    assert first_beyond(pb.Question(**fields), TABLES[pb.Question]) == "last_number"
+    assert first_beyond(pb.Question(**fields | {"last_number": 3}), TABLES[pb.Question]) == "since_ms"
+    assert first_beyond(pb.Question(schema=1, first_number=2), TABLES[pb.Question]) is None

@@ -15,12 +15,12 @@ from ftis_node.records.weights import (
     WeightsOffer,
     WeightsPart,
     WeightsRequest,
-    hash_chunks,
     open_offer,
     open_weights_request,
     seal_offer,
 )
 from tests.conftest import RUN_ID, TOKENIZER, make_group
+from tests.records.wire_example import hash_chunks
 
 OTHER = Identity.from_seed(bytes(reversed(range(32))))
 

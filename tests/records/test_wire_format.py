@@ -28,7 +28,7 @@ from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.byte_planes import decompress
 from ftis_node.records.compact import pack_logprobs
 from ftis_node.swarm.pulling.assignment import assignment_order
-from ftis_node.swarm.topology.shards import NUM_MEMBER_BUCKETS, bucket_of, shard_of
+from ftis_node.swarm.topology import NUM_MEMBER_BUCKETS, bucket_of, shard_of
 from tests.records import wire_example as example
 
 PAGE = (Path(__file__).parents[2] / "docs/reference/wire-format.md").read_text()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 
 from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entry
@@ -66,3 +68,8 @@ def member() -> bytes:
     """A directory entry: a member of the run at one address."""
     payload = pack_member([ADDRESS], num_shards=8)
     return sign_entry(IDENTITY, EntryKind.MEMBER, RUN_ID, payload, expires_at=EXPIRES_AT)
+
+
+def hash_chunks(chunks: list[bytes]) -> bytes:
+    """The concatenated SHA-256 hashes of the chunks."""
+    return b"".join(hashlib.sha256(chunk).digest() for chunk in chunks)

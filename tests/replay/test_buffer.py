@@ -241,6 +241,29 @@ def test_a_checkpoint_is_believed_where_the_buffer_has_it_otherwise(buffer: Repl
     assert reader.figures().trained_own == 3
 
 
+def test_skipped_numbers_do_not_change_the_position_of_the_prompts(path: Path, buffer: ReplayBuffer) -> None:
+    for number in (1, 2):
+        buffer.admit(accepted(ME, number), own=True)
+    buffer.raise_last_number(5_000)
+    buffer.raise_last_number(4_000)
+    buffer.admit(accepted(ME, 5_001), own=True)
+    assert (buffer.last_number(), buffer.prompt_position()) == (5_001, 3)
+    buffer.close()
+    again = ReplayBuffer(path)
+    assert (again.last_number(), again.prompt_position()) == (5_001, 3)
+    again.close()
+
+
+def test_a_buffer_that_an_older_version_has_reset_begins_at_the_first_prompt(path: Path, buffer: ReplayBuffer) -> None:
+    buffer._db.execute("INSERT INTO totals VALUES ('last_number', 1700000000)")
+    assert buffer.prompt_position() == 0
+    buffer.close()
+    again = ReplayBuffer(path)
+    again.admit(accepted(ME, 1700000001), own=True)
+    assert (again.last_number(), again.prompt_position()) == (1700000001, 1)
+    again.close()
+
+
 def test_numbers_go_on_after_a_restart(path: Path, buffer: ReplayBuffer) -> None:
     fill(buffer, own=5)
     buffer.close()

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import replace
 
 from ftis_node.replay.lifecycle import Candidate, choose_evicted, choose_foreign, choose_useful
-from ftis_node.swarm.pulling.domains import OwnDomain
+from ftis_node.swarm.pulling.demand import OwnDomain
 from ftis_node.swarm.reputation.rate_limits import ShareCap
 
 

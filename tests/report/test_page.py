@@ -5,21 +5,19 @@ from __future__ import annotations
 import json
 import re
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from ftis_node.cli.app import run
 from ftis_node.config.home import Home
+from ftis_node.report import html_page
 from ftis_node.report.run_summary import mean
 from ftis_node.report.series import ticks
 from ftis_node.report.timeline import MAX_FIRST, MAX_LAST, TimelineBuilder
 from ftis_node.swarm.reputation.reasons import REFUSALS, full_sentence
 from tests.report.support import ATTACK, NUM_STEPS, PEER_ID, step_events, write_home
 from tests.validation.test_reasons import ROWS
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ALONE = {"meta", "br", "img", "link", "input", "hr"}
 MIDDLE = ATTACK[ATTACK.index("<img") : ATTACK.index("\x1b")]
@@ -187,7 +185,7 @@ def test_a_long_run_stays_within_bounds(tmp_path: Path) -> None:
     assert out.stat().st_size < 150_000
     source = Page(out).source
     assert "4 damaged lines were passed over" in source
-    assert f"{4_000 - MAX_FIRST - MAX_LAST:,} timeline in the middle are left out" in source
+    assert f"{4_000 - MAX_FIRST - MAX_LAST:,} events in the middle are left out" in source
 
 
 def test_few_refusals_are_no_moment_and_a_changing_step_ends_a_row() -> None:
@@ -217,3 +215,10 @@ def test_an_axis_has_a_length_whatever_is_drawn(low: float, high: float) -> None
     assert marks == sorted(set(marks))
     assert 2 <= len(marks) <= 7
     assert marks[0] <= low + 1e-9 * abs(low) and marks[-1] >= high - 1e-9 * abs(high)
+
+
+def test_the_style_sheet_knows_every_class_of_the_page() -> None:
+    folder = Path(html_page.__file__).parent
+    used = re.findall(r'class="([a-z ]+)"', (folder / "page.html.j2").read_text(encoding="utf-8"))
+    known = set(re.findall(r"\.([a-z]+)", (folder / "page.css").read_text(encoding="utf-8")))
+    assert {name for names in used for name in names.split()} - known == set()

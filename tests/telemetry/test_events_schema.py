@@ -13,8 +13,9 @@ from ftis_node.swarm.reputation.reasons import BEHAVIOUR, REFUSALS
 from ftis_node.telemetry.event_log_summary import read_event_log_summary
 from ftis_node.telemetry.events import read_events
 from ftis_node.telemetry.former_names import EVENTS, REASONS, with_present_name
-from ftis_node.telemetry.history import event_name, read_event, read_history
+from ftis_node.telemetry.history import event_name, read_event
 from tests.chaos.observe_trail import parse
+from tests.telemetry.test_history import read_history
 
 GROUP = "ab" * 32
 OLD_LOG = Path(__file__).parents[1] / "node" / "startup" / "old_homes" / "events-4.jsonl"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ftis_node.telemetry.events import EventLog
-from ftis_node.telemetry.history import EvaluationPoint, History, HistoryFollower, read_history
+from ftis_node.telemetry.history import EvaluationPoint, History, HistoryFollower
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,6 +17,13 @@ if TYPE_CHECKING:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "events.jsonl"
+
+
+def read_history(path: Path) -> History:
+    """The history of the whole log at `path`."""
+    follower = HistoryFollower(path)
+    follower.poll()
+    return follower.history
 
 
 def test_points_have_the_events_figures_and_none_where_there_is_none(path: Path) -> None:

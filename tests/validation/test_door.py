@@ -190,6 +190,24 @@ def _with_logprob(value: float):
             },
             "finish_reason",
         ),
+        (  # as many end-of-sequence ids as stops, but elsewhere
+            {
+                "completions": (
+                    replace(make_completion(10, EOS, 11, reward=1.0), finish_reason=FinishReason.STOP),
+                    make_completion(12, 13),
+                )
+            },
+            "finish_reason",
+        ),
+        (
+            {
+                "completions": (
+                    replace(make_completion(10, 11), finish_reason=FinishReason.STOP),
+                    replace(make_completion(12, EOS), finish_reason=FinishReason.LENGTH),
+                )
+            },
+            "finish_reason",
+        ),
         ({"completions": (make_completion(10, 11, EOS, reward=1.5), make_completion(12, 13))}, "reward_range"),
         ({"completions": (make_completion(10, 11, EOS, reward=float("nan")), make_completion(12, 13))}, "reward_range"),
         ({"prompt_ref": PromptRef("arithmetic", "train", 1000)}, "prompt_mismatch"),

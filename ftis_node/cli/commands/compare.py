@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
-from ftis_node.cli.completion import METHODS, PRESETS, one_of, some_of, task_specs
+from ftis_node.cli.completion import PRESETS, one_of, task_specs
+from ftis_node.cli.completion import methods as complete_methods
 from ftis_node.cli.progress import show_fraction
 from ftis_node.errors import UsageError
 
@@ -47,7 +48,7 @@ MethodsOption = Annotated[
         "--methods",
         help="Comma-separated; alone[:own][:updates=K][:METHOD], or METHOD, or METHOD:parameter=value. "
         f"Default: {DEFAULT_METHODS}.",
-        autocompletion=some_of(*METHODS),
+        autocompletion=complete_methods,
     ),
 ]
 ShareOption = Annotated[
@@ -235,7 +236,8 @@ def _base(
     """Return the manifest from which all trials start."""
     from pydantic import ValidationError
 
-    from ftis_node.config.manifest import MethodSection, load_manifest, preset_for_task
+    from ftis_node.config.manifest import load_manifest, preset_for_task
+    from ftis_node.config.method.method_section import MethodSection
     from ftis_node.config.section import first_problem
     from ftis_node.lab.experiment.pairs import TINY_PAIRS
     from ftis_node.tasks import parse_spec

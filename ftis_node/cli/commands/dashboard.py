@@ -48,7 +48,7 @@ def dashboard(
     if not (sys.stdin.isatty() and sys.stderr.isatty()) and "TEXTUAL_DRIVER" not in os.environ:
         raise UsageError("the dashboard needs a terminal: use `ftis-node status`, or --web for a browser")
     if swarm:
-        from ftis_node.dashboard.swarm_app import SwarmApp
+        from ftis_node.dashboard.screens.whole_swarm import SwarmApp
 
         swarm_app = SwarmApp(lambda: read_document(where, "/swarm"), once=once)
         swarm_app.run()

@@ -1,4 +1,4 @@
-"""`ftis-node tasks`: the tasks and rewards that are available here, and a sample problem of one."""
+"""`ftis-node tasks`: the tasks and plug-ins that are available here, and a sample problem of a task."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ def tasks(
     split: Annotated[str, typer.Option("--split", help="train or test.")] = "train",
     as_json: JsonOption = False,
 ) -> None:
-    """List the tasks and rewards that a SPEC may name, including plug-ins; or show the first problem of a SPEC.
+    """List the tasks and rewards that a SPEC may name, and plug-ins of all kinds; or show the first problem of a SPEC.
 
     JSON shape: {built_in: [spec], plugins: [{kind, name, package, version, target}]}; of a SPEC: {name, split,
     num_problems, prompt: [{role, content}], answer, reward_of_answer}, where the answer alone is scored as a text.
+    The kinds of plug-ins are task, reward, method and filter.
     """
     document = _listing() if spec is None else _tried(spec, split)
     if as_json:
@@ -34,11 +35,11 @@ def tasks(
 def _listing() -> dict[str, Any]:
     from dataclasses import asdict
 
-    from ftis_node.tasks.plugins import REWARD_GROUP, TASK_GROUP, find_plugins
+    from ftis_node.plugins import KINDS, find_plugins
     from ftis_node.tasks.registry import BUILT_IN
 
-    found = [*find_plugins(TASK_GROUP), *find_plugins(REWARD_GROUP)]
-    return {"built_in": list(BUILT_IN), "plugins": [asdict(plugin) for plugin in found]}
+    plugins = [asdict(plugin) for group in KINDS for plugin in find_plugins(group)]
+    return {"built_in": list(BUILT_IN), "plugins": plugins}
 
 
 def _lines(document: dict[str, Any]) -> list[str]:

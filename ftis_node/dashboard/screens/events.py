@@ -11,9 +11,8 @@ from ftis_node.dashboard.screens.page import Page
 from ftis_node.dashboard.view.events import event_line, notable_events
 from ftis_node.dashboard.view.spans import Span, Tone, line, text_of
 from ftis_node.dashboard.widgets.keys_line import KeysLine
-from ftis_node.dashboard.widgets.scroller import Scroller
 from ftis_node.dashboard.widgets.search_line import SearchLine
-from ftis_node.dashboard.widgets.text_lines import TextLines
+from ftis_node.dashboard.widgets.text_lines import Scroller, TextLines
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult

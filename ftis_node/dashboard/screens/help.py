@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from ftis_node.dashboard.screens.page import Page
 from ftis_node.dashboard.view.help import help_lines
 from ftis_node.dashboard.widgets.keys_line import KeysLine
-from ftis_node.dashboard.widgets.scroller import Scroller
-from ftis_node.dashboard.widgets.text_lines import TextLines
+from ftis_node.dashboard.widgets.text_lines import Scroller, TextLines
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult

@@ -12,12 +12,9 @@ from textual.widgets import DataTable, Input
 from ftis_node.dashboard.screens.peer import PeerScreen
 from ftis_node.dashboard.view.spans import Span, Tone, line
 from ftis_node.dashboard.view.terminal_plot import pass_points, pass_title, reward_points, reward_title
-from ftis_node.dashboard.widgets.event_lines import EventLines
 from ftis_node.dashboard.widgets.keys_line import KeysLine
-from ftis_node.dashboard.widgets.metrics_panel import MetricsPanel
-from ftis_node.dashboard.widgets.overview import Overview
-from ftis_node.dashboard.widgets.peers_table import PeersTable
-from ftis_node.dashboard.widgets.plot import Plot
+from ftis_node.dashboard.widgets.panels import EventLines, MetricsPanel, Overview, Plot
+from ftis_node.dashboard.widgets.rows_table import PeersTable
 from ftis_node.dashboard.widgets.search_line import SearchLine
 
 if TYPE_CHECKING:
@@ -51,7 +48,7 @@ class MainScreen(Screen[None]):
     MainScreen.-tall Overview.-waits { border: round ansi_yellow; }
     MainScreen.-tall Overview.-bad { border: round ansi_red; }
     MainScreen.-wide #lists { layout: horizontal; }
-    MainScreen.-wide #peers { width: 82; height: 1fr; }
+    MainScreen.-wide #peers { width: 84; height: 1fr; }
     MainScreen.-wide #events { height: 1fr; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -1,16 +1,17 @@
-"""Screen of the whole swarm: a row for each peer, and who learns from whom. It is updated every few seconds."""
+"""Screen of the whole swarm and its application: a row for each peer, and who learns from whom; updated regularly."""
 
 from __future__ import annotations
 
 import threading
 from typing import TYPE_CHECKING
 
+from textual.app import App
+
 from ftis_node.dashboard.messages import SwarmRead
 from ftis_node.dashboard.screens.page import Page
 from ftis_node.dashboard.view.spans import Span, Tone, line
 from ftis_node.dashboard.widgets.keys_line import KeysLine
-from ftis_node.dashboard.widgets.scroller import Scroller
-from ftis_node.dashboard.widgets.text_lines import TextLines
+from ftis_node.dashboard.widgets.text_lines import Scroller, TextLines
 from ftis_node.errors import FtisError
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from textual.app import ComposeResult
+    from textual.screen import Screen
 
 PERIOD_S = 5.0
 TITLE_TONES = {"run ": Tone.STRONG, "name ": Tone.FAINT, "who learns": Tone.STRONG}
@@ -73,3 +75,30 @@ class SwarmScreen(Page):
             return render_views([SwarmView.from_dict(one) for one in self._read()])
         except (FtisError, OSError, TypeError, ValueError) as error:  # no node, or a damaged document
             return [str(error)]
+
+
+class SwarmApp(App[None]):
+    """Application that shows only the screen of the swarm."""
+
+    ENABLE_COMMAND_PALETTE = False
+    TITLE = "ftis-node"
+    CSS = "* { scrollbar-size: 1 1; }"
+
+    def __init__(self, read: Callable[[], Any], *, period_s: float = PERIOD_S, once: bool = False) -> None:
+        """Store `read`, which returns the document of `/swarm` and runs in a thread.
+
+        `once` ends the application after the first paint.
+        """
+        super().__init__()
+        self.theme = "ansi-dark"
+        self._read = read
+        self._period_s = period_s
+        self._once = once
+
+    def get_default_screen(self) -> Screen[None]:
+        return SwarmScreen(self._read, period_s=self._period_s)
+
+    def on_mount(self) -> None:
+        """End after the first paint if `once` is set."""
+        if self._once:
+            self.call_after_refresh(self.exit)

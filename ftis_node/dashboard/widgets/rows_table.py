@@ -1,4 +1,4 @@
-"""Table of spans that keeps its cursor on the same row while rows are added and removed. Enter opens the row."""
+"""Tables of spans that keep their cursor on the same row while rows are added and removed. Enter opens the row."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from rich.cells import cell_len
 from rich.text import Text
 from textual.widgets import DataTable
 
+from ftis_node.dashboard.view.peers import ORDERS, PEER_COLUMNS, is_found, peer_row, sorted_peers
+from ftis_node.dashboard.view.spans import sanitized
 from ftis_node.dashboard.widgets.text_lines import as_text
 
 if TYPE_CHECKING:
@@ -15,9 +17,11 @@ if TYPE_CHECKING:
 
     from textual.binding import BindingType
 
+    from ftis_node.dashboard.snapshot import NodeSnapshot
     from ftis_node.dashboard.view.spans import Span
 
 Row = tuple["Span", ...]
+MAX_ROWS = 500
 
 
 class RowsTable(DataTable[Text]):
@@ -33,8 +37,10 @@ class RowsTable(DataTable[Text]):
 
     BINDINGS: ClassVar[list[BindingType]] = [("j", "cursor_down", "down"), ("k", "cursor_up", "up")]
 
-    def __init__(self, columns: Sequence[str], *, id: str) -> None:
-        super().__init__(id=id, cursor_type="row", zebra_stripes=False, cell_padding=1)
+    def __init__(self, columns: Sequence[str], *, id: str, is_dense: bool = False) -> None:
+        """`is_dense` leaves one cell between columns instead of two."""
+        super().__init__(id=id, cursor_type="row", zebra_stripes=False, cell_padding=0 if is_dense else 1)
+        self._gap = 1 if is_dense else 0
         self._labels = columns
         self._widths: tuple[int, ...] = ()
         self._shown: dict[str, Row] = {}
@@ -67,7 +73,7 @@ class RowsTable(DataTable[Text]):
         """
         columns = zip(*([cell_len(span.text) for span in row] for row in rows.values()), strict=True)
         widest = [max(column) for column in columns] or [0] * len(self._labels)
-        return tuple(max(width, cell_len(label)) for width, label in zip(widest, self._labels, strict=True))
+        return tuple(max(width, cell_len(label)) + self._gap for width, label in zip(widest, self._labels, strict=True))
 
     def _update_cells(self, wanted: Mapping[str, Row]) -> None:
         for key, row in wanted.items():
@@ -85,3 +91,47 @@ class RowsTable(DataTable[Text]):
             self.add_row(*(as_text((span,)) for span in row), key=key)
         if selected is not None and selected in wanted:
             self.move_cursor(row=keys.index(selected), animate=False)
+
+
+class PeersTable(RowsTable):
+    """Table of peers, those with the most accepted groups first unless another order is selected."""
+
+    DEFAULT_CSS = "PeersTable { border-top: solid $foreground 40%; }"
+
+    def __init__(self, *, id: str) -> None:
+        super().__init__(PEER_COLUMNS, id=id, is_dense=True)
+        self.border_title = "peers"
+        self._order, self._wanted = "accepted", ""
+        self._snapshot: NodeSnapshot | None = None
+
+    def show(self, snapshot: NodeSnapshot) -> None:
+        self._snapshot = snapshot
+        swarm = snapshot.status.swarm
+        found = [row for row in snapshot.peers if is_found(row, self._wanted)]
+        order = "" if self._order == "accepted" else f", by {self._order}"
+        search = f", {len(found)} with {sanitized(self._wanted)!r}" if self._wanted else ""
+        self.border_title = Text(
+            f"peers: {swarm.peers_connected} connected, {len(snapshot.peers)} known{order}{search}"
+        )
+        shown = sorted_peers(found, self._order)[:MAX_ROWS]
+        self.show_rows({row["peer_id"]: peer_row(row, now=snapshot.taken_at) for row in shown})
+
+    def search(self, text: str) -> None:
+        """Show only the peers that contain the text; "" shows all."""
+        self._wanted = text
+        self._again()
+
+    def sort_next(self) -> None:
+        """Select the next order."""
+        orders = list(ORDERS)
+        self._order = orders[(orders.index(self._order) + 1) % len(orders)]
+        self._again()
+
+    def on_data_table_header_selected(self, event: DataTable.HeaderSelected) -> None:
+        if event.column_key.value in ORDERS:
+            self._order = event.column_key.value
+            self._again()
+
+    def _again(self) -> None:
+        if self._snapshot is not None:
+            self.show(self._snapshot)

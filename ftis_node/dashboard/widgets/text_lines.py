@@ -6,15 +6,18 @@ meaning. A span is never parsed as markup.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
+from textual.containers import VerticalScroll
 from textual.widgets import Static
 
 from ftis_node.dashboard.view.spans import Tone
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from textual.binding import BindingType
 
     from ftis_node.dashboard.view.spans import Line
 
@@ -55,3 +58,9 @@ class TextLines(Static):
             return
         self.lines = tuple(shown)
         self.update(Text("\n").join(as_text(spans) for spans in shown))
+
+
+class Scroller(VerticalScroll):
+    """Scrolling container that also takes the keys of vi and less."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [("j", "scroll_down", "down"), ("k", "scroll_up", "up")]

@@ -10,7 +10,7 @@ from ftis_node.errors import RecordError
 from ftis_node.gossip.p2pd.cancellation import cancel_and_wait
 from ftis_node.records.envelope import PeerRecord, open_peer_record
 from ftis_node.swarm.peer_guard import PeerGuard, Place
-from ftis_node.swarm.topology.shards import NUM_MEMBER_BUCKETS
+from ftis_node.swarm.topology import NUM_MEMBER_BUCKETS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -23,8 +23,7 @@ from ftis_node.gossip.membership.connection_state import ConnectionFacts
 from ftis_node.gossip.membership.dialler import Dialler, connected_ids, usable_addresses
 from ftis_node.gossip.membership.hello import MemberProbe
 from ftis_node.swarm.peer_guard import PeerGuard, Place
-from ftis_node.swarm.topology.dials import choose_dials, shards_in_need
-from ftis_node.swarm.topology.shards import NUM_MEMBER_BUCKETS, buckets_of, shard_of
+from ftis_node.swarm.topology import NUM_MEMBER_BUCKETS, buckets_of, choose_dials, shard_of, shards_in_need
 
 if TYPE_CHECKING:
     import random

@@ -4,7 +4,7 @@
 
 Each text is gathered from the row with its prompt. Texts of similar length form a bucket: right-padded, causal, one
 call of `F.scaled_dot_product_attention`. A causal mask hides the padding, so no mask is ever built. The outputs return
-to the row. Outputs of a shared prompt are equal in all its texts, and the first text provides them.
+to the row. Outputs of a shared prompt are equal in all its texts, and the last text provides them.
 
 transformers calls `attend` under the name `ATTENTION` and passes `plan` through the model's forward arguments. Without
 a plan, rows are plain texts and transformers' own SDPA attention computes them.
@@ -13,14 +13,17 @@ a plan, rows are plain texts and transformers' own SDPA attention computes them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
 
     from ftis_node.learner.data.batch import SequenceSpan
 
@@ -29,59 +32,67 @@ UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "position_bias")  # terms t
 MIN_LENGTH = 16  # tokens: all shorter texts share one bucket
 
 
-@dataclass(frozen=True, slots=True)
-class LengthBucket:
-    """Texts of similar length as one batch: B texts of `size` columns, each padded with its own last token.
+class LengthBucket(NamedTuple):
+    """Texts of similar length as one batch: `num_texts` texts of `size` columns."""
 
-    `rows` `[B * size]` are positions in the packed row. `kept` `[K]` are the entries of `rows` whose output is used.
-    """
-
+    num_texts: int
     size: int
-    rows: Tensor
-    kept: Tensor
-
-    def gather(self, tensor: Tensor) -> Tensor:
-        """Gather `[1, h, T, D]` into `[B, h, size, D]`."""
-        taken = tensor[0].index_select(1, self.rows)
-        return taken.view(len(taken), -1, self.size, taken.shape[-1]).transpose(0, 1)
-
-    def pick(self, output: Tensor) -> Tensor:
-        """Select from `[B, h, size, D]` the outputs that are used, `[K, h, D]`."""
-        return output.transpose(1, 2).flatten(0, 1).index_select(0, self.kept)
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """The buckets of one row. `order` `[T]` sorts their concatenated outputs by position in the row.
+    """The buckets of one row of T tokens, whose R columns are gathered together.
 
-    A row of one text has no buckets and needs no gathering.
+    `rows` `[R]` are the columns' positions in the row, each text padded with its own last token. `source` `[T]` is the
+    column that provides each token's output. A row of one text has no buckets and needs no gathering.
     """
 
     buckets: tuple[LengthBucket, ...]
-    order: Tensor
+    rows: Tensor
+    source: Tensor
 
     @classmethod
     def of(cls, texts: Sequence[tuple[SequenceSpan, ...]], device: torch.device) -> AttentionPlan:
         """Return the plan for `texts`, each as its spans of the row in order; together they cover the row."""
-        if len(texts) == 1:
-            return cls((), torch.zeros(0, dtype=torch.int64, device=device))
-        by_length: dict[int, list[tuple[Tensor, Tensor]]] = {}
-        for places, is_new in _places(texts):
-            by_length.setdefault(_length_class(len(places)), []).append((places, is_new))
-        buckets = [_bucket(members) for members in by_length.values()]
-        order = torch.cat([bucket.rows[bucket.kept] for bucket in buckets]).argsort()
-        on_device = [LengthBucket(each.size, each.rows.to(device), each.kept.to(device)) for each in buckets]
-        return cls(tuple(on_device), order.to(device))
+        by_length: dict[int, list[NDArray[np.int64]]] = {}
+        if len(texts) > 1:
+            for spans in texts:
+                places = np.concatenate([np.arange(span.start, span.end) for span in spans])
+                by_length.setdefault(_length_class(len(places)), []).append(places)
+        sizes = [max(map(len, members)) for members in by_length.values()]
+        buckets = tuple(
+            LengthBucket(len(members), size) for members, size in zip(by_length.values(), sizes, strict=True)
+        )
+        rows = np.zeros(sum(bucket.num_texts * bucket.size for bucket in buckets), dtype=np.int64)
+        source = np.zeros(max(span.end for spans in texts for span in spans) if buckets else 0, dtype=np.int64)
+        column = 0
+        for members, size in zip(by_length.values(), sizes, strict=True):
+            for places in members:
+                rows[column : column + size] = places[-1]
+                rows[column : column + len(places)] = places
+                source[places] = np.arange(column, column + len(places))
+                column += size
+        return cls(buckets, torch.from_numpy(rows).to(device), torch.from_numpy(source).to(device))
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         """Map `[1, h, T, D]` queries and `[1, k, T, D]` keys and values to `[1, T, h, D]`; h is a multiple of k."""
         if not self.buckets:
             return _causal(query, key, value, scale).transpose(1, 2)
-        outputs = [
-            bucket.pick(_causal(bucket.gather(query), bucket.gather(key), bucket.gather(value), scale))
-            for bucket in self.buckets
+        batches = zip(self._batches(query), self._batches(key), self._batches(value), strict=True)
+        outputs = [_causal(*batch, scale).transpose(1, 2).flatten(0, 1) for batch in batches]
+        return torch.cat(outputs).index_select(0, self.source)[None]
+
+    def _batches(self, tensor: Tensor) -> list[Tensor]:
+        """Gather `[1, h, T, D]` into one `[num_texts, h, size, D]` a bucket.
+
+        One gather serves all buckets: the gradient of each would fill a tensor of the whole row.
+        """
+        taken = tensor[0].transpose(0, 1).index_select(0, self.rows)
+        parts = torch.split(taken, [bucket.num_texts * bucket.size for bucket in self.buckets])
+        return [
+            part.view(*bucket, *part.shape[1:]).transpose(1, 2)
+            for part, bucket in zip(parts, self.buckets, strict=True)
         ]
-        return torch.cat(outputs).index_select(0, self.order)[None]
 
 
 def attend(
@@ -122,23 +133,7 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> T
     return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=is_grouped)
 
 
-def _places(texts: Sequence[tuple[SequenceSpan, ...]]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the positions of each text's tokens in the row, and which of them no earlier text has."""
-    seen: set[SequenceSpan] = set()
-    for spans in texts:
-        places = torch.cat([torch.arange(span.start, span.end) for span in spans])
-        yield places, torch.cat([torch.full((len(span),), span not in seen) for span in spans])
-        seen.update(spans)
-
-
 def _length_class(length: int) -> int:
     """Return `length` rounded up to three significant bits, so that padding adds at most a quarter."""
     step = 1 << max(0, length.bit_length() - 3)
     return max(MIN_LENGTH, -(-length // step) * step)
-
-
-def _bucket(members: Sequence[tuple[Tensor, Tensor]]) -> LengthBucket:
-    size = max(len(places) for places, _ in members)
-    rows = torch.cat([torch.cat([places, places[-1:].expand(size - len(places))]) for places, _ in members])
-    kept = torch.cat([torch.cat([is_new, is_new.new_zeros(size - len(is_new))]) for _, is_new in members])
-    return LengthBucket(size, rows, kept.nonzero().flatten())

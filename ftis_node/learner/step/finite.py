@@ -1,14 +1,13 @@
 """A check before an update that all weights stay finite, so that no backup is needed.
 
-Adam changes a weight by at most (arXiv 1412.6980, section 2.1; its denominator is never below eps)
+Adam changes a weight by at most
 
-so the largest weight, moment and gradient bound the result. This detects an infinite learning rate, an eps that
-underflows in float32, and a moment that is not finite. A healthy step is 25 orders of magnitude below the limit. A
-backup of weights and moments would take three times the memory of the weights.
+    lr / (1 - beta1) * max(|m|, |g|) / eps + lr * decay * |w|
 
-so the largest weight, moment and gradient bound the result. This detects an infinite learning rate, an eps that
-vanishes in float32, and a moment that is not finite. A healthy step is 25 orders of magnitude below the limit. A copy
-of weights and moments to restore would take three times the memory of the weights.
+(arXiv 1412.6980, section 2.1; its denominator is never below eps). So the largest weight, moment and gradient bound the
+result. This detects an infinite learning rate, an eps that underflows in float32, and a moment that is not finite. A
+healthy step is 25 orders of magnitude below the limit. A backup of weights and moments would take three times the
+memory of the weights.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ftis_node.learner.distributed.sharded_tensors import whole
+from ftis_node.learner.distributed.sharded_tensors import is_sharded, whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,4 +56,10 @@ def _moments(optimizer: torch.optim.Optimizer, weight: Tensor) -> list[Tensor]:
 
 def _largest(tensors: Sequence[Tensor]) -> float:
     """Return the largest absolute value of all tensors; NaN if any value is, 0 without tensors."""
-    return float(whole(torch.nn.utils.get_total_norm(tensors, norm_type=math.inf))) if tensors else 0.0
+    filled = [tensor for tensor in tensors if tensor.numel()]
+    if not filled:
+        return 0.0
+    if any(tensor.device.type != "cpu" or is_sharded(tensor) for tensor in filled):
+        return float(whole(torch.nn.utils.get_total_norm(filled, norm_type=math.inf)))
+    # On a CPU torch's infinity norm reads 0.5 GB/s, its extremes tens of GB/s.
+    return float(torch.stack([each for tensor in filled for each in (tensor.max(), -tensor.min())]).max())

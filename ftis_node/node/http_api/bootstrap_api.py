@@ -15,12 +15,13 @@ import html
 import logging
 import time
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from aiohttp import web
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from ftis_node.node.http_api.auth import own_names_only
-from ftis_node.node.http_api.bootstrap_metrics import render_bootstrap_metrics
 from ftis_node.node.http_api.connection_limits import HttpGuard
 from ftis_node.node.peers.survey_view import view_of
 from ftis_node.swarm.overview.text import render_views
@@ -28,13 +29,12 @@ from ftis_node.swarm.peer_guard import UNPROVEN, Place
 from ftis_node.telemetry.metrics import CONTENT_TYPE
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator, Mapping
 
     from ftis_node.gossip.bootstrap import BootstrapNode
     from ftis_node.swarm.overview.view import SwarmView
 
 log = logging.getLogger(__name__)
-
 HOST = "127.0.0.1"
 MAX_REQUEST_BYTES = 1024  # no route takes a body
 SURVEY_PERIOD_S = 10.0
@@ -45,6 +45,16 @@ PAGE = """<!doctype html>
 <style>:root {{ color-scheme: light dark }} body {{ margin: 1em }} pre {{ overflow-x: auto }}</style></head>
 <body><h1>ftis-node bootstrap</h1><pre>{text}</pre></body></html>
 """
+CONNECTED = "ftis_bootstrap_peers_connected"
+RUNS = "ftis_bootstrap_runs"
+MEMBERS = "ftis_bootstrap_members"
+REFUSED = "ftis_bootstrap_records_refused_total"
+HELP = {
+    CONNECTED: "Peers of any run that are connected.",
+    RUNS: "Runs with members in the directory, at most 8.",
+    MEMBERS: "Members of a run in the directory.",
+    REFUSED: "Directory records that were refused since the start.",
+}
 
 
 async def show_nothing(request: web.Request) -> web.Response:
@@ -120,3 +130,27 @@ class BootstrapApi:
             finally:
                 surveying.cancel()
                 await asyncio.gather(surveying, return_exceptions=True)
+
+
+class RecordCounters(Protocol):
+    """Counters of the network that the metrics read."""
+
+    records_refused: int
+
+
+def render_bootstrap_metrics(*, num_connected: int, members: Mapping[str, int], counters: RecordCounters) -> bytes:
+    """Return the text that a Prometheus server scrapes. `members` counts by run id."""
+
+    class FromSurvey:
+        def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+            yield GaugeMetricFamily(CONNECTED, HELP[CONNECTED], value=num_connected)
+            yield GaugeMetricFamily(RUNS, HELP[RUNS], value=len(members))
+            family = GaugeMetricFamily(MEMBERS, HELP[MEMBERS], labels=["run_id"])
+            for run_id, count in members.items():
+                family.add_metric([run_id], count)
+            yield family
+            yield CounterMetricFamily(REFUSED, HELP[REFUSED], value=counters.records_refused)
+
+    registry = CollectorRegistry()
+    registry.register(FromSurvey())
+    return generate_latest(registry)

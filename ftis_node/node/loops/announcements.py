@@ -17,7 +17,7 @@ from ftis_node.errors import RecordError
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.records.envelope import open_announcement
 from ftis_node.records.parsing import SCHEMA
-from ftis_node.swarm.delivery.reconfirm_queue import ReconfirmQueue
+from ftis_node.swarm.delivery import ReconfirmQueue
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.pulling.assignment import eligible_members, is_assigned
 from ftis_node.swarm.pulling.pull_queue import PullItem, PullQueue
@@ -26,7 +26,7 @@ from ftis_node.swarm.reputation.rate_limits import AnnounceRateLimiter
 from ftis_node.swarm.reputation.score import Behaviour
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable
 
     from ftis_node.gossip.interface import Gossip
     from ftis_node.gossip.interface import GossipMessage as Message
@@ -46,8 +46,8 @@ KeyT = TypeVar("KeyT")
 class AssignmentMembers(NamedTuple):
     """Known members of the run, and the members of this node's own shard; both without this node."""
 
-    known: Sequence[str]
-    of_own_shard: Sequence[str]
+    known: Collection[str]
+    of_own_shard: Collection[str]
 
 
 class AnnouncementHandler:
@@ -229,21 +229,31 @@ class AnnouncementHandler:
     def _is_assigned(self, announcement: Announcement, sender: str) -> bool:
         if self.members is None:
             return False
-        own_id, is_banned = self._context.identity.peer_id, self._peers.is_banned
-        circle = eligible_members(
+        own_id = self._context.identity.peer_id
+        members = eligible_members(
             sender,
             peer_id=own_id,
             known=self.members.known,
             shard_members=self.members.of_own_shard,
             num_shards=self._num_shards,
         )
-        if circle is None:
+        if members is None:
             return False
-        others = [peer_id for peer_id in circle if not is_banned(peer_id) and self._pulls(peer_id)]
-        return is_assigned(announcement.id, own_id, others, attempt=announcement.attempt)
+        return is_assigned(
+            announcement.id,
+            own_id,
+            members,
+            sender=sender,
+            attempt=announcement.attempt,
+            is_eligible=self._pulls,
+        )
 
     def _pulls(self, peer_id: str) -> bool:
-        """Return whether a peer pulls groups. A peer without a known record counts; a generator does not."""
+        """Return whether a peer pulls groups and is not banned. A peer without a known record does; a generator does
+        not.
+        """
+        if self._peers.is_banned(peer_id):
+            return False
         record = self._registry.record_of(peer_id)
         return record is None or record.role != "generator"
 

@@ -28,7 +28,7 @@ from ftis_node.swarm.peer_backoff import PeerBackoff
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.pulling.backfill_progress import BackfillProgress
 from ftis_node.swarm.token_bucket import TokenBucket
-from ftis_node.swarm.topology.shards import shard_of
+from ftis_node.swarm.topology import shard_of
 
 if TYPE_CHECKING:
     from ftis_node.gossip.interface import Gossip

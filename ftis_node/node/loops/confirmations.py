@@ -1,14 +1,20 @@
-"""Confirmations: messages to the senders of accepted groups, with the ids of the groups that this node stores."""
+"""Confirmations: messages to the senders of accepted groups, with the ids of the groups that this node stores.
+
+The first one to a sender goes at once. Those of the next moment go together in one message.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.swarm.delivery import ReconfirmQueue
 from ftis_node.swarm.peer_guard import Place
+from ftis_node.swarm.send_window import SendWindow
 from ftis_node.validation import Accepted
 
 if TYPE_CHECKING:
@@ -20,17 +26,42 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+WINDOW_S = 0.5  # no peer waits for a confirmation; a repeated announcement is due after 10 s
+MAX_SENDING = 16  # confirmations to different senders in flight
+
 
 class ConfirmationLoop:
-    """Sends confirmations: at once for new groups, and again for repeated announcements of stored groups."""
+    """Sends confirmations: of new groups, and again for repeated announcements of stored groups."""
 
     def __init__(self, *, announcements: AnnouncementHandler, gossip: Gossip) -> None:
         self._announcements = announcements
         self._gossip = gossip
         self._guard = gossip.guard
+        self._window = SendWindow(window_s=WINDOW_S)
+        self._gathered = ReconfirmQueue()
+        self._has_gathered = asyncio.Event()
 
     async def run(self) -> None:
-        """Confirm stored groups that are announced again, until canceled."""
+        """Send gathered confirmations, and confirm stored groups that are announced again, until canceled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._send_gathered(), name="confirm-gathered")
+            tasks.create_task(self._confirm_again(), name="confirm-again")
+
+    async def _send_gathered(self) -> None:
+        while True:
+            with waiting_for("a gathered confirmation"):
+                await self._has_gathered.wait()
+            with waiting_for("the clock"):
+                await asyncio.sleep(WINDOW_S)
+            self._has_gathered.clear()
+            while due := self._take_gathered():
+                await asyncio.gather(*(self._send(sender, ids) for sender, ids in due))
+
+    def _take_gathered(self) -> list[tuple[str, list[bytes]]]:
+        taken = (self._gathered.take() for _ in range(MAX_SENDING))
+        return [due for due in taken if due is not None]
+
+    async def _confirm_again(self) -> None:
         while True:
             with waiting_for("a group that is here already"):
                 await self._announcements.reminded.wait()
@@ -47,10 +78,18 @@ class ConfirmationLoop:
                 self._announcements.tracker_of(verdict.group.sender).note(verdict.group.number, at=time.monotonic())
         reachable = {source, *await self._gossip.members()} if checked else set()
         for sender, ids in checked.items():
-            if sender in reachable:
-                await self._send(sender, ids)
+            if sender in reachable and (rest := self._gather(sender, ids)):
+                await self._send(sender, rest)
+
+    def _gather(self, sender: str, ids: Sequence[bytes]) -> Sequence[bytes]:
+        """Gather the ids if a confirmation to `sender` went a moment ago; return those to send at once."""
+        if not self._window.wait_s(sender, now=time.monotonic()):
+            return ids
+        self._has_gathered.set()
+        return [group_id for group_id in ids if not self._gathered.add(sender, group_id)]
 
     async def _send(self, sender: str, ids: Sequence[bytes]) -> None:
+        self._window.sent(sender, now=time.monotonic())
         with self._guard.work_for(sender, Place.CONFIRM):
             if not await self._gossip.confirm(sender, ids):
                 log.debug("%s did not take the confirmation of %d groups", sender, len(ids))

@@ -63,14 +63,14 @@ class GenerateLoop:
         tokenizer: PromptTokenizer,
         scorer: IsolatedScorer,
         generation: Generation,
-        last_number: int,
+        position: int,
         slots: SlotPool,
         budget: GenerateBudget,
         space: DiskSpace,
         counters: NodeCounters,
         division: Division | None = None,
     ) -> None:
-        """`last_number` is the last sequence number of this node's groups; the order of prompts continues after it."""
+        """`position` is the number of prompts in the order that this node has used."""
         self._context = context
         self._about = about
         self._scored = scored
@@ -78,7 +78,7 @@ class GenerateLoop:
         self._tokenizer = tokenizer
         self._scorer = scorer
         self._generation = generation
-        self._position = last_number
+        self._position = position
         self._slots = slots
         self._budget = budget
         self._space = space
@@ -115,7 +115,7 @@ class GenerateLoop:
         """Return the next problem in the node's order whose prompt is short enough; count the longer ones.
 
         If the shares of the task's parts are uneven, skip problems to match them (`training/division.py`). A restart
-        continues at the position given by the last group's number, so some problems repeat.
+        continues at the position given by the number of own groups, so some problems repeat.
         """
         sampling, division = self._context.manifest.sampling, self._division
         while True:

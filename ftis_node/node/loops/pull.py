@@ -31,8 +31,7 @@ from ftis_node.node.loops.pull_slots import PullSlots
 from ftis_node.node.supervision.body_memory import HeldBytes
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.swarm.peer_guard import Place
-from ftis_node.swarm.pulling.demand import STEPS_IN_STOCK, PullDemand, pull_demand
-from ftis_node.swarm.pulling.domains import ANY, portions
+from ftis_node.swarm.pulling.demand import ANY, STEPS_IN_STOCK, PullDemand, portions, pull_demand
 from ftis_node.swarm.pulling.retry_queue import RetryQueue
 from ftis_node.swarm.reputation.score import Behaviour
 from ftis_node.swarm.token_bucket import TokenBucket
@@ -53,7 +52,7 @@ if TYPE_CHECKING:
     from ftis_node.node.storage.disk_space import DiskSpace
     from ftis_node.node.training.step_shares import StepShares
     from ftis_node.replay.reader import ReplayReader
-    from ftis_node.swarm.pulling.domains import DomainPortion, OwnDomain
+    from ftis_node.swarm.pulling.demand import DomainPortion, OwnDomain
     from ftis_node.swarm.pulling.pull_queue import PullItem, PullRequest
     from ftis_node.validation import ValidationResult
 

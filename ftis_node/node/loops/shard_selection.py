@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.swarm.peer_guard import Place
-from ftis_node.swarm.topology.shards import FIRST_SHARDS, choose_shards, num_affordable, shard_of
+from ftis_node.swarm.topology import FIRST_SHARDS, choose_shards, num_affordable, shard_of
 
 if TYPE_CHECKING:
     from ftis_node.gossip.interface import Gossip

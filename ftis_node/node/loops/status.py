@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ftis_node.node.peers.swarm_status import SwarmReporter
     from ftis_node.node.storage.disk_space import DiskSpace
     from ftis_node.node.supervision.disk_thread import DiskThread
-    from ftis_node.node.supervision.health_status import HealthReporter
+    from ftis_node.node.supervision.health import HealthReporter
     from ftis_node.node.supervision.worker_status import WorkerReporter
     from ftis_node.node.training.buffer_status import BufferReporter
     from ftis_node.node.training.evaluation import EvaluationHistory

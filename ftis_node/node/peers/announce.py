@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ftis_node.records.envelope import Announcement
-from ftis_node.swarm.topology.shards import shard_of
+from ftis_node.swarm.topology import shard_of
 
 if TYPE_CHECKING:
     from ftis_node.gossip.interface import Gossip

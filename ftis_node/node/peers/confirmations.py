@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ftis_node.swarm.delivery.pending_confirmations import PendingConfirmations
-from ftis_node.swarm.delivery.unverified_confirmations import UnverifiedConfirmations
+from ftis_node.swarm.delivery import PendingConfirmations, UnverifiedConfirmations
 
 if TYPE_CHECKING:
     from ftis_node.node.peers.registry import PeerRegistry

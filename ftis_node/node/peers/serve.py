@@ -1,23 +1,30 @@
-"""Server of peers' requests: bodies of stored groups, own groups as text, lists of stored groups, confirmations."""
+"""Server of peers' requests: bodies of stored groups, own groups as text, lists of stored groups, confirmations.
+
+Only the sender of a group can sign its text form, which peers with another tokenizer request.
+"""
 
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ftis_node.errors import RecordError
 from ftis_node.gossip.interface import MAX_ANSWERS
-from ftis_node.node.peers.text_encoding import reencode_as_text
 from ftis_node.records.backfill_request import open_backfill_request
 from ftis_node.records.codec import unpack_group
 from ftis_node.records.envelope import open_envelope, seal_group
+from ftis_node.records.group import GroupHeader
+from ftis_node.records.text_codec import hash_messages
+from ftis_node.records.text_group import TextCompletion, TextGroup
 from ftis_node.replay.reader import ReplayReader
-from ftis_node.swarm.delivery.sent_bodies import SentBodies
+from ftis_node.swarm.delivery import SentBodies
 from ftis_node.swarm.reputation.score import Behaviour
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from ftis_node.models import PromptTokenizer
@@ -29,6 +36,7 @@ if TYPE_CHECKING:
     from ftis_node.node.state import NodeCounters
     from ftis_node.node.supervision.disk_thread import DiskThread
     from ftis_node.records.backfill_request import BackfillRequest
+    from ftis_node.records.group import Group
     from ftis_node.tasks.base import Task
 
 
@@ -143,3 +151,28 @@ class PeerRequestHandler:
         self._counters.refused[reason] += 1
         self._registry.note_refusal(peer_id, "announcement", error)
         self._peers.note(peer_id, Behaviour.REFUSED, reason=reason)
+
+
+def reencode_as_text(
+    group: Group, group_id: bytes, *, messages: Sequence[Mapping[str, object]], tokenizer: PromptTokenizer
+) -> TextGroup:
+    """Return `group` with id `group_id` as text. `messages` are its prompt; the texts are those that were scored."""
+    header = {field.name: getattr(group, field.name) for field in fields(GroupHeader)}
+    header["prompt_hash"] = hash_messages(messages)
+    completions = tuple(
+        TextCompletion(
+            text=tokenizer.decode(completion.token_ids.tolist()),
+            mean_logprob=float(completion.logprobs.mean(dtype=np.float64)),
+            num_tokens=len(completion.token_ids),
+            finish_reason=completion.finish_reason,
+            reward=completion.reward,
+        )
+        for completion in group.completions
+    )
+    return TextGroup(
+        **header,
+        policy_version=group.policy_version,
+        policy_version_newest=group.policy_version_newest,
+        retells=group_id,
+        completions=completions,
+    )

@@ -1,8 +1,12 @@
-"""The view of a swarm from only the directory, for a bootstrap node or a user without a node."""
+"""View of a swarm from only the directory, for a bootstrap node or a user without a node."""
 
 from __future__ import annotations
 
+import asyncio
+import shutil
+import tempfile
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftis_node.config.manifest import parse_canonical
@@ -11,6 +15,8 @@ from ftis_node.swarm.overview.view import RunSummary, SwarmView, make_view, swar
 
 if TYPE_CHECKING:
     from ftis_node.gossip.directory.survey import RunSurvey
+
+TIMEOUT_S = 60.0
 
 
 def view_of(survey: RunSurvey) -> SwarmView:
@@ -27,3 +33,16 @@ def _summary(survey: RunSurvey) -> RunSummary:
         return RunSummary.of(parse_canonical(survey.manifest, source=f"run {survey.run_id}"))
     except ConfigError:  # a manifest of another version of ftis-node
         return RunSummary(survey.run_id)
+
+
+def survey_run(run_id: str, peers: tuple[str, ...]) -> SwarmView:
+    """Return the view of a run through `peers` (multiaddrs). Raise NetworkError if no member is found."""
+    from ftis_node.gossip.directory.lookup import survey_remotely
+    from ftis_node.gossip.settings import NetworkSettings
+
+    folder = Path(tempfile.mkdtemp(prefix="ftis-look-"))
+    settings = NetworkSettings(sockets_dir=folder, peers=peers)
+    try:
+        return view_of(asyncio.run(survey_remotely(settings, run_id=run_id, timeout_s=TIMEOUT_S)))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -33,7 +33,7 @@ def find_run(run_id: str, settings: NodeSettings, home: Home) -> RunManifest:
     understand the manifest, or if the parsed manifest has another run id. The id is a hash of the text, so a text that
     is not in canonical form has another id.
     """
-    from ftis_node.gossip.directory.manifest_lookup import find_manifest
+    from ftis_node.gossip.directory.lookup import find_manifest
     from ftis_node.gossip.settings import NetworkSettings
 
     if not settings.peers:

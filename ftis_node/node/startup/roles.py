@@ -13,7 +13,7 @@ from ftis_node.node.startup.null_workers import NullBackfill
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.health import RunningLoops
 from ftis_node.node.supervision.task_monitor import waiting_for
-from ftis_node.swarm.topology.shards import shard_of
+from ftis_node.swarm.topology import shard_of
 
 if TYPE_CHECKING:
     from ftis_node.node.components import NodeComponents

@@ -19,7 +19,7 @@ from ftis_node.node.loops.shard_selection import ShardsLoop
 from ftis_node.node.loops.status import StatusLoop
 from ftis_node.node.loops.train import TrainLoop
 from ftis_node.node.startup.shared import SharedComponents
-from ftis_node.node.supervision.health_status import HealthReporter
+from ftis_node.node.supervision.health import HealthReporter
 from ftis_node.node.supervision.watchdog import Watchdog
 from ftis_node.node.supervision.worker_status import WorkerReporter
 from ftis_node.node.training.buffer_status import BufferReporter
@@ -79,7 +79,7 @@ class Wiring(SharedComponents):
             tokenizer=node.tokenizer,
             scorer=node.scorer,
             generation=node.generation,
-            last_number=node.buffer.last_number(),
+            position=node.buffer.prompt_position(),
             slots=node.slots,
             budget=node.budget,
             space=node.space,

@@ -6,15 +6,21 @@
     3  checkpoints that were set aside as damaged, then all except the newest
 
 It never removes READY groups, groups of a step, the newest checkpoint, the identity, or files of other programs.
+
+Logs of workers are rotated by size. A worker writes to a file that it inherited, and cannot open another one. So
+rotation copies the content to `generation.log.1` and truncates the file. The worker appends, so it continues at the
+start of the file. A line that the worker writes between copy and truncation is lost. A pipe instead would let a full
+pipe block the worker.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from typing import TYPE_CHECKING
 
-from ftis_node.node.storage.log_rotation import rotate_log
+from ftis_node.config.disk_room import is_disk_full
 from ftis_node.node.supervision.background import in_background
 from ftis_node.telemetry.events import event_log_files
 from ftis_node.workers.durable import keep_newest, newest_complete
@@ -97,3 +103,22 @@ def _remove_old_checkpoints(home: Home) -> None:
     for path in home.checkpoints.glob(f"{DAMAGED_PREFIX}*"):
         shutil.rmtree(path)
     keep_newest(home.checkpoints, CHECKPOINT_PREFIX, keep=1)
+
+
+def rotate_log(path: Path, *, max_bytes: int) -> bool:
+    """Move the content of `path` to `<name>.1`, replacing that file, if it has `max_bytes` or more.
+
+    Return whether the file was rotated. On a full disk the content is lost instead. Raise OSError.
+    """
+    if not path.is_file() or path.stat().st_size < max_bytes:
+        return False
+    older = path.with_name(f"{path.name}.1")
+    older.unlink(missing_ok=True)  # before the copy, so that there are never three files
+    try:
+        shutil.copyfile(path, older)
+    except OSError as error:
+        older.unlink(missing_ok=True)
+        if not is_disk_full(error, path.parent):
+            raise
+    os.truncate(path, 0)
+    return True

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.node.supervision.last_change import LastChange
 from ftis_node.telemetry.status import GenerationStatus, LearnerStatus, ModelStatus
 
 if TYPE_CHECKING:
@@ -96,3 +97,17 @@ class WorkerReporter:
             kernels=client.state.kernels if client.state else None,
             **fields,
         )
+
+
+@dataclass(slots=True)
+class LastChange:
+    """Time of a count's last change in Unix seconds; None before a change. The first value is no change."""
+
+    at: float | None = None
+    _value: int | None = None
+
+    def note(self, value: int) -> None:
+        """Note the present count."""
+        if self._value is not None and value != self._value:
+            self.at = round(time.time(), 3)
+        self._value = value

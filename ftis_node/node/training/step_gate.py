@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from ftis_node.node.training.foreign_shortfall import ForeignShortfall
 from ftis_node.node.training.step_policy import StepInputs, StepQuota, may_start, never_starts, substitute_foreign
+from ftis_node.node.training.step_shares import ForeignShortfall
 from ftis_node.replay.lifecycle import Freshness, ReleaseReason
 
 if TYPE_CHECKING:

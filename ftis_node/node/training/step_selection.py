@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ftis_node.replay.lifecycle import ChoiceRule
     from ftis_node.replay.reader import ReplayReader
     from ftis_node.swarm.peer_guard import PeerGuard
-    from ftis_node.swarm.pulling.domains import OwnDomain
+    from ftis_node.swarm.pulling.demand import OwnDomain
     from ftis_node.telemetry.events import EventLog
 
 

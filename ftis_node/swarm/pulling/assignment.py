@@ -13,28 +13,42 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-from ftis_node.swarm.topology.shards import shard_of
+from ftis_node.swarm.topology import shard_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable
 
 MIN_MEMBERS_PER_SHARD = 4  # on average; with fewer, some shard contains only its sender
 
 
-def is_assigned(group_id: bytes, peer_id: str, members: Iterable[str], *, attempt: int = 0) -> bool:
-    """Return whether `peer_id` is the member assigned to a group at this `attempt`; `members` excludes the sender.
+def is_assigned(
+    group_id: bytes,
+    peer_id: str,
+    members: Collection[str],
+    *,
+    sender: str | None = None,
+    attempt: int = 0,
+    is_eligible: Callable[[str], bool] = lambda _: True,
+) -> bool:
+    """Return whether `peer_id` is the member assigned to a group at this `attempt`.
 
-    `attempt` counts the earlier announcements of the group.
+    `members` has no duplicates. Its entries that are the `sender` or not `is_eligible` do not count; `peer_id` counts
+    even if it is absent. `attempt` counts the earlier announcements of the group.
+
+    The expected number of hashes is logarithmic in the members, since most nodes soon find a higher hash. Therefore
+    nothing else here is done for every member of an unassigned group: no copy, and no call of `is_eligible`.
     """
-    own = _weight(group_id, peer_id)
-    others = {member for member in members if member != peer_id}
-    turn = attempt % (len(others) + 1)
+    own, excluded = _weight(group_id, peer_id), (peer_id, sender)
     num_above = 0
-    for member in others:  # unsorted: most nodes soon find a higher hash and stop
-        num_above += _weight(group_id, member) > own
-        if num_above > turn:
-            return False
-    return num_above == turn
+    for member in members:
+        if member not in excluded and _weight(group_id, member) > own and is_eligible(member):
+            num_above += 1
+            if num_above > attempt:  # the turn below is at most `attempt`
+                return False
+    if num_above == attempt:
+        return True
+    num_others = sum(member not in excluded and is_eligible(member) for member in members)
+    return num_above == attempt % (num_others + 1)
 
 
 def assignment_order(group_id: bytes, members: Iterable[str]) -> list[str]:
@@ -43,18 +57,17 @@ def assignment_order(group_id: bytes, members: Iterable[str]) -> list[str]:
 
 
 def eligible_members(
-    sender: str, *, peer_id: str, known: Sequence[str], shard_members: Sequence[str], num_shards: int
-) -> Sequence[str] | None:
+    sender: str, *, peer_id: str, known: Collection[str], shard_members: Collection[str], num_shards: int
+) -> Collection[str] | None:
     """Return the members to which the sender's groups may be assigned; None if this node is not one of them.
 
-    They are the other members of the sender's shard. In a swarm so small that a shard may be empty, they are all
-    `known` members, because every node knows every other there.
+    They are the members of the sender's shard. In a swarm so small that a shard may be empty, they are all `known`
+    members, because every node knows every other there. The result is one of the two arguments, so it can contain the
+    sender, which `is_assigned` skips.
     """
     if len(known) < MIN_MEMBERS_PER_SHARD * num_shards:
-        return [member for member in known if member != sender]
-    if shard_of(sender, num_shards) != shard_of(peer_id, num_shards):
-        return None
-    return [member for member in shard_members if member != sender]
+        return known
+    return shard_members if shard_of(sender, num_shards) == shard_of(peer_id, num_shards) else None
 
 
 def _weight(group_id: bytes, peer_id: str) -> bytes:

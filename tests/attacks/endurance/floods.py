@@ -17,7 +17,7 @@ from ftis_node.gossip.rpc.frames import HEADER, Frame
 from ftis_node.gossip.wire_names import RpcService, bucket_key, record_key
 from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
-from ftis_node.swarm.topology.shards import bucket_of
+from ftis_node.swarm.topology import bucket_of
 from tests.attacks import test_directory_addresses, test_http, test_numbers, test_streams
 from tests.attacks.test_bodies import SERVERS
 

@@ -12,7 +12,7 @@ from ftis_node.node.startup.null_workers import NullGeneration
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.identity import WEIGHTS_DOMAIN
-from ftis_node.records.weights import WeightsPart, hash_chunks, open_weights_request, seal_offer
+from ftis_node.records.weights import WeightsPart, open_weights_request, seal_offer
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.validation.weights_rules import Follower
 from tests.conftest import TOKENIZER
@@ -20,6 +20,7 @@ from tests.fuzz.chains.served import chunks_of, offer_of
 from tests.fuzz.items import Item, join
 from tests.fuzz.targets import _parsed
 from tests.fuzz.world import HOSTILE, RUN, world
+from tests.records.wire_example import hash_chunks
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence

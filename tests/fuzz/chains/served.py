@@ -12,11 +12,12 @@ from ftis_node.node.weights.offer import OfferedVersion
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.backfill_request import BackfillRequest
 from ftis_node.records.envelope import Accepted, open_announcement, seal_group
-from ftis_node.records.weights import WeightsOffer, WeightsPart, WeightsRequest, hash_chunks, seal_offer
+from ftis_node.records.weights import WeightsOffer, WeightsPart, WeightsRequest, seal_offer
 from tests.conftest import TOKENIZER, make_group
 from tests.fuzz.items import Item, join
 from tests.fuzz.targets import SEEDS_MADE_AT
 from tests.fuzz.world import HOSTILE, OWN, RUN, world
+from tests.records.wire_example import hash_chunks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

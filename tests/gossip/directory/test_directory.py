@@ -31,7 +31,7 @@ from ftis_node.gossip.interface import GossipLimits
 from ftis_node.gossip.p2pd.hivemind_bindings import DHTID, DHTRecord, DictionaryDHTValue, MSGPackSerializer, dht_pb2
 from ftis_node.gossip.wire_names import bucket_key, check_run_id, record_key
 from ftis_node.records.identity import Identity
-from ftis_node.swarm.topology.shards import NUM_MEMBER_BUCKETS, bucket_of
+from ftis_node.swarm.topology import NUM_MEMBER_BUCKETS, bucket_of
 
 OWNER, OTHER = Identity.from_seed(bytes(32)), Identity.from_seed(bytes([1]) * 32)
 VALIDATOR = EntryValidator(max_record_bytes=2048, max_ttl_s=600)

@@ -12,7 +12,7 @@ from ftis_node.config.manifest import load_manifest, parse_canonical
 from ftis_node.errors import ConfigError, NetworkError
 from ftis_node.gossip.bootstrap import BootstrapNode
 from ftis_node.gossip.directory.entries import EntryKind, sign_entry
-from ftis_node.gossip.directory.manifest_lookup import find_manifest
+from ftis_node.gossip.directory.lookup import find_manifest
 from ftis_node.gossip.directory.manifests import MAX_MANIFEST_BYTES, pack_manifest, unpack_manifest
 from ftis_node.gossip.directory.validators import EntryValidator
 from ftis_node.gossip.libp2p import Libp2pGossip

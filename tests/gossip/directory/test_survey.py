@@ -13,7 +13,7 @@ from ftis_node.gossip.bootstrap import MAX_RUNS_SURVEYED, BootstrapNode
 from ftis_node.gossip.directory import survey as survey_module
 from ftis_node.gossip.directory.dht import Directory
 from ftis_node.gossip.directory.entries import pack_member
-from ftis_node.gossip.directory.remote_survey import survey_remotely
+from ftis_node.gossip.directory.lookup import survey_remotely
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.node.http_api.bootstrap_api import BootstrapApi
 from ftis_node.node.peers.survey_view import view_of

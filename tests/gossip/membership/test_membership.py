@@ -12,7 +12,7 @@ from ftis_node.gossip import PeerConnection, SwarmPhase
 from ftis_node.gossip.membership.membership import MAX_KNOWN, Membership
 from ftis_node.gossip.p2pd.client import P2pdError
 from ftis_node.records.identity import Identity
-from ftis_node.swarm.topology.shards import NUM_MEMBER_BUCKETS, bucket_of, shard_of
+from ftis_node.swarm.topology import NUM_MEMBER_BUCKETS, bucket_of, shard_of
 from tests.gossip.helpers import eventually, settings
 
 if TYPE_CHECKING:

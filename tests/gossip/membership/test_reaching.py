@@ -8,8 +8,8 @@ import pytest
 
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.gossip.directory.sybil_limits import address_block, choose_evicted, sample_by_block
+from ftis_node.gossip.membership.dialler import ReconnectSchedule
 from ftis_node.gossip.membership.reachability import Reachability, reachability_of
-from ftis_node.gossip.membership.reconnect import ReconnectSchedule
 from ftis_node.gossip.p2pd.hivemind_bindings import address_bytes, address_texts
 from ftis_node.gossip.p2pd.relay_limit import RESERVE, RelayLimit, read_reservation
 from tests.gossip.test_multiaddr import PEER, RELAY

@@ -21,9 +21,8 @@ from ftis_node.dashboard.web import DashboardServer
 from ftis_node.node.http_api import local_api as http
 from ftis_node.node.http_api.auth import is_same_secret
 from ftis_node.node.http_api.connection_limits import HttpGuard, HttpLimits
-from ftis_node.node.http_api.local_api import LocalApi
+from ftis_node.node.http_api.local_api import TOKEN_HEADER, LocalApi
 from ftis_node.node.http_api.monitoring_api import MonitoringApi, serve_observed
-from ftis_node.node.http_api.operator_api import TOKEN_HEADER
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.operator_actions import PeerControl
 from ftis_node.node.startup.wiring import Wiring
@@ -276,7 +275,7 @@ async def test_bytes_that_are_no_text_are_no_token(
 async def test_a_body_that_never_comes_is_given_up(
     port: int, made: Api, status: StatusLoop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("ftis_node.node.http_api.operator_api.BODY_S", 0.2)
+    monkeypatch.setattr("ftis_node.node.http_api.local_api.BODY_S", 0.2)
     request = post(made.token_file.read_bytes(), b"{}").replace(b"Content-Length: 2", b"Content-Length: 999")
     assert (await ask(port, request))[0] == 408
     assert status.http_refused == {"slow": 1} and caplog.text == ""

@@ -14,7 +14,7 @@ from ftis_node.node.startup.wiring import Wiring
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.backfill_request import BackfillRequest, open_backfill_request
 from ftis_node.records.envelope import Announcement, Envelope, open_envelope
-from ftis_node.swarm.delivery.pending_confirmations import PendingConfirmations
+from ftis_node.swarm.delivery import PendingConfirmations
 from tests.gossip.helpers import eventually
 from tests.node.loops.test_pull import LightSwarm, held, identity_of, manifest_of, quick
 

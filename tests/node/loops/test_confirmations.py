@@ -10,7 +10,7 @@ import pytest
 
 from ftis_node.node.loops import reannounce
 from ftis_node.records.envelope import open_announcement
-from ftis_node.swarm.delivery.pending_confirmations import PendingConfirmations
+from ftis_node.swarm.delivery import PendingConfirmations
 from ftis_node.swarm.reputation.score import Behaviour
 from tests.gossip.helpers import eventually
 from tests.node.loops.test_pull import LightSwarm, held, identity_of, manifest_of

@@ -22,12 +22,12 @@ from ftis_node.records.backfill_request import open_backfill_request
 from ftis_node.records.envelope import open_announcement
 from ftis_node.records.group import CompletionStatus
 from ftis_node.records.identity import Identity
-from ftis_node.swarm.delivery.pending_confirmations import PendingConfirmations
-from ftis_node.swarm.topology.shards import shard_of
+from ftis_node.swarm.delivery import PendingConfirmations
+from ftis_node.swarm.topology import shard_of
 from tests.gossip.helpers import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
     from pathlib import Path
 
 RNG = np.random.default_rng(0)
@@ -110,6 +110,24 @@ async def test_everything_is_pulled_and_confirmed_in_a_small_swarm(tmp_path: Pat
         await eventually(lambda: held(bob) == 20)
         await eventually(lambda: alice.parts.confirmations.num_confirmed == 20)
         assert alice.gossip.counters.bodies_out == 20
+
+
+async def test_confirmations_of_a_moment_go_together(tmp_path: Path) -> None:
+    swarm = LightSwarm(tmp_path, manifest_of())
+    async with swarm.node(1) as alice, swarm.node(2) as bob:
+        sent: list[int] = []
+        confirm = bob.gossip.confirm
+
+        async def noted(peer_id: str, ids: Sequence[bytes]) -> bool:
+            sent.append(len(ids))
+            return await confirm(peer_id, ids)
+
+        bob.gossip.confirm = noted  # type: ignore[method-assign]
+        for _ in range(20):
+            await swarm.publish(alice)
+        await eventually(lambda: alice.parts.confirmations.num_confirmed == 20)
+        assert sum(sent) == 20
+        assert len(sent) <= 6, "the first at once, the others gathered"
 
 
 async def test_a_newcomer_gets_from_others_what_its_sender_no_longer_gives(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.node.loops.shard_selection import POLL_INTERVAL_S
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.records.identity import Identity
-from ftis_node.swarm.topology.shards import shard_of
+from ftis_node.swarm.topology import shard_of
 from tests.loop_clock import LoopClock
 from tests.node.nodes import ME, components
 from tests.node.support import manifest_text

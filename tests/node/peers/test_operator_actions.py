@@ -12,7 +12,7 @@ from aiohttp import ClientSession, web
 from ftis_node.cli.app import run
 from ftis_node.config.admission import Admission
 from ftis_node.config.home import Home
-from ftis_node.node.http_api.operator_api import TOKEN_HEADER, add_control
+from ftis_node.node.http_api.local_api import TOKEN_HEADER, add_control
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.operator_actions import PeerControl
 from ftis_node.records.identity import Identity

@@ -30,7 +30,7 @@ def found(text: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunMa
         assert unpacked is not None, "it goes through the check of the hash"
         return unpacked
 
-    monkeypatch.setattr("ftis_node.gossip.directory.manifest_lookup.find_manifest", served)
+    monkeypatch.setattr("ftis_node.gossip.directory.lookup.find_manifest", served)
     return find_run(run_id, NodeSettings(model="m", peers=(PEER,)), Home(tmp_path))
 
 

@@ -148,6 +148,7 @@ def assert_reset(home: Home) -> None:
     assert not ready_ids(home) and trained(home) == 0
     buffer = ReplayBuffer(home.replay)
     assert buffer.last_number() >= max(NUM_GROUPS - 1, int(time.time()) - 60), "peers take each number once"
+    assert buffer.prompt_position() == NUM_GROUPS // 2, "the prompt after those of the own groups"
     assert not any(buffer.admit_many([(group, False) for group in GROUPS])), "made before the reset"
     with buffer._transaction():
         assert buffer._insert(made_now(NUM_GROUPS + 2), own=False)

@@ -156,3 +156,20 @@ def test_problems_come_in_the_shares(tmp_path: Path) -> None:
     found = prompts_of(tmp_path, division, num=2000)
     assert found[ADD] / 2000 == pytest.approx(division.shares[ADD], abs=0.02)
     assert found == prompts_of(tmp_path, division, num=2000), "the same problems again"
+
+
+@pytest.mark.parametrize("skipped", [0, 1_700_000_000])
+def test_nodes_with_horizontal_prompts_answer_the_same_ones_after_a_restored_identity(
+    tmp_path: Path, skipped: int
+) -> None:
+    manifest = RunManifest(name="a", task=ADD, step={"prompt_sharing": "horizontal"})
+    domain = load_task(ADD)
+
+    def next_prompts(folder: Path, identity: Identity, last_number: int) -> list[PromptRef]:
+        changes: dict[str, Any] = {"domain_task": domain, "tokenizer": _PlainTokenizer()}
+        with components(folder, identity=identity, manifest=manifest, **changes) as node:
+            node.buffer.raise_last_number(last_number)
+            loop = Wiring(node).generate_loop(asyncio.Queue())
+            return [loop._next_prompt().item.ref for _ in range(20)]
+
+    assert next_prompts(tmp_path / "one", HONEST, skipped) == next_prompts(tmp_path / "other", LIAR, 0)

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from random import Random
+from typing import TYPE_CHECKING
 
-from ftis_node.swarm.pulling.assignment import MIN_MEMBERS_PER_SHARD, eligible_members, is_assigned
-from ftis_node.swarm.topology.shards import shard_of
+from ftis_node.swarm.pulling.assignment import (
+    MIN_MEMBERS_PER_SHARD,
+    assignment_order,
+    eligible_members,
+    is_assigned,
+)
+from ftis_node.swarm.topology import shard_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 MEMBERS = [f"peer-{number}" for number in range(20)]
 IDS = [hashlib.sha256(bytes([number % 256, number // 256])).digest() for number in range(600)]
@@ -45,8 +55,44 @@ def test_an_attempt_beyond_the_members_begins_again() -> None:
 def test_in_a_small_swarm_duties_go_round_among_all_in_a_large_one_in_the_shard() -> None:
     me, sender = MEMBERS[0], MEMBERS[1]
     few = eligible_members(sender, peer_id=me, known=MEMBERS[1:], shard_members=["x", sender], num_shards=8)
-    assert few == MEMBERS[2:]
+    assert few == MEMBERS[1:]
     many = MEMBERS * MIN_MEMBERS_PER_SHARD
     for other in MEMBERS[1:]:
         circle = eligible_members(other, peer_id=me, known=many, shard_members=["x", other], num_shards=8)
-        assert circle == (["x"] if shard_of(other, 8) == shard_of(me, 8) else None)
+        assert circle == (["x", other] if shard_of(other, 8) == shard_of(me, 8) else None)
+
+
+def test_assignments_are_those_of_ranking_all_eligible_members() -> None:
+    random = Random(5)
+    num_assigned = Counter[int]()
+    for group_id in IDS:
+        members, sender, peer = random.sample(MEMBERS, random.randint(0, 8)), *random.sample(MEMBERS, 2)
+        eligible, attempt = set(random.sample(MEMBERS, random.randint(8, 20))), random.randint(0, 9)
+        ranked = assignment_order(group_id, {peer, *(eligible & set(members))} - {sender})
+        expected = ranked[attempt % len(ranked)] == peer
+        assert expected == is_assigned(
+            group_id, peer, members, sender=sender, attempt=attempt, is_eligible=eligible.__contains__
+        )
+        num_assigned[min(attempt, len(ranked))] += expected
+    assert min(num_assigned[attempt] for attempt in range(3)) > 5
+
+
+def test_the_work_for_one_group_hardly_grows_with_the_members() -> None:
+    visited: list[str] = []
+    asked: list[str] = []
+
+    class CountedMembers(list[str]):
+        def __iter__(self) -> Iterator[str]:
+            for member in super().__iter__():
+                visited.append(member)
+                yield member
+
+    def is_eligible(member: str) -> bool:
+        asked.append(member)
+        return True
+
+    members = CountedMembers(f"member-{number}" for number in range(2000))
+    for group_id in IDS:
+        is_assigned(group_id, "me", members, is_eligible=is_eligible)
+    assert len(asked) <= len(IDS)
+    assert len(visited) < 16 * len(IDS)

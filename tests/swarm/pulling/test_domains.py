@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftis_node.swarm.pulling.domains import ANY, DomainPortion, OwnDomain, portions
+from ftis_node.swarm.pulling.demand import ANY, DomainPortion, OwnDomain, portions
 from ftis_node.swarm.pulling.pull_queue import PullItem, PullQueue
 
 COUNTS = st.integers(0, 50)

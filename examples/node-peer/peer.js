@@ -1,0 +1,151 @@
+/**
+ * A generator in a run: it pulls, checks and confirms the groups of others, and publishes its own.
+ *
+ *     node peer.js BOOTSTRAP_ADDRESS RUN MODEL_FOLDER [LIE]
+ *
+ * It prints one JSON object a line. With a LIE (a name in `LIES`) its groups break that rule. Ctrl-C ends it.
+ */
+
+import { gossipsub } from '@chainsafe/libp2p-gossipsub'
+import { noise } from '@chainsafe/libp2p-noise'
+import { yamux } from '@chainsafe/libp2p-yamux'
+import { identify } from '@libp2p/identify'
+import { tcp } from '@libp2p/tcp'
+import { multiaddr } from '@multiformats/multiaddr'
+import { createLibp2p } from 'libp2p'
+
+import { problemAt, score } from './arithmetic.js'
+import { readManifest, readMembers } from './directory.js'
+import { newIdentity } from './identity.js'
+import * as rollout from './rollout.js'
+import { request, serve } from './streams.js'
+import { ModelTokenizer } from './tokenizer.js'
+
+// libp2p calls it; Node 20 lacks it.
+Promise.withResolvers ??= function () {
+  const made = {}
+  made.promise = new this((resolve, reject) => Object.assign(made, { resolve, reject }))
+  return made
+}
+
+const PUBLISH_EVERY_MS = 3000
+const LOGPROB = -0.7
+const LIES = {
+  reward_mismatch: (body) => ({ ...body, rewards: body.rewards.map((reward) => 1 - reward) }),
+  prompt_mismatch: (body) => ({ ...body, promptHash: Buffer.alloc(16) }),
+  logprobs: (body) => ({ ...body, logprobs: rollout.float32Bytes(Array(body.logprobs.length / 4).fill(0.5)) }),
+  sampling: (body) => ({ ...body, sampling: { ...body.sampling, temperature: 0.25 } }),
+  malformed: (body) => ({ ...body, texts: ['10'] })
+}
+
+const report = (event, fields) => console.log(JSON.stringify({ event, ...fields }))
+
+class Peer {
+  constructor ({ node, identity, run, manifest, tokenizer, lie }) {
+    Object.assign(this, { node, identity, run, manifest, tokenizer, lie, number: 0 })
+    this.own = new Map()
+    const bucket = rollout.sha256(identity.text).readUInt32BE() % 64
+    this.topic = this.topicOf(bucket % manifest.wire.announcement_shards)
+  }
+
+  topicOf = (shard) => `/ftis/1/${this.run}/${shard}`
+  protocolOf = (service) => `/ftis/1/${this.run}/${service}`
+
+  /** Serve the streams and follow the announcements of all shards. */
+  async start () {
+    const answers = {
+      hello: () => [Buffer.alloc(0)],
+      ask: () => [...this.own.values()].map(({ announcement }) => announcement),
+      fetch: (ids) => idsIn(ids).flatMap((id) => this.own.get(id)?.envelope ?? []),
+      confirm: (ids, by) => idsIn(ids).map((id) => report('confirmed', { group: id, by })) && [Buffer.alloc(0)]
+    }
+    for (const [service, answer] of Object.entries(answers)) {
+      await this.node.handle(this.protocolOf(service), ({ stream, connection }) =>
+        serve(stream, (payload) => answer(payload, String(connection.remotePeer))).catch(() => stream.abort(new Error('cut'))))
+    }
+    const { pubsub } = this.node.services
+    let last = Promise.resolve() // one pull at a time
+    pubsub.addEventListener('message', ({ detail: { from, data } }) => {
+      last = last.then(() => this.pull(from, data)).catch((error) =>
+        report('rejected', { peer: String(from), reason: error.reason ?? error.message }))
+    })
+    for (let shard = 0; shard < this.manifest.wire.announcement_shards; shard++) pubsub.subscribe(this.topicOf(shard))
+  }
+
+  /** Fetch the group of an announcement from its announcer, check it, and confirm it. */
+  async pull (from, data) {
+    const { id } = rollout.readAnnouncement(data)
+    for (const envelope of await request(this.node, from, this.protocolOf('fetch'), id)) {
+      const group = rollout.openEnvelope(envelope, Buffer.from(this.run, 'hex'))
+      if (!group.id.equals(id)) throw new rollout.Rejected('unsolicited', 'another group')
+      const texts = this.check(group)
+      await request(this.node, from, this.protocolOf('confirm'), id)
+      report('pulled', { group: group.id.toString('hex'), sender: group.sender, codec: group.fields.codec, texts })
+    }
+  }
+
+  /** Return the texts of a group. Throws Rejected if its prompt or a reward is another here. */
+  check ({ fields, completions }) {
+    const problem = problemAt(fields.promptIndex)
+    const hash = rollout.promptHash(this.tokenizer.encodePrompt(problem.text))
+    if (!this.tokenizer.fingerprint.equals(fields.tokenizer)) throw new rollout.Rejected('tokenizer', 'another')
+    if (!hash.equals(fields.promptHash)) throw new rollout.Rejected('prompt_mismatch', problem.text)
+    const texts = completions.map(({ tokenIds }) => this.tokenizer.decode(tokenIds))
+    if (texts.some((text, index) => score(problem, text) !== completions[index].reward)) {
+      throw new rollout.Rejected('reward_mismatch', problem.text)
+    }
+    return texts
+  }
+
+  /** Make, sign and announce one group: half of its completions are right. */
+  async publish () {
+    const body = this.makeBody(++this.number)
+    const { id, envelope } = await rollout.sealBody(this.lie ? LIES[this.lie](body) : body, this.identity)
+    const numTokens = body.lengths.reduce((sum, length) => sum + length, 0)
+    const announcement = rollout.writeAnnouncement({
+      id, number: body.number, envelopeBytes: envelope.length, numTokens, tokenizer: this.tokenizer.fingerprint.subarray(0, 8),
+      createdMs: body.createdMs
+    })
+    this.own.set(id.toString('hex'), { announcement, envelope })
+    await this.node.services.pubsub.publish(this.topic, announcement)
+    report('published', { group: id.toString('hex') })
+  }
+
+  makeBody (number) {
+    const { group_size: groupSize, temperature, top_p: topP, top_k: topK } = this.manifest.sampling
+    const promptIndex = Math.floor(Math.random() * 2 ** 31)
+    const problem = problemAt(promptIndex)
+    const texts = Array.from({ length: groupSize }, (_, index) => (index % 2 ? '0' : problem.answer))
+    const ids = texts.map((text) => [...this.tokenizer.encode(text), this.tokenizer.endId])
+    return {
+      codec: rollout.CODEC.exact, run: Buffer.from(this.run, 'hex'), sender: this.identity.peer, number, createdMs: Date.now(),
+      task: 'arithmetic', promptIndex, promptHash: rollout.promptHash(this.tokenizer.encodePrompt(problem.text)),
+      model: 'node-peer', tokenizer: this.tokenizer.fingerprint, sampling: { temperature, topP, topK },
+      lengths: ids.map((one) => one.length), finishes: ids.map(() => rollout.FINISH.stop),
+      rewards: texts.map((text) => score(problem, text)), tokenIds: rollout.int32Bytes(ids.flat()),
+      logprobs: rollout.float32Bytes(ids.flat().map((_, index) => LOGPROB - index / 100))
+    }
+  }
+}
+
+/** Return the ids in a request of `fetch` or `confirm`, as hex. */
+const idsIn = (payload) => payload.toString('hex').match(/.{64}/g) ?? []
+
+const [address, run, model, lie] = process.argv.slice(2)
+const identity = await newIdentity()
+const node = await createLibp2p({
+  privateKey: identity.privateKey,
+  addresses: { listen: ['/ip4/127.0.0.1/tcp/0'] },
+  transports: [tcp()],
+  connectionEncrypters: [noise()],
+  streamMuxers: [yamux()],
+  services: { identify: identify(), pubsub: gossipsub({ allowPublishToZeroTopicPeers: true }) }
+})
+const { remotePeer } = await node.dial(multiaddr(address))
+const manifest = await readManifest(node, remotePeer, run)
+const peer = new Peer({ node, identity, run, manifest, tokenizer: new ModelTokenizer(model), lie })
+await peer.start()
+const members = await readMembers(node, remotePeer, run)
+for (const addresses of members.values()) await node.dial(addresses.map((one) => multiaddr(one)))
+report('joined', { peer: identity.text, members: [...members.keys()] })
+setInterval(() => peer.publish(), PUBLISH_EVERY_MS)

@@ -1,0 +1,1 @@
+"""The methods: their table, and the section of the manifest that chooses one."""

@@ -1,0 +1,108 @@
+"""Table of the built-in methods and filters: the only place that lists their names.
+
+It is plain data, so the manifest can check a name without PyTorch. `ftis_node/algorithms/methods.py` has the functions
+that `objective` names. Other packages add methods and filters by entry points (`ftis_node/plugins.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ftis_node.errors import ConfigError
+from ftis_node.plugins import FILTER_GROUP, METHOD_GROUP, describe, find_entry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MethodRow:
+    """Row of one method; `Method` in `ftis_node/algorithms/methods.py` explains the fields."""
+
+    objective: str
+    source: str
+    filtered: bool = False
+    separable: bool = True
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    takes: tuple[str, ...] = ()
+    advantage_scale: str = "std"
+
+
+FILTERS = ("kl", "quantile", "ess")  # formulas in ftis_node/algorithms/filters.py
+FTIS_PAPER = "arXiv 2605.22537"
+ANCHOR = ("anchor_logprobs",)
+FLOOR = ("floor",)
+FILTER = ("filter", "keep_share", "rank_own", "sender_ids")
+GSPO_CLIP = {"eps_low": 3e-4, "eps_high": 4e-4}
+CLIP_HIGHER = {"eps_low": 0.2, "eps_high": 0.28}
+TOKEN_MEAN = {"agg": "token_mean"}
+
+METHODS: Mapping[str, MethodRow] = {
+    "nois": MethodRow(objective="unweighted", takes=ANCHOR, source=FTIS_PAPER),
+    "vis": MethodRow(objective="ratio_clipped", source=FTIS_PAPER),
+    "tis": MethodRow(objective="truncated_weight", takes=FLOOR + ANCHOR, source=FTIS_PAPER),
+    "f-nois": MethodRow(objective="unweighted", filtered=True, takes=FILTER + ANCHOR, source=FTIS_PAPER),
+    "f-vis": MethodRow(objective="ratio_clipped", filtered=True, takes=FILTER, source=FTIS_PAPER),
+    "ftis": MethodRow(objective="truncated_weight", filtered=True, takes=FLOOR + FILTER + ANCHOR, source=FTIS_PAPER),
+    "grpo": MethodRow(objective="ratio_clipped", source="arXiv 2402.03300"),
+    "dr_grpo": MethodRow(
+        objective="ratio_clipped", defaults={"agg": "max_len"}, advantage_scale="mean", source="arXiv 2503.20783"
+    ),
+    "dapo": MethodRow(objective="ratio_clipped", defaults=CLIP_HIGHER | TOKEN_MEAN, source="arXiv 2503.14476"),
+    "gspo": MethodRow(objective="sequence_clipped", defaults=GSPO_CLIP, source="arXiv 2507.18071"),
+    "gspo_token": MethodRow(objective="sequence_clipped_token", defaults=GSPO_CLIP, source="arXiv 2507.18071"),
+    "gepo": MethodRow(
+        objective="group_expectation",
+        takes=("clip", "alpha", "k3_beta"),
+        advantage_scale="mean",
+        source="arXiv 2508.17850",
+    ),
+    "swarm_sapo": MethodRow(objective="unweighted", defaults=CLIP_HIGHER, takes=ANCHOR, source="arXiv 2509.08721"),
+    "topr": MethodRow(objective="tapered", takes=("topr_level",), source="arXiv 2503.14286"),
+    "cispo": MethodRow(objective="truncated_logprob", defaults={"cap": 5.0} | TOKEN_MEAN, source="arXiv 2510.13786"),
+    "mis": MethodRow(objective="masked_weight", takes=("mis_low", "mis_high", *ANCHOR), source="IcePop, masked IS"),
+    "m2po": MethodRow(
+        objective="second_moment",
+        separable=False,
+        defaults=TOKEN_MEAN,
+        takes=("m2_threshold",),
+        source="arXiv 2510.01161",
+    ),
+}
+
+
+def require_method(name: str, package: str | None = None) -> str:
+    """Return the name of a built-in or installed method.
+
+    Raises ValueError if there is none, or if `package` does not provide it.
+    """
+    return _require("method", name, METHODS, METHOD_GROUP, package)
+
+
+def require_filter(name: str) -> str:
+    """Return the name of a built-in or installed filter. Raises ValueError if there is none."""
+    return _require("filter", name, FILTERS, FILTER_GROUP)
+
+
+def _require(kind: str, name: str, known: Iterable[str], group: str, package: str | None = None) -> str:
+    if name in known:
+        if package is not None:
+            raise ValueError(f"package = {package!r} has no effect, because {kind} {name!r} is built in: remove it")
+        return name
+    try:
+        entry = find_entry(group, name, error=ConfigError)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    if entry is None:
+        wanted = f"install {package}" if package else f"install the package that adds it (entry point {group})"
+        names = ", ".join(f"'{one}'" for one in known)
+        raise ValueError(f"no {kind} {name:.64} is installed: {wanted}, or use {names}")
+    if package is not None and _normalized(describe(entry).package) != _normalized(package):
+        raise ValueError(f"{describe(entry)} is installed, but the run needs that of {package}: exchange the packages")
+    return name
+
+
+def _normalized(package: str) -> str:
+    """Return a package's name as registries compare it."""
+    return package.lower().replace("_", "-").replace(".", "-")

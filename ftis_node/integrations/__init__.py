@@ -1,0 +1,1 @@
+"""Use of this project's parts from other trainers."""

@@ -1,0 +1,25 @@
+"""F-TIS and its family as the loss of TRL's `GRPOTrainer`.
+
+Each name is imported at its first use, after a check of TRL's version: TRL changes its trainer between releases.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ftis_node.integrations.trl.grpo import SwarmGRPOTrainer
+
+__all__ = ["SwarmGRPOTrainer"]
+
+_FILES = {"SwarmGRPOTrainer": "grpo"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FILES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from ftis_node.integrations.trl.requirement import require_trl
+
+    require_trl()
+    return getattr(import_module(f"{__name__}.{_FILES[name]}"), name)

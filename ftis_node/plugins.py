@@ -1,0 +1,78 @@
+"""Plug-ins: objects of other installed packages, found by their entry points.
+
+| entry-point group | names | its object |
+|---|---|---|
+| `ftis_node.tasks` | a task | called with the split, returns a `Task` (`tasks/plugins.py`) |
+| `ftis_node.rewards` | a reward | called with a `TaskItem` and a completion's text, returns a number in [0, 1] |
+| `ftis_node.methods` | a loss method | a `Method` (`algorithms/methods.py`) |
+| `ftis_node.filters` | a filter of completions | called with a `Batch` and `Settings`, returns bool `[N]` |
+
+A plug-in is third-party code. ftis-node never fetches one. Listing plug-ins imports none of them, so a broken one
+affects only its users. Each of its exceptions becomes one line that names its package.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, Final
+
+from ftis_node.errors import FtisError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from importlib.metadata import EntryPoint
+
+TASK_GROUP: Final = "ftis_node.tasks"
+REWARD_GROUP: Final = "ftis_node.rewards"
+METHOD_GROUP: Final = "ftis_node.methods"
+FILTER_GROUP: Final = "ftis_node.filters"
+KINDS: Final = {TASK_GROUP: "task", REWARD_GROUP: "reward", METHOD_GROUP: "method", FILTER_GROUP: "filter"}
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """Plug-in as its package declares it, not yet imported. `target` is MODULE:OBJECT."""
+
+    kind: str
+    name: str
+    package: str
+    version: str
+    target: str
+
+    def __str__(self) -> str:
+        return f"the plug-in {self.kind} {self.name!r} of {self.package} {self.version}"
+
+
+def find_plugins(group: str) -> list[Plugin]:
+    """Return all plug-ins of a group, sorted by name and package."""
+    return sorted((describe(entry) for entry in entry_points(group=group)), key=lambda one: (one.name, one.package))
+
+
+def find_entry(group: str, name: str, *, error: type[FtisError]) -> EntryPoint | None:
+    """Return the only entry point with this name; None if there is none. Raises `error` if two packages have it."""
+    found = list(entry_points(group=group, name=name))
+    if len(found) > 1:
+        packages = " and ".join(sorted(describe(entry).package for entry in found))
+        raise error(f"{packages} both have a plug-in {name!r}: uninstall one of them")
+    return found[0] if found else None
+
+
+def describe(entry: EntryPoint) -> Plugin:
+    """Return the plug-in behind an entry point, without importing it."""
+    package, version = (entry.dist.name, entry.dist.version) if entry.dist else ("an unnamed package", "?")
+    return Plugin(kind=KINDS[entry.group], name=entry.name, package=package, version=version, target=entry.value)
+
+
+def call_plugin(plugin: Plugin, work: Callable[[], Any], *, error: type[FtisError]) -> Any:
+    """Run the plug-in's code and return its result.
+
+    Raises a one-line `error` for any exception, even SystemExit; an FtisError passes unchanged.
+    """
+    try:
+        return work()
+    except FtisError:
+        raise
+    except (Exception, SystemExit) as cause:
+        reason = " ".join(f"{type(cause).__name__}: {cause}".split())
+        raise error(f"{plugin} failed: {reason}; report it to its authors, or uninstall it") from cause

@@ -1,0 +1,170 @@
+"""Delivery of groups: confirmations that are pending, unverified or to be repeated, and the bodies sent to each peer.
+
+An announcement may get lost, or the member assigned to pull the group may have left. The repeated announcement reaches
+other members, and the next member in order is assigned (`pulling/assignment.py`).
+
+Only a peer that received the body can confirm a delivery. Every member sees the announcement with the id, so a
+confirmation alone proves nothing. A query verifies each confirmation from another peer before it counts.
+
+A sender repeats an announcement if a confirmation was lost or if the sender restarted. All groups of one sender are
+then confirmed in one call. Senders take turns, so an unresponsive one delays the others by one call.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from math import inf
+
+from ftis_node.backoff import ExponentialBackoff
+
+MAX_SENT_BODIES = 1 << 14
+MAX_UNVERIFIED = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Reannouncement:
+    """A group to announce again; `attempt` counts its earlier announcements."""
+
+    group_id: bytes
+    attempt: int
+
+
+@dataclass(slots=True)
+class _Waiting:
+    attempt: int
+    next_at: float
+
+
+class PendingConfirmations:
+    """Retry queue of unconfirmed groups; above `capacity` the oldest is dropped. `now`: monotonic, in seconds."""
+
+    def __init__(self, *, first_wait_s: float, max_attempts: int = 4, capacity: int = 1024) -> None:
+        """Announce again after `first_wait_s`, then after twice as long each time, at most `max_attempts` times."""
+        self._backoff = ExponentialBackoff(first_s=first_wait_s, ceiling_s=inf)
+        self._max_attempts = max_attempts
+        self._capacity = capacity
+        self._waiting: dict[bytes, _Waiting] = {}  # in the order of their first announcement
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def announced(self, group_id: bytes, *, now: float) -> None:
+        """Add a group that was announced for the first time."""
+        self._waiting[group_id] = _Waiting(attempt=0, next_at=now + self._backoff.delay_s(1))
+        if len(self._waiting) > self._capacity:
+            del self._waiting[next(iter(self._waiting))]
+
+    def confirmed(self, group_id: bytes) -> None:
+        """Remove a group that a peer has confirmed."""
+        self._waiting.pop(group_id, None)
+
+    def due(self, *, now: float) -> list[Reannouncement]:
+        """Return the groups to announce again now; schedules the next attempt of each."""
+        due = []
+        for group_id, waiting in list(self._waiting.items()):
+            if waiting.next_at > now:
+                continue
+            waiting.attempt += 1
+            due.append(Reannouncement(group_id, waiting.attempt))
+            waiting.next_at = now + self._backoff.delay_s(waiting.attempt + 1)
+            if waiting.attempt >= self._max_attempts:
+                del self._waiting[group_id]
+        return due
+
+
+class SentBodies:
+    """Bounded log of bodies sent, by peer. Above `capacity` the oldest entry of the peer with the most is dropped."""
+
+    def __init__(self, *, capacity: int = MAX_SENT_BODIES) -> None:
+        self._capacity = capacity
+        self._sent: dict[str, OrderedDict[bytes, None]] = {}
+        self._num_sent = 0
+
+    def __len__(self) -> int:
+        return self._num_sent
+
+    def note(self, peer_id: str, body_id: bytes) -> None:
+        """Add a body that was sent to a peer completely."""
+        sent = self._sent.setdefault(peer_id, OrderedDict())
+        if body_id in sent:
+            sent.move_to_end(body_id)
+            return
+        sent[body_id] = None
+        self._num_sent += 1
+        if self._num_sent > self._capacity:
+            self._forget_one()
+
+    def has(self, peer_id: str, body_id: bytes) -> bool:
+        """Return whether this body was sent to the peer completely."""
+        return body_id in self._sent.get(peer_id, ())
+
+    def _forget_one(self) -> None:
+        largest = max(self._sent, key=lambda peer_id: len(self._sent[peer_id]))
+        self._sent[largest].popitem(last=False)
+        self._num_sent -= 1
+        if not self._sent[largest]:
+            del self._sent[largest]
+
+
+class UnverifiedConfirmations:
+    """Round-robin queue of (peer, group). Above `capacity` the oldest pair of the peer with the most is dropped."""
+
+    def __init__(self, *, capacity: int = MAX_UNVERIFIED) -> None:
+        self._capacity = capacity
+        self._waiting: dict[str, dict[bytes, None]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def add(self, peer_id: str, group_id: bytes) -> None:
+        """Add the claim of a peer to hold a group."""
+        self._waiting.setdefault(peer_id, {})[group_id] = None
+        if len(self) > self._capacity:
+            self._pop_of(max(self._waiting, key=lambda known: len(self._waiting[known])))
+
+    def take(self, most: int) -> list[tuple[str, bytes]]:
+        """Return up to `most` claims to check, one for each peer; the peers of these claims move to the end."""
+        taken = []
+        for peer_id in list(self._waiting)[:most]:
+            taken.append((peer_id, self._pop_of(peer_id)))
+            if (rest := self._waiting.pop(peer_id, None)) is not None:
+                self._waiting[peer_id] = rest
+        return taken
+
+    def _pop_of(self, peer_id: str) -> bytes:
+        waiting = self._waiting[peer_id]
+        group_id = next(iter(waiting))
+        del waiting[group_id]
+        if not waiting:
+            del self._waiting[peer_id]
+        return group_id
+
+
+class ReconfirmQueue:
+    """Round-robin queue of confirmations to repeat, by sender.
+
+    Above `max_senders` the oldest sender is dropped. Groups above `max_groups` are not added. Dropped groups are
+    announced again.
+    """
+
+    def __init__(self, *, max_senders: int = 256, max_groups: int = 64) -> None:
+        """`max_groups` is per sender."""
+        self._max_senders = max_senders
+        self._max_groups = max_groups
+        self._due: dict[str, dict[bytes, None]] = {}  # in the order of sending
+
+    def add(self, sender: str, group_id: bytes) -> bool:
+        """Add a group of `sender` that this node has; return False if the sender's groups are too many."""
+        groups = self._due.setdefault(sender, {})
+        is_added = len(groups) < self._max_groups
+        if is_added:
+            groups[group_id] = None
+        if len(self._due) > self._max_senders:
+            del self._due[next(iter(self._due))]
+        return is_added
+
+    def take(self) -> tuple[str, list[bytes]] | None:
+        """Return the next sender and its groups, None if the queue is empty."""
+        sender = next(iter(self._due), None)
+        return None if sender is None else (sender, list(self._due.pop(sender)))

@@ -1,0 +1,195 @@
+"""Methods and filters of other packages: a real one, installed by pip; and faulty ones."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from ftis_node.algorithms import find_method, is_separable, method_parameters, policy_loss
+from ftis_node.algorithms.methods import load_method
+from ftis_node.algorithms.plugins import load_filter
+from ftis_node.cli.app import run
+from ftis_node.config.manifest import RunManifest, load_manifest, parse_canonical, parse_manifest
+from ftis_node.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PLUGIN_RUN = """
+name = "a"
+task = "arithmetic"
+[method]
+package = "ftis-node-method-sqrt"
+name = "sqrt_tis"
+"""
+FAULTY = """
+import torch
+from ftis_node.algorithms.methods import Method
+
+def fails(batch, settings):
+    raise RuntimeError("no\\nidea")
+
+def flat(batch, settings):
+    return batch.advantages
+
+failing = Method(objective=fails, source="x")
+broadcast = Method(objective=flat, source="x")
+greedy = Method(objective=flat, source="x", takes=("secret",))
+number = 7
+far = flat
+"""
+
+
+@pytest.fixture(autouse=True)
+def fresh_plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each test loads the plug-ins of its own path."""
+    load_method.cache_clear()
+    load_filter.cache_clear()
+    yield
+    load_method.cache_clear()
+    load_filter.cache_clear()
+
+
+@pytest.fixture
+def sqrt_package(example_method: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.syspath_prepend(example_method)
+    return example_method
+
+
+@pytest.fixture
+def faulty_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "faulty_methods.py").write_text(FAULTY)
+    monkeypatch.delitem(sys.modules, "faulty_methods", raising=False)
+    for package in ("faulty", "other"):
+        info = tmp_path / f"{package}-2.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 2.0\n")
+        own = "".join(f"{name} = faulty_methods:{name}\n" for name in ("failing", "broadcast", "greedy", "number"))
+        (info / "entry_points.txt").write_text(
+            f"[ftis_node.methods]\ntwice = faulty_methods:failing\n{own if package == 'faulty' else ''}"
+            + ("[ftis_node.filters]\nfar = faulty_methods:far\n" if package == "faulty" else "")
+        )
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def _loss(method: str, **params: object) -> tuple[torch.Tensor, dict[str, float], torch.Tensor]:
+    """Four completions of two tokens; rho is 4 at the first two and 1/4 at the others."""
+    behaviour = torch.full((4, 2), -3.0, dtype=torch.float64)
+    shift = torch.tensor([4.0, 4.0, 0.25, 0.25], dtype=torch.float64).log()
+    learner = (behaviour + shift[:, None]).requires_grad_()
+    mask, advantages = torch.ones(4, 2, dtype=torch.bool), torch.tensor([1.0, -1.0, 1.0, -1.0], dtype=torch.float64)
+    loss, metrics = policy_loss(method, learner, behaviour, mask, advantages, torch.tensor([0, 0, 1, 1]), **params)
+    loss.backward()
+    assert learner.grad is not None
+    return loss, metrics, learner.grad
+
+
+@pytest.mark.usefixtures("sqrt_package")
+def test_installed_methods_and_filters_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["tasks"]) == 0
+    out = capsys.readouterr().out
+    assert "plug-in   method sqrt_tis  (ftis-node-method-sqrt 0.1.0, ftis_node_method_sqrt:SQRT_TIS)" in out
+    assert "plug-in   filter good  (ftis-node-method-sqrt 0.1.0, ftis_node_method_sqrt:good)" in out
+
+
+@pytest.mark.usefixtures("sqrt_package")
+def test_the_example_method_weights_by_the_root() -> None:
+    loss, metrics, gradient = _loss("sqrt_tis")
+    assert gradient[:, 0].tolist() == pytest.approx([-2 / 8, 2 / 8, -0.5 / 8, 0.5 / 8])
+    assert _loss("sqrt_tis", cap=1.5)[2][0, 0].item() == pytest.approx(-1.5 / 8), "its weight is capped"
+    assert loss.item() == pytest.approx(0.0)
+    assert metrics["truncated_fraction"] == 0.5, "rho is 4 at half of the tokens, and its cap is 3"
+    assert method_parameters("sqrt_tis")["cap"] == 3.0
+    assert find_method("sqrt_tis").source == "this example"
+
+
+@pytest.mark.usefixtures("sqrt_package")
+def test_the_example_filter_drops_negatives() -> None:
+    _, metrics, gradient = _loss("ftis", filter="good")
+    assert metrics["kept_fraction"] == 0.5
+    assert gradient[1].tolist() == gradient[3].tolist() == [0.0, 0.0]
+    assert gradient[0, 0].item() < 0
+    assert not is_separable("ftis", {"filter": "good"})
+
+
+@pytest.mark.usefixtures("sqrt_package")
+def test_a_manifest_names_the_method_and_its_package() -> None:
+    manifest = parse_manifest(PLUGIN_RUN, source="run.toml")
+    assert (manifest.method.name, manifest.method.package) == ("sqrt_tis", "ftis-node-method-sqrt")
+    assert parse_canonical(manifest.canonical(), source="a peer") == manifest
+    assert parse_manifest(manifest.to_toml(), source="run.toml") == manifest
+    assert manifest.method.given() == {}, "the package is no parameter of the loss"
+    with pytest.raises(ConfigError, match="needs that of another-package"):
+        parse_manifest(PLUGIN_RUN.replace("ftis-node-method-sqrt", "another-package"), source="run.toml")
+    filtered = RunManifest(name="a", task="arithmetic", method={"filter": "good"})
+    assert filtered.method.filter == "good"
+
+
+def test_a_run_whose_package_is_missing_is_refused_in_one_line() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_manifest(PLUGIN_RUN, source="run.toml")
+    line = str(caught.value)
+    assert "no method sqrt_tis is installed: install ftis-node-method-sqrt, or use 'nois'" in line
+    assert "\n" not in line
+    canonical = load_manifest("arithmetic-ftis").canonical().replace(b'"name":"ftis"', b'"name":"sqrt_tis"')
+    with pytest.raises(ConfigError, match=r"run x needs a package .*install the package that adds it") as caught:
+        parse_canonical(canonical, source="run x")
+    assert "another version" not in str(caught.value)
+    with pytest.raises(ConfigError, match="no filter good is installed"):
+        parse_manifest('name = "a"\ntask = "x"\n[method]\nfilter = "good"', source="run.toml")
+    with pytest.raises(ConfigError, match="method 'ftis' is built in"):
+        parse_manifest('name = "a"\ntask = "x"\n[method]\npackage = "p"', source="run.toml")
+
+
+def test_an_unset_package_does_not_change_run_ids() -> None:
+    assert b"package" not in RunManifest(name="a", task="gsm8k").canonical()
+    assert RunManifest(name="a", task="gsm8k", method={"name": "gepo"}).run_id == "bf897aeb5aed4223c53a24aa6ca9ecd6"
+
+
+@pytest.mark.usefixtures("faulty_package")
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("failing", "the plug-in method 'failing' of faulty 2.0 failed: RuntimeError: no idea; report it"),
+        ("broadcast", r"the plug-in method 'broadcast' of faulty 2.0 gave float64 \[4\] instead of float64 \[4, 2\]"),
+        ("greedy", "the plug-in method 'greedy' of faulty 2.0 takes secret, which is no parameter of policy_loss"),
+        ("number", "the plug-in method 'number' of faulty 2.0 is a int, which is not a Method"),
+        ("twice", "faulty and other both have a plug-in 'twice': uninstall one of them"),
+    ],
+)
+def test_a_faulty_method_is_one_line_that_names_its_package(method: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        _loss(method)
+
+
+@pytest.mark.usefixtures("faulty_package")
+def test_a_filter_of_the_wrong_type_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"the plug-in filter 'far' of faulty 2.0 gave float64 \[4\] instead of bool"):
+        _loss("ftis", filter="far")
+
+
+def test_an_installed_method_is_compared_with_a_built_in_one(
+    example_method: Path, tiny_models: dict[str, Path], tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "ftis_node", "compare", "--pair", f"{tiny_models['s']},{tiny_models['m']}"]
+    options = ["--task", "arithmetic:add", "--prompts", "4", "--steps", "2", "--seeds", "1", "--out", str(tmp_path)]
+    path = os.pathsep.join([str(example_method), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [*command, *options, "--methods", "sqrt_tis,ftis:filter=good"],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = list(csv.DictReader((tmp_path / "curves.csv").read_text().splitlines()))
+    assert {(row["method"], row["model"]) for row in rows} == {
+        (method, model) for method in ("sqrt_tis", "ftis:filter=good") for model in ("s", "m")
+    }

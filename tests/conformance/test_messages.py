@@ -1,0 +1,118 @@
+"""`messages.json`, by which other implementations check their verdicts, against the rules here."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ftis_node.config.manifest import parse_canonical
+from ftis_node.errors import RecordError
+from ftis_node.gossip.interface import GossipLimits
+from ftis_node.gossip.rpc.bounds import unpack_ids
+from ftis_node.records.backfill_request import open_backfill_request
+from ftis_node.records.envelope import open_announcement
+from ftis_node.records.group import CompletionStatus
+from ftis_node.records.identity import peer_id_text
+from ftis_node.tasks.arithmetic import ArithmeticTask
+from ftis_node.validation import Refused, ValidationContext, validate
+
+from .make_messages import ACCEPTED, MESSAGES, document
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ftis_node.records.group import PromptRef
+    from ftis_node.tasks.base import TaskItem
+    from ftis_node.tasks.scoring.cost import ScoringCost
+
+STORED: dict[str, Any] = json.loads(MESSAGES.read_text())
+NODE = STORED["node"]
+
+
+class _AsciiTokenizer:
+    """The tokenizer of the file: an id is a character of ASCII, and a prompt is its message alone."""
+
+    fingerprint = NODE["tokenizer"]
+    vocab_size = NODE["vocabulary"]
+    eos_ids = (NODE["end"],)
+
+    def encode_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        (message,) = messages
+        return list(message["content"].encode("ascii"))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(one for one in ids if one not in self.eos_ids).decode("ascii")
+
+
+class _Scorer:
+    """The task in this process."""
+
+    async def score(
+        self, item: TaskItem, texts: Sequence[str], *, cost: ScoringCost | None = None
+    ) -> list[tuple[float, CompletionStatus]]:
+        return [(ArithmeticTask().score(item, text), CompletionStatus.SCORED) for text in texts]
+
+
+async def _resolve(ref: PromptRef, cost: ScoringCost) -> TaskItem:
+    return ArithmeticTask().resolve(ref)
+
+
+def _context() -> ValidationContext:
+    """The node of the file."""
+    used = {
+        (peer_id_text(bytes.fromhex(sender)), number)
+        for sender, numbers in NODE["used_numbers"].items()
+        for number in numbers
+    }
+    banned = {peer_id_text(bytes.fromhex(sender)) for sender in NODE["banned"]}
+    return ValidationContext(
+        manifest=parse_canonical(NODE["manifest"].encode(), source="messages.json"),
+        tokenizer=_AsciiTokenizer(),  # type: ignore[arg-type]
+        resolve=_resolve,
+        scorer=_Scorer(),
+        is_known=lambda group_id: False,
+        has_number=lambda sender, number: (sender, number) in used,
+        is_banned=banned.__contains__,
+        now=lambda: NODE["now_ms"] / 1000,
+    )
+
+
+def _verdict(read: Callable[[bytes], object], data: str, *, prefix: str = "") -> str:
+    """The reason of a record's reader, with the prefix under which the node counts it."""
+    try:
+        read(bytes.fromhex(data))
+    except RecordError as error:
+        return f"{prefix}{error.reason}"
+    return ACCEPTED
+
+
+def _cases(part: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("message", STORED[part], ids=lambda message: message["case"])
+
+
+def test_the_file_is_what_its_script_writes() -> None:
+    assert json.loads(json.dumps(document())) == STORED
+
+
+@_cases("groups")
+async def test_a_group_has_its_verdict(message: dict[str, str]) -> None:
+    verdict = await validate(bytes.fromhex(message["data"]), _context())
+    assert (verdict.refusal.reason if isinstance(verdict, Refused) else ACCEPTED) == message["verdict"]
+
+
+@_cases("announcements")
+def test_an_announcement_has_its_verdict(message: dict[str, str]) -> None:
+    assert _verdict(open_announcement, message["data"], prefix="announcement_") == message["verdict"]
+
+
+@_cases("questions")
+def test_a_question_has_its_verdict(message: dict[str, str]) -> None:
+    assert _verdict(open_backfill_request, message["data"], prefix="question_") == message["verdict"]
+
+
+@_cases("id_lists")
+def test_a_list_of_ids_has_its_verdict(message: dict[str, str]) -> None:
+    verdict = _verdict(lambda data: unpack_ids(data, limits=GossipLimits()), message["data"])
+    assert ("cut" if verdict == "ids" else verdict) == message["verdict"]

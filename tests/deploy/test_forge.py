@@ -1,0 +1,76 @@
+"""What a forge reads: workflows by their schema, the make targets that they run, the templates, the citation."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.deploy.files import ROOT, documents
+
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def test_workflows_agree_with_the_schema() -> None:
+    pytest.importorskip("check_jsonschema", reason="check-jsonschema is not installed: `pip install -e .[dev]`")
+    checker = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows"]
+    done = subprocess.run([*checker, *WORKFLOWS], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda each: each.stem)
+def test_a_workflow_runs_targets_of_the_makefile_with_a_time_limit(workflow) -> None:
+    (document,) = documents(workflow)
+    assert document["permissions"]["contents"] == "read"
+    for name, job in document["jobs"].items():
+        assert "timeout-minutes" in job, name
+        for step in job["steps"]:
+            for target in re.findall(r"^make (\S+)", step.get("run", ""), re.MULTILINE):
+                assert target in TARGETS, f"{name}: there is no `make {target}`"
+
+
+def test_the_workflows_run_what_continuous_integration_runs() -> None:
+    (loop,) = re.findall(r"for target in ([a-z -]+);", (ROOT / ".ci/run").read_text())
+    (checks,) = [each for each in WORKFLOWS if each.stem == "checks"]
+    assert set(re.findall(r"run: make (\S+)", checks.read_text())) == set(loop.split())
+
+
+def test_every_python_of_the_matrix_is_allowed() -> None:
+    (document,) = documents(ROOT / ".github/workflows/checks.yml")
+    pythons = document["jobs"]["test"]["strategy"]["matrix"]["python"]
+    (lowest,) = re.findall(r'requires-python = ">=([\d.]+)"', (ROOT / "pyproject.toml").read_text())
+    assert pythons[0] == lowest
+
+
+def test_issue_forms_have_what_a_form_needs() -> None:
+    forms = sorted(set((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")) - {ROOT / ".github/ISSUE_TEMPLATE/config.yml"})
+    assert forms
+    for form in forms:
+        (document,) = documents(form)
+        assert {"name", "description", "body"} <= set(document), form.name
+        fields = [field for field in document["body"] if field["type"] != "markdown"]
+        names = [field["id"] for field in fields]
+        assert len(set(names)) == len(names)
+        assert any(field.get("validations", {}).get("required") for field in fields), form.name
+
+
+def test_the_hooks_of_pre_commit_can_be_run() -> None:
+    (document,) = documents(ROOT / ".pre-commit-config.yaml")
+    (repository,) = document["repos"]
+    assert repository["repo"] == "local"
+    for hook in repository["hooks"]:
+        program = hook["entry"].split()[0].removeprefix(".venv/bin/")
+        assert program in {"ruff", "python", "mypy"}, hook["id"]
+
+
+def test_the_citation_names_the_paper_of_the_readme() -> None:
+    (citation,) = documents(ROOT / "CITATION.cff")
+    (reference,) = citation["references"]
+    (paper,) = reference["identifiers"]
+    number = paper["value"].removeprefix("arXiv:")
+    readme = (ROOT / "README.md").read_text()
+    assert f"arXiv {number}" in readme
+    assert reference["title"] in readme

@@ -1,0 +1,83 @@
+"""The wheel and the sdist: the same files give the same bytes, and the wheel works without the repository."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node import __version__
+from tests.deploy.files import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+pytest.importorskip("build", reason="the package `build` is not installed: `pip install -e .[dev]`")
+
+BUILD = [sys.executable, "-m", "build", "--no-isolation", "--outdir"]
+WHEEL = f"ftis_node-{__version__}-py3-none-any.whl"
+SDIST = f"ftis_node-{__version__}.tar.gz"
+
+
+def run(command: Sequence[str | Path], folder: Path, **environment: str) -> str:
+    """Run `command` in `folder` and return its output. Fail the test with the output if the exit code is not 0."""
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, check=False, env={**os.environ, **environment}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def build(folder: Path) -> Path:
+    """Build both packages from a copy of the tracked files and return the folder that holds them."""
+    source, packages = folder / "source", folder / "packages"
+    files = run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], ROOT).split("\0")
+    for name in filter(None, files):
+        if (ROOT / name).is_file():
+            copy = source / name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes((ROOT / name).read_bytes())
+    run([*BUILD, packages, "."], source, SOURCE_DATE_EPOCH="1700000000")
+    return packages
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("first"))
+
+
+def test_two_builds_of_the_same_files_give_the_same_bytes(packages: Path, tmp_path: Path) -> None:
+    again = build(tmp_path)
+    assert sorted(each.name for each in packages.iterdir()) == [WHEEL, SDIST]
+    for name in (WHEEL, SDIST):
+        assert (packages / name).read_bytes() == (again / name).read_bytes(), name
+
+
+def test_both_hold_the_pages_and_the_license_and_no_tests(packages: Path) -> None:
+    in_wheel = set(zipfile.ZipFile(packages / WHEEL).namelist())
+    assert f"ftis_node-{__version__}.dist-info/licenses/LICENSE" in in_wheel
+    assert {"ftis_node/_docs/index.md", "ftis_node/_docs/get-started/quickstart.md", "ftis_node/py.typed"} <= in_wheel
+    with tarfile.open(packages / SDIST) as archive:
+        in_sdist = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"LICENSE", "README.md", "docs/index.md", "setup.py"} <= in_sdist
+    assert not [name for name in in_wheel | in_sdist if name.startswith("tests/")]
+
+
+def test_the_installed_wheel_runs_outside_of_the_repository(packages: Path, tmp_path: Path) -> None:
+    target = tmp_path / "installed"
+    run(
+        [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", target, packages / WHEEL], tmp_path
+    )
+    program = [sys.executable, "-m", "ftis_node"]
+    assert run([*program, "--version"], tmp_path, PYTHONPATH=str(target)).strip() == __version__
+    where = run([sys.executable, "-c", "import ftis_node; print(ftis_node.__file__)"], tmp_path, PYTHONPATH=str(target))
+    assert where.startswith(str(target))
+    run([*program, "tiny", "--help"], tmp_path, PYTHONPATH=str(target))
+    page = run([*program, "docs", "quickstart"], tmp_path, PYTHONPATH=str(target), FTIS_HOME=str(tmp_path / "home"))
+    assert "ftis-node" in page

@@ -1,0 +1,161 @@
+"""TRL's trainer with our loss: real steps of a tiny model on the CPU."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from ftis_node.algorithms import policy_loss
+from ftis_node.errors import ConfigError, UsageError
+from ftis_node.integrations import trl as integration
+from ftis_node.integrations.trl import requirement
+from tests.trained_models import trained_model
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # TRL warns of every vLLM that is newer than itself
+    from trl import GRPOConfig
+
+    from ftis_node.integrations.trl import SwarmGRPOTrainer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+GROUP_SIZE, LENGTH = 4, 6
+
+
+def parity_reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    """Differ inside a group, for any model: whether the sum of the ids is even, and a little of the last id."""
+    return [float(sum(ids) % 2) + 0.001 * ids[0] for ids in completion_ids]
+
+
+def make_trainer(folder: Path, *, grpo: dict[str, Any] | None = None, **options: Any) -> SwarmGRPOTrainer:
+    model = trained_model("s")
+    settings: dict[str, Any] = {
+        "output_dir": str(folder),
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "per_device_train_batch_size": 2 * GROUP_SIZE,
+        "num_generations": GROUP_SIZE,
+        "max_completion_length": LENGTH,
+        "max_steps": 1,
+        "learning_rate": 1e-3,
+        "lr_scheduler_type": "constant",
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "logging_steps": 1,
+    }
+    return SwarmGRPOTrainer(
+        model=str(model),
+        reward_funcs=parity_reward,
+        args=GRPOConfig(**settings | (grpo or {})),
+        train_dataset=Dataset.from_dict({"prompt": [f"{number}+{number + 3}=" for number in range(16)]}),
+        processing_class=AutoTokenizer.from_pretrained(model),
+        **options,
+    )
+
+
+class Recorded(SwarmGRPOTrainer):
+    """Keeps the micro-batches of a step, their losses, and the weights before it."""
+
+    def _compute_loss(self, model: Any, inputs: Any) -> torch.Tensor:
+        if not hasattr(self, "seen"):
+            self.seen: list[tuple[Any, float]] = []
+            self.before = copy.deepcopy(model.state_dict())
+        loss = super()._compute_loss(model, inputs)
+        self.seen.append((inputs, float(loss.detach())))
+        return loss
+
+
+def logprobs_by_hand(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Each row alone and without padding: `[N, T]`, 0 outside the mask."""
+    found = torch.zeros(inputs["completion_ids"].shape)
+    for row, (prompt, completion) in enumerate(zip(inputs["prompt_ids"], inputs["completion_ids"], strict=True)):
+        prompt = prompt[inputs["prompt_mask"][row].bool()]
+        completion = completion[inputs["completion_mask"][row].bool()]
+        with torch.no_grad():
+            logits = model(torch.cat([prompt, completion])[None]).logits[0]
+        logps = logits.log_softmax(-1)[len(prompt) - 1 : -1]
+        found[row, : len(completion)] = logps[torch.arange(len(completion)), completion]
+    return found
+
+
+@pytest.mark.parametrize("method", ["ftis", "cispo", "topr"])
+def test_a_real_step_minimizes_our_loss(tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.SwarmGRPOTrainer", Recorded)
+    trainer = make_trainer(
+        tmp_path,
+        method=method,
+        method_params={"cap": 1.5},
+        grpo={"per_device_train_batch_size": GROUP_SIZE, "gradient_accumulation_steps": 2},
+    )
+    trainer.train()
+    assert isinstance(trainer, Recorded)
+    assert len(trainer.seen) == 2
+    before = AutoModelForCausalLM.from_pretrained(trained_model("s"))
+    before.load_state_dict(trainer.before)
+    for inputs, loss in trainer.seen:
+        logps = logprobs_by_hand(before, inputs)
+        mask = inputs["completion_mask"].bool()
+        expected, _ = policy_loss(method, logps, logps, mask, inputs["advantages"], inputs["group_ids"], cap=1.5)
+        assert loss == pytest.approx(float(expected) / 2, abs=1e-5)
+    assert any(abs(loss) > 1e-4 for _, loss in trainer.seen), "a loss of 0 compares nothing"
+    moved = zip(before.parameters(), trainer.model.parameters(), strict=True)
+    assert any(not torch.equal(old, new) for old, new in moved)
+    assert "kept_fraction" in trainer.state.log_history[0]
+
+
+def test_the_gradient_is_that_of_the_method(tmp_path: Path) -> None:
+    """The loss reads the sampler's log-probs, and the learner's own for a row without them."""
+    trainer = make_trainer(tmp_path, method_params={"cap": 1.5})
+    inputs = trainer._generate_and_score_completions([{"prompt": "1+4="}] * GROUP_SIZE)
+    learner, mask = trainer._learner_logprobs(trainer.model, inputs)
+    behaviour = learner.detach() - 1
+    behaviour[0] = torch.nan
+    loss = trainer._compute_loss(trainer.model, {**inputs, "sampling_per_token_logps": behaviour})
+    filled = torch.where(behaviour.isnan(), learner.detach(), behaviour)
+    group_ids = torch.zeros(GROUP_SIZE, dtype=torch.int64)
+    expected, figures = policy_loss("ftis", learner, filled, mask, inputs["advantages"], group_ids, cap=1.5)
+    assert float(loss) == pytest.approx(float(expected), abs=1e-6)
+    assert 0 < figures["truncated_fraction"] < 1, "only the rows of the other sampler are truncated"
+
+
+@pytest.mark.parametrize(
+    ("grpo", "options", "words"),
+    [
+        ({"beta": 0.1}, {}, "beta has no effect"),
+        ({}, {"method": "dr_grpo"}, "scale_rewards='none'"),
+        (
+            {"per_device_train_batch_size": 4, "steps_per_generation": 2, "scale_rewards": "none"},
+            {"method": "gepo"},
+            "steps_per_generation=1",
+        ),
+        (
+            {"per_device_train_batch_size": 4, "steps_per_generation": 2},
+            {"method_params": {"denominator": "kept"}},
+            "steps_per_generation=1",
+        ),
+    ],
+)
+def test_settings_that_the_loss_cannot_follow_are_refused(
+    tmp_path: Path, grpo: dict[str, Any], options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make_trainer(tmp_path, grpo=grpo, **options)
+
+
+def test_another_release_of_trl_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requirement, "version", lambda _: "1.17.0")
+    with pytest.raises(UsageError) as caught:
+        integration.SwarmGRPOTrainer  # noqa: B018
+    assert str(caught.value) == (
+        "ftis_node.integrations.trl needs trl 1.16.0, and trl 1.17.0 is installed: run `pip install 'ftis-node[trl]'`"
+    )

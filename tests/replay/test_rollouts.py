@@ -1,0 +1,57 @@
+"""The public names of the package: light to import, rollouts as tables, envelopes verified."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+import ftis_node
+from ftis_node.config.home import Home
+from ftis_node.errors import ConfigError, RecordError
+from ftis_node.records.envelope import Accepted, seal_group
+from ftis_node.replay.buffer import ReplayBuffer
+from tests.conftest import PROMPT_IDS, make_group
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ftis_node.records.identity import Identity
+
+
+def test_the_import_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, ftis_node; ftis_node.Manifest; ftis_node.ReplayBuffer; ftis_node.Task; ftis_node.decode_envelope\n"
+        "ftis_node.Node\n"
+        "sys.exit(' '.join({'torch', 'hivemind', 'transformers', 'pandas', 'datasets'} & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_rollouts_are_read_while_the_buffer_is_open(tmp_path: Path, identity: Identity) -> None:
+    with pytest.raises(ConfigError, match="no replay buffer"):
+        ftis_node.ReplayBuffer.open(tmp_path)
+    buffer = ReplayBuffer(Home(tmp_path).replay)
+    group = make_group(identity)
+    envelope = seal_group(group, identity)
+    assert buffer.admit(Accepted(envelope, envelope.to_bytes(), group, tuple(PROMPT_IDS)), own=False)
+    rollouts = ftis_node.ReplayBuffer.open(str(tmp_path))
+    frame, dataset = rollouts.to_pandas(), rollouts.to_dataset()
+    buffer.close()
+    assert list(frame["reward"]) == dataset["reward"][:] == [1.0, 0.0]
+    assert dataset["token_ids"][0] == [10, 11, 2]
+
+
+def test_an_envelope_is_decoded_only_with_its_senders_signature(identity: Identity) -> None:
+    group = make_group(identity)
+    data = seal_group(group, identity).to_bytes()
+    assert ftis_node.decode_envelope(data).rewards == group.rewards
+    with pytest.raises(RecordError) as caught:
+        ftis_node.decode_envelope(data[:-1] + bytes([data[-1] ^ 1]))
+    assert caught.value.reason == "signature"
+    for broken in (b"", b"\xff" * 40, data[:-1], bytes(5 << 20)):
+        with pytest.raises(RecordError):
+            ftis_node.decode_envelope(broken)

@@ -1,0 +1,98 @@
+"""Unconfirmed groups are announced again, claims are verified, and confirmations are repeated in turn."""
+
+from __future__ import annotations
+
+from ftis_node.swarm.delivery import (
+    PendingConfirmations,
+    Reannouncement,
+    ReconfirmQueue,
+    SentBodies,
+    UnverifiedConfirmations,
+)
+
+GROUP, OTHER = b"g" * 32, b"o" * 32
+
+
+def test_it_is_announced_again_ever_more_rarely_and_then_given_up() -> None:
+    waiting = PendingConfirmations(first_wait_s=10.0, max_attempts=3)
+    waiting.announced(GROUP, now=0.0)
+    times = [now for now in range(200) for _ in waiting.due(now=float(now))]
+    assert times == [10, 30, 70]
+    assert len(waiting) == 0
+
+
+def test_the_attempt_is_counted_and_a_confirmation_ends_it() -> None:
+    waiting = PendingConfirmations(first_wait_s=10.0)
+    waiting.announced(GROUP, now=0.0)
+    waiting.announced(OTHER, now=5.0)
+    assert waiting.due(now=9.9) == []
+    assert waiting.due(now=10.0) == [Reannouncement(GROUP, 1)]
+    waiting.confirmed(GROUP)
+    assert waiting.due(now=100.0) == [Reannouncement(OTHER, 1)]
+
+
+def test_of_too_many_the_oldest_are_given_up() -> None:
+    waiting = PendingConfirmations(first_wait_s=1.0, capacity=2)
+    for number in range(3):
+        waiting.announced(bytes([number]) * 32, now=0.0)
+    assert [due.group_id[0] for due in waiting.due(now=1.0)] == [1, 2]
+
+
+def test_a_delivery_is_one_peers_and_one_groups() -> None:
+    sent = SentBodies()
+    sent.note("a", b"1")
+    sent.note("a", b"1")
+    assert sent.has("a", b"1")
+    assert not sent.has("a", b"2")
+    assert not sent.has("b", b"1")
+    assert len(sent) == 1
+
+
+def test_who_takes_most_makes_others_forgotten_last() -> None:
+    sent = SentBodies(capacity=10)
+    sent.note("honest", b"x")
+    for number in range(1000):
+        sent.note("greedy", number.to_bytes(2, "big"))
+    assert len(sent) == 10
+    assert sent.has("honest", b"x")
+    assert sent.has("greedy", (999).to_bytes(2, "big"))
+    for number in range(100):
+        sent.note(f"identity {number}", b"x")
+    assert len(sent) == 10
+
+
+def test_claims_are_taken_in_turn_and_bounded() -> None:
+    claims = UnverifiedConfirmations(capacity=6)
+    claims.add("honest", b"x")
+    for number in range(100):
+        claims.add("loud", bytes([number]))
+    claims.add("loud", bytes([99]))
+    assert len(claims) == 6
+    assert claims.take(8) == [("honest", b"x"), ("loud", bytes([95]))]
+    claims.add("late", b"y")
+    assert claims.take(1) == [("loud", bytes([96]))]
+    assert claims.take(1) == [("late", b"y")]
+    assert [claims.take(1) for _ in range(3)] == [[("loud", bytes([number]))] for number in (97, 98, 99)]
+    assert claims.take(8) == []
+
+
+def test_all_of_a_sender_at_once_and_senders_in_turn() -> None:
+    queue = ReconfirmQueue()
+    for sender, group_id in (("a", b"1"), ("b", b"2"), ("a", b"3"), ("a", b"1")):
+        queue.add(sender, group_id)
+    assert queue.take() == ("a", [b"1", b"3"])
+    queue.add("a", b"4")
+    assert queue.take() == ("b", [b"2"]), "it comes before one that was told a moment ago"
+    assert queue.take() == ("a", [b"4"])
+    assert queue.take() is None
+
+
+def test_too_many_are_forgotten() -> None:
+    queue = ReconfirmQueue(max_senders=2, max_groups=2)
+    for group_id in (b"1", b"2", b"3"):
+        queue.add("a", group_id)
+    queue.add("b", b"4")
+    assert queue.take() == ("a", [b"1", b"2"])
+    for sender in ("c", "d"):
+        queue.add(sender, b"5")
+    assert [queue.take(), queue.take()] == [("c", [b"5"]), ("d", [b"5"])], "b was here longest"

@@ -1,0 +1,23 @@
+"""When a small message goes at once, and when it waits for others."""
+
+from __future__ import annotations
+
+import pytest
+
+from ftis_node.swarm.send_window import SendWindow
+
+
+def test_an_idle_destination_waits_for_nothing_and_a_busy_one_until_the_window_ends() -> None:
+    window = SendWindow(window_s=0.5)
+    assert window.wait_s("a", now=10.0) == 0
+    window.sent("a", now=10.0)
+    assert window.wait_s("a", now=10.1) == pytest.approx(0.4)
+    assert window.wait_s("b", now=10.1) == 0
+    assert window.wait_s("a", now=10.5) == 0
+
+
+def test_the_destinations_are_bounded_and_the_dropped_one_counts_as_idle() -> None:
+    window = SendWindow(window_s=0.5, capacity=2)
+    for at, name in enumerate(["a", "b", "a", "c"]):
+        window.sent(name, now=at / 100)
+    assert [name for name in "abc" if window.wait_s(name, now=0.1)] == ["a", "c"]
