@@ -49,8 +49,9 @@ MAPPED = """
 import ctypes, sys
 from ftis_node.workers.fork_server import set_allocator
 from ftis_node.learner.client import KEEPS_FREED_BLOCKS
+NAMES = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keep"
 class Info(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_size_t) for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keep".split()]
+    _fields_ = [(name, ctypes.c_size_t) for name in NAMES.split()]
 libc = ctypes.CDLL(None)
 libc.mallinfo2.restype = Info
 libc.malloc.restype = libc.calloc.restype = ctypes.c_void_p
@@ -152,7 +153,7 @@ async def test_a_missing_module_is_left_to_the_workers(make_supervisor: MakeSupe
 async def test_a_stop_during_the_imports_ends_the_server(make_supervisor: MakeSupervisor, tmp_path: Path) -> None:
     supervisor = make_supervisor(preloading=preloading_of(tmp_path))
     starting = asyncio.create_task(supervisor.start())
-    while not fork_servers():
+    while not fork_servers():  # noqa: ASYNC110  # of another process: there is nothing to await
         await asyncio.sleep(0.01)
     await supervisor.stop()
     with pytest.raises(WorkerDiedError):
