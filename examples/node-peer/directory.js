@@ -10,15 +10,12 @@ import { shortHash } from './rollout.js'
 import { find } from './streams.js'
 
 const DIRECTORY_DOMAIN = 'ftis-node/directory/1\n'
-const DICTIONARY = 0x50
 const KIND = { member: 2, manifest: 3 }
 const HEAD_BYTES = 112
-const NUM_BUCKETS = 64
-const CALL_KEYS = 16
-const MAX_MANIFEST_BYTES = 65536
+const [NUM_BUCKETS, CALL_KEYS, MAX_MANIFEST_BYTES] = [64, 16, 65536]
 
 const extensionCodec = new ExtensionCodec()
-extensionCodec.register({ type: DICTIONARY, decode: (data) => decode(data)[2] })
+extensionCodec.register({ type: 0x50, decode: (data) => decode(data)[2] })
 
 const keyId = (key) => createHash('sha1').update(encode(key)).digest()
 

@@ -101,11 +101,9 @@ class Peer {
   async publish () {
     const body = this.makeBody(++this.number)
     const { id, envelope } = await rollout.sealBody(this.lie ? LIES[this.lie](body) : body, this.identity)
-    const numTokens = body.lengths.reduce((sum, length) => sum + length, 0)
-    const announcement = rollout.writeAnnouncement({
-      id, number: body.number, envelopeBytes: envelope.length, numTokens, tokenizer: this.tokenizer.fingerprint.subarray(0, 8),
-      createdMs: body.createdMs
-    })
+    const { number, createdMs, tokenizer } = body
+    const claims = { numTokens: body.tokenIds.length / 4, envelopeBytes: envelope.length, tokenizer: tokenizer.subarray(0, 8) }
+    const announcement = rollout.writeAnnouncement({ id, number, createdMs, ...claims })
     this.own.set(id.toString('hex'), { announcement, envelope })
     await this.node.services.pubsub.publish(this.topic, announcement)
     report('published', { group: id.toString('hex') })

@@ -9,13 +9,11 @@ import protobuf from 'protobufjs'
 import { isSignedBy, peerIdText } from './identity.js'
 
 const root = protobuf.loadSync(fileURLToPath(new URL('../../proto/rollout.proto', import.meta.url)))
-const [Envelope, Body, Announcement, Question] = ['Envelope', 'Body', 'Announcement', 'Question'].map(
-  (name) => root.lookupType(`ftis.v1.${name}`)
-)
+const [Envelope, Body, Announcement] = ['Envelope', 'Body', 'Announcement'].map((name) => root.lookupType(`ftis.v1.${name}`))
 
-export const CODEC = { exact: 1, text: 2, lossless: 3, lossy: 4 }
-export const FINISH = { stop: 1, length: 2, abort: 3 }
-export const ENVELOPE_DOMAIN = 'ftis-node/envelope/1\n'
+export const CODEC = { exact: 1, lossless: 3, lossy: 4 }
+export const FINISH = { stop: 1, length: 2 }
+const ENVELOPE_DOMAIN = 'ftis-node/envelope/1\n'
 const MAX_GROUP_TOKENS = 524288
 const LOGPROB_PLANES = { [CODEC.lossless]: 4, [CODEC.lossy]: 3 }
 
@@ -32,9 +30,7 @@ export const sha256 = (data) => createHash('sha256').update(data).digest()
 /** Return the first 16 bytes of a SHA-256: run ids, prompt hashes, fingerprints of tokenizers. */
 export const shortHash = (data) => sha256(data).subarray(0, 16)
 
-/** Return the hash of a prompt by its token ids. */
 export const promptHash = (ids) => shortHash(int32Bytes(ids))
-
 export const int32Bytes = (values) => Buffer.from(Int32Array.from(values).buffer)
 export const float32Bytes = (values) => Buffer.from(Float32Array.from(values).buffer)
 
@@ -43,7 +39,6 @@ const write = (type, fields) => Buffer.from(type.encode(type.fromObject(fields))
 
 export const writeAnnouncement = (fields) => write(Announcement, { schema: 1, ...fields })
 export const readAnnouncement = (data) => read(Announcement, data)
-export const readQuestion = (data) => read(Question, data)
 
 /** Sign a body. Return the id of its group and the envelope. */
 export async function sealBody (fields, identity) {
@@ -83,9 +78,9 @@ function readCompletions (fields) {
   let start = 0
   return lengths.map((length, index) => {
     const end = start + length
-    const part = { tokenIds: tokenIds.slice(start, end), logprobs: logprobs.slice(start, end) }
+    const [ids, values] = [tokenIds.slice(start, end), logprobs.slice(start, end)]
     start = end
-    return { ...part, reward: rewards[index], finish: finishes[index] }
+    return { tokenIds: ids, logprobs: values, reward: rewards[index] }
   })
 }
 
@@ -100,7 +95,7 @@ function readTokens (fields, numTokens) {
   if (logprobPlanes.length !== LOGPROB_PLANES[codec]) throw new Rejected('malformed', 'log-prob planes')
   const ids = idPlanes.map((plane) => readPlane(plane, numTokens))
   const values = logprobPlanes.map((plane) => readPlane(plane, numTokens))
-  return { tokenIds: joinPlanes(ids, numTokens), logprobs: codec === CODEC.lossy ? lossy(values) : lossless(values, numTokens) }
+  return { tokenIds: joinPlanes(ids), logprobs: codec === CODEC.lossy ? lossy(values) : lossless(values) }
 }
 
 /** Return a copy of the bytes in a buffer of their own, as typed arrays need it. */
@@ -117,12 +112,11 @@ function readPlane (frame, numTokens) {
   return plane
 }
 
-function joinPlanes (planes, numTokens) {
-  return Uint32Array.from({ length: numTokens }, (_, index) =>
-    planes.reduce((value, plane, place) => value + plane[index] * 2 ** (8 * place), 0))
-}
+/** Return the numbers whose bytes, the lowest first, are in these planes. */
+const joinPlanes = (planes) => Uint32Array.from(planes[0], (_, index) =>
+  planes.reduce((value, plane, place) => value + plane[index] * 2 ** (8 * place), 0))
 
-const lossless = (planes, numTokens) => new Float32Array(joinPlanes(planes, numTokens).buffer)
+const lossless = (planes) => new Float32Array(joinPlanes(planes).buffer)
 
 function lossy ([low, middle, high]) {
   if (low.some((byte) => byte > 31) || high.some((byte) => byte > 7)) throw new Rejected('malformed', 'lossy planes')

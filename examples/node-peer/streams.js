@@ -5,8 +5,7 @@ import { randomBytes } from 'node:crypto'
 import protobuf from 'protobufjs'
 
 const KIND = { request: 1, item: 2, end: 3, busy: 4 }
-const HEAD_BYTES = 5
-const MAX_FRAME_BYTES = 4 << 20
+const [HEAD_BYTES, MAX_FRAME_BYTES] = [5, 4 << 20]
 
 function frame (kind, payload = Buffer.alloc(0)) {
   const head = Buffer.alloc(HEAD_BYTES)
@@ -59,12 +58,8 @@ export async function request (node, peer, protocol, question) {
 
 /** Answer one request with the items that `answer` returns for its payload. */
 export async function serve (stream, answer) {
-  for await (const { kind, payload } of frames(stream.source)) {
-    if (kind !== KIND.request) break
-    const items = await answer(payload)
-    await stream.sink([...items.map((item) => frame(KIND.item, item)), frame(KIND.end)])
-    break
-  }
+  const { value: { payload } } = await frames(stream.source).next()
+  await stream.sink([...answer(payload).map((item) => frame(KIND.item, item)), frame(KIND.end)])
   await stream.close()
 }
 
