@@ -1,4 +1,4 @@
-"""F-TIS and its family as the loss of TRL's `GRPOTrainer`.
+"""F-TIS and its family as the loss of TRL's `GRPOTrainer`, with groups of a swarm in its batches.
 
 Each name is imported at its first use, after a check of TRL's version: TRL changes its trainer between releases.
 """
@@ -9,11 +9,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ftis_node.integrations.trl.foreign_groups import ForeignGroups
     from ftis_node.integrations.trl.grpo import SwarmGRPOTrainer
 
-__all__ = ["SwarmGRPOTrainer"]
+__all__ = ["ForeignGroups", "SwarmGRPOTrainer"]
 
-_FILES = {"SwarmGRPOTrainer": "grpo"}
+_FILES = {"ForeignGroups": "foreign_groups", "SwarmGRPOTrainer": "grpo"}
 
 
 def __getattr__(name: str) -> Any:
