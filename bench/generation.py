@@ -36,15 +36,19 @@ from ftis_node.generation.engines.vllm_options import engine_arguments, environm
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.lab.random_models import SHAPES, save_random_model
+from ftis_node.lab.train_groups import pack_train_group
 from ftis_node.learner.client import LearnerClient
-from ftis_node.learner.messages import LearnerBoot, TrainCompletion, TrainGroup
+from ftis_node.learner.data.groups import UnpackedGroup
+from ftis_node.learner.messages import LearnerBoot
 from ftis_node.models import resolve_model
 from ftis_node.records.group import SamplingSettings
+from ftis_node.records.token_batch import TokenBatch
 from ftis_node.workers.weights.store import PublishedWeights
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
+    from ftis_node.learner.messages import TrainGroup
     from ftis_node.workers.weights.store import WeightProof
 
 NUM_GROUPS, GROUP_SIZE = 32, 8
@@ -316,22 +320,17 @@ def learner_boot(folder: Path, weights: Path, options: argparse.Namespace) -> Le
 def group(step: int, number: int) -> TrainGroup:
     """Random tokens, half of the completions right."""
     random = np.random.default_rng((step, number))
-    return TrainGroup(
+    unpacked = UnpackedGroup(
         group_id=f"{step}-{number}",
         advantage_key=f"{step}-{number}",
         own=True,
         policy_version=0,
         policy_version_newest=0,
-        prompt_ids=random.integers(5, 300, 16).astype("<i4").tobytes(),
-        completions=tuple(
-            TrainCompletion(
-                token_ids=random.integers(5, 300, 16).astype("<i4").tobytes(),
-                logprobs=np.full(16, -6.0, "<f4").tobytes(),
-                reward=float(position % 2),
-            )
-            for position in range(4)
-        ),
+        prompt_ids=random.integers(5, 300, 16).astype(np.int32),
+        tokens=TokenBatch.from_parts(list(random.integers(5, 300, (4, 16))), [np.full(16, -6.0)] * 4),
+        rewards=(0.0, 1.0, 0.0, 1.0),
     )
+    return pack_train_group(unpacked)
 
 
 def memory_disk() -> str | None:

@@ -24,8 +24,9 @@ from ftis_node.generation.messages import GenerationBoot
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.lab.random_models import SHAPES
 from ftis_node.learner.checkpoint.publish_weights import Publisher, proof_of
-from ftis_node.learner.data.batch import make_batch, make_micro_batches
-from ftis_node.learner.messages import LearnerBoot, TrainCompletion, TrainGroup
+from ftis_node.learner.data.batch import batch_of, make_micro_batches
+from ftis_node.learner.data.groups import UnpackedGroup
+from ftis_node.learner.messages import LearnerBoot
 from ftis_node.learner.model.policy import load_unchecked
 from ftis_node.memory.generator import generator_memory
 from ftis_node.memory.learner_memory import Workload
@@ -125,7 +126,7 @@ async def _probe(options: Options, shape: str) -> dict[str, Any]:
             results = await asyncio.gather(
                 *(_generate(client, prompt, num=sizes.completions, tokens=sizes.tokens) for prompt in prompts)
             )
-    batch = make_batch([_group(str(n), *pair) for n, pair in enumerate(zip(prompts, results, strict=True))])
+    batch = batch_of([_group(str(n), *pair) for n, pair in enumerate(zip(prompts, results, strict=True))])
     differences = []
     with torch.no_grad():
         for part in make_micro_batches(batch, max_tokens=8192):
@@ -234,16 +235,14 @@ def _prompts(number: int) -> list[list[int]]:
     return found
 
 
-def _group(name: str, prompt: list[int], result: GenerationResult) -> TrainGroup:
-    return TrainGroup(
+def _group(name: str, prompt: list[int], result: GenerationResult) -> UnpackedGroup:
+    return UnpackedGroup(
         group_id=name,
         advantage_key=name,
         own=True,
         policy_version=1,
         policy_version_newest=1,
-        prompt_ids=np.asarray(prompt, dtype="<i4").tobytes(),
-        completions=tuple(
-            TrainCompletion(each.token_ids.tobytes(), each.logprobs.tobytes(), reward=0.0)
-            for each in result.completions
-        ),
+        prompt_ids=np.asarray(prompt, dtype=np.int32),
+        tokens=result.tokens,
+        rewards=(0.0,) * len(result.tokens),
     )
