@@ -1,10 +1,7 @@
 /** A tokenizer of a model folder, its fingerprint, and the prompts of the tiny models' chat template. */
-
 import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
-
 import { Tokenizer } from '@huggingface/tokenizers'
-
 import { shortHash } from './rollout.js'
 
 const PROBES = [ // as the page has them
@@ -38,12 +35,11 @@ export class ModelTokenizer {
     const { vocab, merges } = this._file.model
     const added = this._file.added_tokens.map(({ content, id }) => [content, id])
     const tokens = new Map([...Object.entries(vocab), ...added])
-    const special = this._file.added_tokens.filter((token) => token.special)
     return {
       ends: [this._specialId(this._config.bos_token), this.endId],
       merges: (merges ?? []).map((merge) => (typeof merge === 'string' ? merge.split(' ') : merge)),
       probes: PROBES.map((text) => this.encode(text)),
-      special: special.map(({ id, content }) => [id, content]).sort(([a], [b]) => a - b),
+      special: this._file.added_tokens.filter((token) => token.special).map(({ id, content }) => [id, content]).sort(([a], [b]) => a - b),
       vocabulary: [...tokens].sort(([a], [b]) => Buffer.compare(Buffer.from(a), Buffer.from(b)))
     }
   }
