@@ -200,7 +200,6 @@ SHARED_FILE_NAMES = {
     "help": "the help page: its text, and its screen",
     "hub": "downloads from the hub",
     "identity": "the node's key, and its command",
-    "identity_backup": "the backup of the key: its form, and its file",
     "limits": "limits of the machine: settings, and checks",
     "messages": "messages between two parts",
     "optimizer": "the optimizer: settings, and steps",

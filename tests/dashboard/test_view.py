@@ -140,7 +140,10 @@ def test_a_stopped_node_is_faded_and_says_what_to_do() -> None:
     assert _words(STOPPED) == ["stopped"] * 3
     assert "as asked, 1 min ago" in _texts(answer_lines(STOPPED))
     assert RUNNING.start_command in _texts(next_lines(STOPPED))
+    assert next_lines(STOPPED)[0][0].tone is Tone.PLAIN
+    assert "stopped" in [span.text for span in head_line(STOPPED) if span.tone is Tone.FAINT]
     killed = replace(STOPPED, status=RUNNING.status)
+    assert next_lines(killed)[0][0].tone is Tone.WARN
     assert _words(killed) == ["no"] * 3 and "killed, or a fault" in _texts(answer_lines(killed))
     assert _words(replace(RUNNING, phase=NodePhase.SILENT))[2] == "no"
 

@@ -187,8 +187,9 @@ def next_lines(snapshot: NodeSnapshot) -> tuple[Line, ...]:
     if snapshot.phase is not NodePhase.STOPPED:
         return _waiting(snapshot)
     told = f"status of {moment(snapshot.reported_at)}" if snapshot.reported_at else "it left no status"
+    tone = Tone.PLAIN if health_of(snapshot).healthy.is_well else Tone.WARN
     return (
-        line(Span(f"{told}; start it again (? shows the whole command):", Tone.WARN)),
+        line(Span(f"{told}; start it again (? shows the whole command):", tone)),
         line("  ", Span(snapshot.start_command, Tone.STRONG)),
     )
 

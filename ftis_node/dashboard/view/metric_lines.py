@@ -32,7 +32,7 @@ STATE_TONES = {
     "failed": Tone.BAD,
     "backing-off": Tone.BAD,
     "silent": Tone.BAD,
-    "stopped": Tone.WARN,
+    "stopped": Tone.FAINT,  # a user stopped it; after a fault the answer `healthy` is in red
 }
 
 
