@@ -1,25 +1,17 @@
 /** The run's directory: its manifest and its members, each in an entry that its owner signed. */
-
 import { createHash } from 'node:crypto'
 import { inflateSync } from 'node:zlib'
-
 import { ExtensionCodec, decode, encode } from '@msgpack/msgpack'
-
 import { isSignedBy, peerIdText } from './identity.js'
 import { shortHash } from './rollout.js'
 import { find } from './streams.js'
 
 const DIRECTORY_DOMAIN = 'ftis-node/directory/1\n'
-const DICTIONARY = 0x50
 const KIND = { member: 2, manifest: 3 }
-const HEAD_BYTES = 112
-const NUM_BUCKETS = 64
-const CALL_KEYS = 16
-const MAX_MANIFEST_BYTES = 65536
+const [HEAD_BYTES, NUM_BUCKETS, CALL_KEYS, MAX_MANIFEST_BYTES] = [112, 64, 16, 65536]
 
 const extensionCodec = new ExtensionCodec()
-extensionCodec.register({ type: DICTIONARY, decode: (data) => decode(data)[2] })
-
+extensionCodec.register({ type: 0x50, decode: (data) => decode(data)[2] })
 const keyId = (key) => createHash('sha1').update(encode(key)).digest()
 
 /** Return the run's manifest. Throws if the directory has none whose hash is the run id. */

@@ -1,11 +1,8 @@
 /**
  * A generator in a run: it pulls, checks and confirms the groups of others, and publishes its own.
- *
  *     node peer.js BOOTSTRAP_ADDRESS RUN MODEL_FOLDER [LIE]
- *
  * It prints one JSON object a line. With a LIE (a name in `LIES`) its groups break that rule. Ctrl-C ends it.
  */
-
 import { gossipsub } from '@chainsafe/libp2p-gossipsub'
 import { noise } from '@chainsafe/libp2p-noise'
 import { yamux } from '@chainsafe/libp2p-yamux'
@@ -13,7 +10,6 @@ import { identify } from '@libp2p/identify'
 import { tcp } from '@libp2p/tcp'
 import { multiaddr } from '@multiformats/multiaddr'
 import { createLibp2p } from 'libp2p'
-
 import { problemAt, score } from './arithmetic.js'
 import { readManifest, readMembers } from './directory.js'
 import { newIdentity } from './identity.js'
@@ -24,12 +20,10 @@ import { ModelTokenizer } from './tokenizer.js'
 // libp2p calls it; Node 20 lacks it.
 Promise.withResolvers ??= function () {
   const made = {}
-  made.promise = new this((resolve, reject) => Object.assign(made, { resolve, reject }))
-  return made
+  return Object.assign(made, { promise: new this((resolve, reject) => Object.assign(made, { resolve, reject })) })
 }
 
 const PUBLISH_EVERY_MS = 3000
-const LOGPROB = -0.7
 const LIES = {
   reward_mismatch: (body) => ({ ...body, rewards: body.rewards.map((reward) => 1 - reward) }),
   prompt_mismatch: (body) => ({ ...body, promptHash: Buffer.alloc(16) }),
@@ -38,6 +32,8 @@ const LIES = {
   malformed: (body) => ({ ...body, texts: ['10'] })
 }
 
+/** Return the ids in a request of `fetch` or `confirm`, as hex. */
+const idsIn = (payload) => payload.toString('hex').match(/.{64}/g) ?? []
 const report = (event, fields) => console.log(JSON.stringify({ event, ...fields }))
 
 class Peer {
@@ -50,6 +46,7 @@ class Peer {
 
   topicOf = (shard) => `/ftis/1/${this.run}/${shard}`
   protocolOf = (service) => `/ftis/1/${this.run}/${service}`
+  promptHashOf = (problem) => rollout.promptHash(this.tokenizer.encodePrompt(problem.text))
 
   /** Serve the streams and follow the announcements of all shards. */
   async start () {
@@ -87,13 +84,11 @@ class Peer {
   /** Return the texts of a group. Throws Rejected if its prompt or a reward is another here. */
   check ({ fields, completions }) {
     const problem = problemAt(fields.promptIndex)
-    const hash = rollout.promptHash(this.tokenizer.encodePrompt(problem.text))
     if (!this.tokenizer.fingerprint.equals(fields.tokenizer)) throw new rollout.Rejected('tokenizer', 'another')
-    if (!hash.equals(fields.promptHash)) throw new rollout.Rejected('prompt_mismatch', problem.text)
+    if (!this.promptHashOf(problem).equals(fields.promptHash)) throw new rollout.Rejected('prompt_mismatch', problem.text)
     const texts = completions.map(({ tokenIds }) => this.tokenizer.decode(tokenIds))
-    if (texts.some((text, index) => score(problem, text) !== completions[index].reward)) {
-      throw new rollout.Rejected('reward_mismatch', problem.text)
-    }
+    const isRight = texts.every((text, index) => score(problem, text) === completions[index].reward)
+    if (!isRight) throw new rollout.Rejected('reward_mismatch', problem.text)
     return texts
   }
 
@@ -101,11 +96,9 @@ class Peer {
   async publish () {
     const body = this.makeBody(++this.number)
     const { id, envelope } = await rollout.sealBody(this.lie ? LIES[this.lie](body) : body, this.identity)
-    const numTokens = body.lengths.reduce((sum, length) => sum + length, 0)
-    const announcement = rollout.writeAnnouncement({
-      id, number: body.number, envelopeBytes: envelope.length, numTokens, tokenizer: this.tokenizer.fingerprint.subarray(0, 8),
-      createdMs: body.createdMs
-    })
+    const { number, createdMs, tokenizer } = body
+    const claims = { numTokens: body.tokenIds.length / 4, envelopeBytes: envelope.length, tokenizer: tokenizer.subarray(0, 8) }
+    const announcement = rollout.writeAnnouncement({ id, number, createdMs, ...claims })
     this.own.set(id.toString('hex'), { announcement, envelope })
     await this.node.services.pubsub.publish(this.topic, announcement)
     report('published', { group: id.toString('hex') })
@@ -119,26 +112,21 @@ class Peer {
     const ids = texts.map((text) => [...this.tokenizer.encode(text), this.tokenizer.endId])
     return {
       codec: rollout.CODEC.exact, run: Buffer.from(this.run, 'hex'), sender: this.identity.peer, number, createdMs: Date.now(),
-      task: 'arithmetic', promptIndex, promptHash: rollout.promptHash(this.tokenizer.encodePrompt(problem.text)),
+      task: 'arithmetic', promptIndex, promptHash: this.promptHashOf(problem),
       model: 'node-peer', tokenizer: this.tokenizer.fingerprint, sampling: { temperature, topP, topK },
-      lengths: ids.map((one) => one.length), finishes: ids.map(() => rollout.FINISH.stop),
+      lengths: ids.map((one) => one.length), finishes: ids.map(() => rollout.FINISH_STOP),
       rewards: texts.map((text) => score(problem, text)), tokenIds: rollout.int32Bytes(ids.flat()),
-      logprobs: rollout.float32Bytes(ids.flat().map((_, index) => LOGPROB - index / 100))
+      logprobs: rollout.float32Bytes(ids.flat().map((_, index) => -0.7 - index / 100))
     }
   }
 }
-
-/** Return the ids in a request of `fetch` or `confirm`, as hex. */
-const idsIn = (payload) => payload.toString('hex').match(/.{64}/g) ?? []
 
 const [address, run, model, lie] = process.argv.slice(2)
 const identity = await newIdentity()
 const node = await createLibp2p({
   privateKey: identity.privateKey,
   addresses: { listen: ['/ip4/127.0.0.1/tcp/0'] },
-  transports: [tcp()],
-  connectionEncrypters: [noise()],
-  streamMuxers: [yamux()],
+  transports: [tcp()], connectionEncrypters: [noise()], streamMuxers: [yamux()],
   services: { identify: identify(), pubsub: gossipsub({ allowPublishToZeroTopicPeers: true }) }
 })
 const { remotePeer } = await node.dial(multiaddr(address))

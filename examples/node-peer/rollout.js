@@ -1,21 +1,15 @@
 /** Groups on the wire: envelopes, the codecs `exact`, `lossless` and `lossy`, and announcements. */
-
 import { createHash } from 'node:crypto'
 import { fileURLToPath } from 'node:url'
-
 import { Decompress } from 'fzstd'
 import protobuf from 'protobufjs'
-
 import { isSignedBy, peerIdText } from './identity.js'
 
 const root = protobuf.loadSync(fileURLToPath(new URL('../../proto/rollout.proto', import.meta.url)))
-const [Envelope, Body, Announcement, Question] = ['Envelope', 'Body', 'Announcement', 'Question'].map(
-  (name) => root.lookupType(`ftis.v1.${name}`)
-)
+const [Envelope, Body, Announcement] = ['Envelope', 'Body', 'Announcement'].map((name) => root.lookupType(`ftis.v1.${name}`))
 
-export const CODEC = { exact: 1, text: 2, lossless: 3, lossy: 4 }
-export const FINISH = { stop: 1, length: 2, abort: 3 }
-export const ENVELOPE_DOMAIN = 'ftis-node/envelope/1\n'
+export const [CODEC, FINISH_STOP] = [{ exact: 1, lossless: 3, lossy: 4 }, 1]
+const ENVELOPE_DOMAIN = 'ftis-node/envelope/1\n'
 const MAX_GROUP_TOKENS = 524288
 const LOGPROB_PLANES = { [CODEC.lossless]: 4, [CODEC.lossy]: 3 }
 
@@ -28,22 +22,15 @@ export class Rejected extends Error {
 }
 
 export const sha256 = (data) => createHash('sha256').update(data).digest()
-
 /** Return the first 16 bytes of a SHA-256: run ids, prompt hashes, fingerprints of tokenizers. */
 export const shortHash = (data) => sha256(data).subarray(0, 16)
-
-/** Return the hash of a prompt by its token ids. */
 export const promptHash = (ids) => shortHash(int32Bytes(ids))
-
 export const int32Bytes = (values) => Buffer.from(Int32Array.from(values).buffer)
 export const float32Bytes = (values) => Buffer.from(Float32Array.from(values).buffer)
 
-const read = (type, data) => type.toObject(type.decode(data), { longs: Number, arrays: true, defaults: true })
 const write = (type, fields) => Buffer.from(type.encode(type.fromObject(fields)).finish())
-
 export const writeAnnouncement = (fields) => write(Announcement, { schema: 1, ...fields })
 export const readAnnouncement = (data) => read(Announcement, data)
-export const readQuestion = (data) => read(Question, data)
 
 /** Sign a body. Return the id of its group and the envelope. */
 export async function sealBody (fields, identity) {
@@ -58,17 +45,17 @@ export async function sealBody (fields, identity) {
  * Throws Rejected if the bytes are no group of the run, or a codec is broken.
  */
 export function openEnvelope (data, run) {
-  const { body, signature } = parse(Envelope, data)
-  const fields = parse(Body, body)
+  const { body, signature } = read(Envelope, data)
+  const fields = read(Body, body)
   if (fields.schema !== 1) throw new Rejected('version', `schema ${fields.schema}`)
   if (!run.equals(fields.run)) throw new Rejected('run', 'another run')
   if (!isSignedBy(fields.sender, ENVELOPE_DOMAIN, body, signature)) throw new Rejected('signature', 'not the sender\'s')
   return { id: sha256(body), sender: peerIdText(fields.sender), fields, completions: readCompletions(fields) }
 }
 
-function parse (type, data) {
+function read (type, data) {
   try {
-    return read(type, data)
+    return type.toObject(type.decode(data), { longs: Number, arrays: true, defaults: true })
   } catch (error) {
     throw new Rejected('parse', error.message)
   }
@@ -80,12 +67,11 @@ function readCompletions (fields) {
   const areAligned = finishes.length === lengths.length && rewards.length === lengths.length
   if (!areAligned || numTokens < 1 || numTokens > MAX_GROUP_TOKENS || lengths.includes(0)) throw new Rejected('malformed', 'lengths')
   const { tokenIds, logprobs } = readTokens(fields, numTokens)
-  let start = 0
+  let end = 0
   return lengths.map((length, index) => {
-    const end = start + length
-    const part = { tokenIds: tokenIds.slice(start, end), logprobs: logprobs.slice(start, end) }
-    start = end
-    return { ...part, reward: rewards[index], finish: finishes[index] }
+    const start = end
+    end += length
+    return { tokenIds: tokenIds.slice(start, end), logprobs: logprobs.slice(start, end), reward: rewards[index] }
   })
 }
 
@@ -93,18 +79,15 @@ function readTokens (fields, numTokens) {
   const { codec, tokenIds, logprobs, idPlanes, logprobPlanes } = fields
   if (codec === CODEC.exact) {
     if (tokenIds.length !== 4 * numTokens || logprobs.length !== 4 * numTokens) throw new Rejected('malformed', 'arrays')
-    return { tokenIds: new Int32Array(aligned(tokenIds)), logprobs: new Float32Array(aligned(logprobs)) }
+    return { tokenIds: new Int32Array(Uint8Array.from(tokenIds).buffer), logprobs: new Float32Array(Uint8Array.from(logprobs).buffer) }
   }
   if (!(codec in LOGPROB_PLANES)) throw new Rejected('codec', `codec ${codec}`)
   if (idPlanes.length < 1 || idPlanes.length > 4) throw new Rejected('malformed', 'id planes')
   if (logprobPlanes.length !== LOGPROB_PLANES[codec]) throw new Rejected('malformed', 'log-prob planes')
   const ids = idPlanes.map((plane) => readPlane(plane, numTokens))
   const values = logprobPlanes.map((plane) => readPlane(plane, numTokens))
-  return { tokenIds: joinPlanes(ids, numTokens), logprobs: codec === CODEC.lossy ? lossy(values) : lossless(values, numTokens) }
+  return { tokenIds: joinPlanes(ids), logprobs: codec === CODEC.lossy ? lossy(values) : new Float32Array(joinPlanes(values).buffer) }
 }
-
-/** Return a copy of the bytes in a buffer of their own, as typed arrays need it. */
-const aligned = (bytes) => Uint8Array.from(bytes).buffer
 
 function readPlane (frame, numTokens) {
   let plane = Buffer.alloc(0)
@@ -117,12 +100,9 @@ function readPlane (frame, numTokens) {
   return plane
 }
 
-function joinPlanes (planes, numTokens) {
-  return Uint32Array.from({ length: numTokens }, (_, index) =>
-    planes.reduce((value, plane, place) => value + plane[index] * 2 ** (8 * place), 0))
-}
-
-const lossless = (planes, numTokens) => new Float32Array(joinPlanes(planes, numTokens).buffer)
+/** Return the numbers whose bytes, the lowest first, are in these planes. */
+const joinPlanes = (planes) => Uint32Array.from(planes[0], (_, index) =>
+  planes.reduce((value, plane, place) => value + plane[index] * 2 ** (8 * place), 0))
 
 function lossy ([low, middle, high]) {
   if (low.some((byte) => byte > 31) || high.some((byte) => byte > 7)) throw new Rejected('malformed', 'lossy planes')

@@ -1,16 +1,12 @@
 /** Frames of the run's streams, and unary calls of hivemind's DHT. */
-
 import { randomBytes } from 'node:crypto'
-
 import protobuf from 'protobufjs'
 
-const KIND = { request: 1, item: 2, end: 3, busy: 4 }
-const HEAD_BYTES = 5
-const MAX_FRAME_BYTES = 4 << 20
+const KIND = { request: 1, item: 2, end: 3 }
+const [HEAD_BYTES, MAX_FRAME_BYTES] = [5, 4 << 20]
 
 function frame (kind, payload = Buffer.alloc(0)) {
-  const head = Buffer.alloc(HEAD_BYTES)
-  head.writeUInt8(kind, 0)
+  const head = Buffer.from([kind, 0, 0, 0, 0])
   head.writeUInt32BE(payload.length, 1)
   return Buffer.concat([head, payload])
 }
@@ -46,36 +42,29 @@ async function * exchange (node, peer, protocol, data) {
   }
 }
 
-/** Send one request. Return the items of the answer. Throws if the stream ends without an end frame. */
+/** Send one request. Return the items of the answer. Throws if the peer is busy or the stream breaks. */
 export async function request (node, peer, protocol, question) {
   const items = []
   for await (const { kind, payload } of frames(exchange(node, peer, protocol, frame(KIND.request, question)))) {
     if (kind === KIND.item) items.push(Buffer.from(payload))
     if (kind === KIND.end) return items
-    if (kind === KIND.busy) throw new Error('busy')
   }
-  throw new Error('the stream ended without an end frame')
+  throw new Error('busy, or no end frame')
 }
 
 /** Answer one request with the items that `answer` returns for its payload. */
 export async function serve (stream, answer) {
-  for await (const { kind, payload } of frames(stream.source)) {
-    if (kind !== KIND.request) break
-    const items = await answer(payload)
-    await stream.sink([...items.map((item) => frame(KIND.item, item)), frame(KIND.end)])
-    break
-  }
+  const { value: { payload } } = await frames(stream.source).next()
+  await stream.sink([...answer(payload).map((item) => frame(KIND.item, item)), frame(KIND.end)])
   await stream.close()
 }
 
 const { root } = protobuf.parse(`
   syntax = "proto3";
   message Call { bytes callId = 1; CallUnary callUnary = 3; UnaryResponse unaryResponse = 4; }
-  message CallUnary { bytes peer = 1; string proto = 2; bytes data = 3; }
-  message UnaryResponse { bytes response = 1; bytes error = 2; }
-  message FindRequest { repeated bytes keys = 2; }
+  message CallUnary { bytes peer = 1; string proto = 2; bytes data = 3; }  message UnaryResponse { bytes response = 1; }
   message FindResult { uint32 type = 1; bytes value = 2; double expiration = 3; }
-  message FindResponse { repeated FindResult results = 2; }
+  message FindRequest { repeated bytes keys = 2; }  message FindResponse { repeated FindResult results = 2; }
 `)
 const Call = root.lookupType('Call')
 

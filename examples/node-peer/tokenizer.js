@@ -1,13 +1,10 @@
 /** A tokenizer of a model folder, its fingerprint, and the prompts of the tiny models' chat template. */
-
 import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
-
 import { Tokenizer } from '@huggingface/tokenizers'
-
 import { shortHash } from './rollout.js'
 
-const PROBES = [
+const PROBES = [ // as the page has them
   'The quick brown fox doesn\'t jump; it\'s 12345 + 67890 = 80235.',
   '  two spaces,\ttab\n\n\nlines \r\n end ',
   'na\u00efve caf\u00e9 cafe\u0301 \u00dcn\u00efc\u00f6d\u00e9 \ufb01 \u00bd \u6771\u4eac \u0440\u043e\u0441\u0441\u0438\u044f ' +
@@ -25,34 +22,24 @@ export class ModelTokenizer {
     this.fingerprint = shortHash(asciiJson(this._identity()))
   }
 
-  encode (text) {
-    return this._tokenizer.encode(text, { add_special_tokens: false }).ids
-  }
-
-  decode (ids) {
-    return this._tokenizer.decode(Array.from(ids), { skip_special_tokens: true })
-  }
+  encode = (text) => this._tokenizer.encode(text, { add_special_tokens: false }).ids
+  decode = (ids) => this._tokenizer.decode(Array.from(ids), { skip_special_tokens: true })
 
   /** Return the ids of a user's message with the generation prompt, by the tiny models' template. */
-  encodePrompt (content) {
-    return this.encode(`<|im_start|>user\n${content}<|im_end|>\n<|im_start|>assistant\n`)
-  }
+  encodePrompt = (content) => this.encode(`<|im_start|>user\n${content}<|im_end|>\n<|im_start|>assistant\n`)
 
-  _specialId (content) {
-    return this._file.added_tokens.find((token) => token.content === content)?.id ?? null
-  }
+  _specialId = (content) => this._file.added_tokens.find((token) => token.content === content)?.id ?? null
 
   /** Return what the fingerprint hashes; keys are in order. */
   _identity () {
     const { vocab, merges } = this._file.model
     const added = this._file.added_tokens.map(({ content, id }) => [content, id])
     const tokens = new Map([...Object.entries(vocab), ...added])
-    const special = this._file.added_tokens.filter((token) => token.special)
     return {
       ends: [this._specialId(this._config.bos_token), this.endId],
       merges: (merges ?? []).map((merge) => (typeof merge === 'string' ? merge.split(' ') : merge)),
       probes: PROBES.map((text) => this.encode(text)),
-      special: special.map(({ id, content }) => [id, content]).sort(([a], [b]) => a - b),
+      special: this._file.added_tokens.filter((token) => token.special).map(({ id, content }) => [id, content]).sort(([a], [b]) => a - b),
       vocabulary: [...tokens].sort(([a], [b]) => Buffer.compare(Buffer.from(a), Buffer.from(b)))
     }
   }

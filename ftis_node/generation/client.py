@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
     from ftis_node.generation.messages import GenerationBoot
     from ftis_node.generation.weight_loader import CallWorker, ProofToCome
+    from ftis_node.workers.preload import PreloadingProcess
     from ftis_node.workers.process import WorkerProcess
     from ftis_node.workers.restart_policy import RestartPolicy
     from ftis_node.workers.spec import Timing
@@ -82,6 +83,7 @@ class GenerationClient(WorkerClient):
         write_weights: WriteWeights | None = None,
         on_fall_back: OnProblem | None = None,
         worker_module: str = WORKER_MODULE,
+        preloading: PreloadingProcess | None = None,
     ) -> None:
         """Store the worker's settings and the callbacks.
 
@@ -99,6 +101,7 @@ class GenerationClient(WorkerClient):
             event_types=(TokensMade, EngineBroken),
             environment=({} if num_threads is None else {"OMP_NUM_THREADS": str(num_threads)})
             | dict(environment or {}),
+            preloading=preloading,
         )
         self._awake = asyncio.Event()
         self._awake.set()

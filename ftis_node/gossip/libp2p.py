@@ -189,6 +189,9 @@ class Libp2pGossip(PeerCalls):
     async def known_members(self) -> list[str]:
         return self._membership.known_members()
 
+    async def all_read_batches(self) -> bool:
+        return self._supervisor.session is not None and self._membership.all_read_batches()
+
     async def shard_members(self) -> list[str]:
         """Return the other members of this node's own shard, as of the last poll."""
         return self._membership.shard_members

@@ -111,6 +111,7 @@ class LoopbackGossip(PeerCalls):
         self._num_shards = num_shards
         self._shards = frozenset(range(num_shards))
         self._is_up = False
+        self.reads_batches = False  # in memory a batch saves nothing
         self._has_duplicate_identity = False
 
     @property
@@ -200,6 +201,10 @@ class LoopbackGossip(PeerCalls):
 
     async def known_members(self) -> list[str]:
         return await self.members()
+
+    async def all_read_batches(self) -> bool:
+        others = self._others()
+        return bool(others) and all(other.reads_batches for other in others)
 
     async def shard_members(self) -> list[str]:
         own = shard_of(self._peer_id, self._num_shards)

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ftis_node.learner.messages import LearnerBoot, TrainGroup
+    from ftis_node.workers.preload import PreloadingProcess
     from ftis_node.workers.process import WorkerProcess
     from ftis_node.workers.restart_policy import RestartPolicy
     from ftis_node.workers.spec import Timing
@@ -78,6 +79,7 @@ class LearnerClient(WorkerClient):
         restart_policy: RestartPolicy | None = None,
         environment: Mapping[str, str] | None = None,
         on_checkpoint_skipped: Callable[[CheckpointSkipped], None] | None = None,
+        preloading: PreloadingProcess | None = None,
     ) -> None:
         spec = WorkerSpec(
             name="learner",
@@ -87,6 +89,7 @@ class LearnerClient(WorkerClient):
             log_path=log_path,
             event_types=(CheckpointSkipped, PublishedWeights, WeightProof),
             environment=worker_environment(boot) | dict(environment or {}),
+            preloading=preloading,
         )
         super().__init__(
             Supervisor(

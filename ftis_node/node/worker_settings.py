@@ -1,7 +1,8 @@
-"""Settings on which both workers of a node must agree: the dtype of the weights, and whether to send only adapters."""
+"""Settings on which both workers of a node must agree: dtype, number of threads, and whether to send only adapters."""
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.config.workers import MAX_SERVED_RANK
@@ -33,3 +34,8 @@ def dtype_of(settings: NodeSettings) -> Any:
     if settings.dtype != "auto":
         return settings.dtype
     return "float32" if pick_device(settings.device) == "cpu" else "bfloat16"
+
+
+def threads_of(asked: int, *, num_processes: int = 1) -> int:
+    """Return the number of threads for each process of a worker. The two workers share the cores."""
+    return asked or max(1, (os.cpu_count() or 2) // 2 // num_processes)

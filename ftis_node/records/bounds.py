@@ -36,6 +36,8 @@ MAX_UINT32: Final = 2**32 - 1
 MAX_TIME_MS: Final = 253_402_300_799_999  # the last millisecond of the year 9999, the limit of `datetime`
 MAX_ENVELOPE_BYTES: Final = 4 << 20
 MAX_TOKENS: Final = 524_288  # at 8 bytes each they fill an envelope of 4 MiB; compact forms have the same limit
+MAX_MORE_GROUPS: Final = 10  # groups of an announcement beyond the first; with them it has at most 512 bytes
+MAX_MORE_MS: Final = 86_400_000
 MAX_ATTEMPT: Final = 255
 ANNOUNCED_TOKENIZER_BYTES: Final = 8
 MAX_TOKENS_PER_S: Final = 1e9
@@ -229,6 +231,10 @@ TABLES: Final[Mapping[type, Table]] = {
         created_ms=TIME_MS,
         attempt=whole(0, MAX_ATTEMPT),
         sender=optional_peer_id,
+        more_ids=many(raw(ID_BYTES), most=MAX_MORE_GROUPS),
+        more_envelope_bytes=many_whole(1, MAX_ENVELOPE_BYTES, most=MAX_MORE_GROUPS),
+        more_num_tokens=many_whole(1, MAX_TOKENS, most=MAX_MORE_GROUPS),
+        more_created_ms=many_whole(0, MAX_MORE_MS, most=MAX_MORE_GROUPS),
     ),
     pb.Question: Table(
         schema=SCHEMA,

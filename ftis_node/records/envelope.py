@@ -7,7 +7,7 @@ The `open_*` functions check form and bounds only; `validation/` checks the cont
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
@@ -15,6 +15,9 @@ from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.bounds import (
     ANNOUNCED_TOKENIZER_BYTES,
     MAX_ENVELOPE_BYTES,
+    MAX_INTEGER,
+    MAX_MORE_GROUPS,
+    MAX_MORE_MS,
     SIGNATURE_BYTES,
     milliseconds,
     seconds,
@@ -34,6 +37,8 @@ from ftis_node.records.peer_stats import pack_stats, unpack_stats
 from ftis_node.records.text_codec import pack_text_group
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ftis_node.records.codec import CodecName
     from ftis_node.records.peer_stats import PeerStats
     from ftis_node.records.text_group import TextGroup
@@ -101,7 +106,8 @@ class Announcement:
     """Announcement of a group, with the data by which a peer decides whether to pull it.
 
     The transport names the announcer. `sender` is None if the announcer is the group's sender. `attempt` counts earlier
-    announcements that no peer confirmed.
+    announcements that no peer confirmed. `more` holds groups of the same sender that are announced with this one; their
+    numbers follow without a gap.
     """
 
     id: bytes
@@ -113,9 +119,10 @@ class Announcement:
     created_at: float
     attempt: int = 0
     sender: str | None = None
+    more: tuple[Announcement, ...] = ()
 
     def to_bytes(self) -> bytes:
-        """Return the announcement as sent, about 80 bytes."""
+        """Return the announcement as sent: about 66 bytes, and 40 for each further group."""
         return pb.Announcement(
             schema=SCHEMA,
             id=self.id,
@@ -127,7 +134,22 @@ class Announcement:
             created_ms=milliseconds(self.created_at),
             attempt=self.attempt,
             sender=b"" if self.sender is None else peer_id_from_text(self.sender),
+            more_ids=[one.id for one in self.more],
+            more_envelope_bytes=[one.envelope_bytes for one in self.more],
+            more_num_tokens=[one.num_tokens for one in self.more],
+            more_created_ms=[_milliseconds_after(self.created_at, one.created_at) for one in self.more],
         ).SerializeToString()
+
+    def _continues(self, earlier: Announcement) -> bool:
+        """Return whether this group may follow `earlier` in one message."""
+        return self == replace(
+            earlier,
+            id=self.id,
+            number=earlier.number + 1,
+            envelope_bytes=self.envelope_bytes,
+            num_tokens=self.num_tokens,
+            created_at=self.created_at,
+        )
 
 
 def announce_group(envelope: Envelope, group: Group, *, envelope_bytes: int) -> Announcement:
@@ -146,7 +168,12 @@ def announce_group(envelope: Envelope, group: Group, *, envelope_bytes: int) -> 
 def open_announcement(data: bytes) -> Announcement:
     """Return the announcement in `data`. Raises RecordError (`size`, `parse`, `version`, `malformed`)."""
     message = read_message(pb.Announcement(), data, max_bytes=MAX_ANNOUNCEMENT_BYTES)
-    return Announcement(
+    columns = message.more_envelope_bytes, message.more_num_tokens, message.more_created_ms
+    if any(len(column) != len(message.more_ids) for column in columns) or (message.more_ids and message.sender):
+        raise RecordError("malformed", "an announcement of several groups with columns of different lengths")
+    if message.number + len(message.more_ids) > MAX_INTEGER:
+        raise RecordError("malformed", "the numbers of the announced groups are too large")
+    first = Announcement(
         id=message.id,
         number=message.number,
         envelope_bytes=message.envelope_bytes,
@@ -157,6 +184,35 @@ def open_announcement(data: bytes) -> Announcement:
         attempt=message.attempt,
         sender=peer_id_text(message.sender) if message.sender else None,
     )
+    more = tuple(
+        replace(
+            first,
+            id=group_id,
+            number=first.number + at,
+            envelope_bytes=num_bytes,
+            num_tokens=num_tokens,
+            created_at=seconds(message.created_ms + later_ms),
+        )
+        for at, (group_id, num_bytes, num_tokens, later_ms) in enumerate(
+            zip(message.more_ids, *columns, strict=True), start=1
+        )
+    )
+    return replace(first, more=more) if more else first
+
+
+def join_announcements(announcements: Sequence[Announcement]) -> list[Announcement]:
+    """Return the same groups in as few announcements as their bounds allow, in the same order."""
+    joined: list[list[Announcement]] = []
+    for one in announcements:
+        if joined and len(joined[-1]) <= MAX_MORE_GROUPS and one._continues(joined[-1][-1]):
+            joined[-1].append(one)
+        else:
+            joined.append([one])
+    return [replace(first, more=tuple(more)) for first, *more in joined]
+
+
+def _milliseconds_after(earlier: float, later: float) -> int:
+    return min(MAX_MORE_MS, max(0, milliseconds(later) - milliseconds(earlier)))
 
 
 @dataclass(frozen=True, slots=True)

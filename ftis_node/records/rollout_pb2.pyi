@@ -119,7 +119,7 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ...) -> None: ...
 
 class Announcement(_message.Message):
-    __slots__ = ("schema", "id", "number", "envelope_bytes", "num_tokens", "tokenizer", "policy_version", "created_ms", "attempt", "sender")
+    __slots__ = ("schema", "id", "number", "envelope_bytes", "num_tokens", "tokenizer", "policy_version", "created_ms", "attempt", "sender", "more_ids", "more_envelope_bytes", "more_num_tokens", "more_created_ms")
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -130,6 +130,10 @@ class Announcement(_message.Message):
     CREATED_MS_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
+    MORE_IDS_FIELD_NUMBER: _ClassVar[int]
+    MORE_ENVELOPE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MORE_NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MORE_CREATED_MS_FIELD_NUMBER: _ClassVar[int]
     schema: int
     id: bytes
     number: int
@@ -140,7 +144,11 @@ class Announcement(_message.Message):
     created_ms: int
     attempt: int
     sender: bytes
-    def __init__(self, schema: _Optional[int] = ..., id: _Optional[bytes] = ..., number: _Optional[int] = ..., envelope_bytes: _Optional[int] = ..., num_tokens: _Optional[int] = ..., tokenizer: _Optional[bytes] = ..., policy_version: _Optional[int] = ..., created_ms: _Optional[int] = ..., attempt: _Optional[int] = ..., sender: _Optional[bytes] = ...) -> None: ...
+    more_ids: _containers.RepeatedScalarFieldContainer[bytes]
+    more_envelope_bytes: _containers.RepeatedScalarFieldContainer[int]
+    more_num_tokens: _containers.RepeatedScalarFieldContainer[int]
+    more_created_ms: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, schema: _Optional[int] = ..., id: _Optional[bytes] = ..., number: _Optional[int] = ..., envelope_bytes: _Optional[int] = ..., num_tokens: _Optional[int] = ..., tokenizer: _Optional[bytes] = ..., policy_version: _Optional[int] = ..., created_ms: _Optional[int] = ..., attempt: _Optional[int] = ..., sender: _Optional[bytes] = ..., more_ids: _Optional[_Iterable[bytes]] = ..., more_envelope_bytes: _Optional[_Iterable[int]] = ..., more_num_tokens: _Optional[_Iterable[int]] = ..., more_created_ms: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Question(_message.Message):
     __slots__ = ("schema", "sender", "first_number", "last_number", "since_ms")

@@ -15,6 +15,7 @@ import numpy as np
 
 from ftis_node.errors import RecordError
 from ftis_node.records.envelope import open_envelope
+from ftis_node.replay.checksums import is_sound
 from ftis_node.replay.counts import kept_bytes, read_counts
 from ftis_node.replay.database import open_reader
 from ftis_node.replay.forgotten import is_forgotten
@@ -32,6 +33,7 @@ SUMMARY_COLUMNS = (
 )
 HELD_COLUMNS = "id, own, sender, number, length(envelope) AS num_bytes, num_tokens, policy_version, created_at"
 MIN_ID_PREFIX = 4
+USABLE_REASONS = [ReleaseReason.TRAINED, ReleaseReason.STALE, ReleaseReason.EVICTED, ReleaseReason.DELIVERED]
 MOST_OWN_REWARDS = 1024  # the newest own groups, for this node's pass rates
 
 
@@ -68,6 +70,16 @@ class HeldGroup:
     num_tokens: int
     policy_version: int
     created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class PeerGroup:
+    """A peer's group: its signed body, this node's rewards, and the prompt's ids by this node's tokenizer."""
+
+    id: bytes
+    prompt_ids: tuple[int, ...]
+    rewards: tuple[float, ...]
+    body: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +280,22 @@ class ReplayReader:
         """Yield every stored group with its envelope, oldest first."""
         for row in self._db.execute(f"SELECT {SUMMARY_COLUMNS}, envelope FROM groups ORDER BY arrival"):
             yield _summary(row), row["envelope"]
+
+    def newest_foreign(self, *, since: float) -> Iterator[PeerGroup]:
+        """Yield peers' groups of token ids created after `since` (Unix s), newest arrival first, one row at a time.
+
+        Groups that the node found faulty are left out.
+        """
+        reasons = json.dumps(USABLE_REASONS)
+        query = (
+            "SELECT * FROM groups WHERE own = 0 AND created_at > ? AND text_token_ids IS NULL"
+            " AND (reason IS NULL OR reason IN (SELECT value FROM json_each(?))) ORDER BY arrival DESC"
+        )
+        for row in self._db.execute(query, (since, reasons)):
+            if is_sound(row):
+                prompt_ids = tuple(np.frombuffer(row["prompt_ids"], dtype="<i4").tolist())
+                body = open_envelope(row["envelope"]).body
+                yield PeerGroup(row["id"], prompt_ids, tuple(json.loads(row["rewards"])), body)
 
     def kept_bytes(self) -> int:
         """Return the total size of all stored envelopes."""

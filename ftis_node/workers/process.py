@@ -51,6 +51,7 @@ from ftis_node.workers.wire import (
 if TYPE_CHECKING:
     import msgspec
 
+    from ftis_node.workers.forked import ProcessHandle
     from ftis_node.workers.spec import Timing, WorkerSpec
 
 logger = logging.getLogger(__name__)
@@ -88,7 +89,8 @@ class WorkerProcess:
         self._death: asyncio.Future[FtisError] = asyncio.get_running_loop().create_future()
         self._resources = AsyncExitStack()
         self._socket: zmq.asyncio.Socket
-        self._process: asyncio.subprocess.Process
+        self._process: ProcessHandle
+        self._preloading = spec.preloading if number == 0 else None
 
     @property
     def pid(self) -> int:
@@ -108,6 +110,8 @@ class WorkerProcess:
             self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             self._socket.bind(self._endpoint)
             stack.callback(remove_socket, self._endpoint)
+            if self._preloading is not None:
+                await self._preloading.until_loaded()
             spawning = asyncio.create_task(self._spawn(), name=f"{self._spec.name}-spawn")
             try:
                 self._process = await asyncio.shield(spawning)  # a spawn that is canceled halfway may never return
@@ -166,18 +170,24 @@ class WorkerProcess:
         self._die(self._died(how))
         self._kill()
 
-    async def _spawn(self) -> asyncio.subprocess.Process:
+    async def _spawn(self) -> ProcessHandle:
         """Start the process in a new session, so that ctrl-C does not reach it while it imports."""
         spec = self._spec
+        command = (*spec.launcher, spec.module, "--endpoint", self._endpoint, "--owner-pid", str(os.getpid()))
+        command = (*command, "--heartbeat-every-s", str(self._timing.heartbeat_every_s))
+        environment = {**os.environ, **NO_TELEMETRY, **WORKERS_STAY_OFFLINE, **spec.environment}
         spec.log_path.parent.mkdir(parents=True, exist_ok=True)
         with os.fdopen(open_to_write(spec.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as worker_log:
+            if self._preloading is not None:
+                forked = await self._preloading.fork(command, environment, worker_log.fileno())
+                if forked is not None:
+                    return forked
             return await asyncio.create_subprocess_exec(
-                *(*spec.launcher, spec.module, "--endpoint", self._endpoint, "--owner-pid", str(os.getpid())),
-                *("--heartbeat-every-s", str(self._timing.heartbeat_every_s)),
+                *command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=worker_log,
                 stderr=worker_log,
-                env={**os.environ, **NO_TELEMETRY, **WORKERS_STAY_OFFLINE, **spec.environment},
+                env=environment,
                 start_new_session=True,
             )
 

@@ -11,6 +11,7 @@ from ftis_node.workers.liveness import Liveness
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ftis_node.workers.preload import PreloadingProcess
     from ftis_node.workers.wire import Message
 
 
@@ -19,7 +20,7 @@ class WorkerSpec:
     """The process to spawn: `python -m module`. `boot` is the first message that it receives.
 
     `environment` is added to the daemon's environment. `launcher` precedes the module's name on the command line
-    (torchrun, for example).
+    (torchrun, for example). The first process is forked from `preloading` if that is possible.
     """
 
     name: str
@@ -30,6 +31,7 @@ class WorkerSpec:
     event_types: tuple[type[Message], ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     launcher: tuple[str, ...] = (sys.executable, "-m")
+    preloading: PreloadingProcess | None = None
 
 
 @dataclass(frozen=True, slots=True)

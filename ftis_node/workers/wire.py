@@ -29,7 +29,7 @@ from ftis_node.config.section import Section
 from ftis_node.errors import FtisError, WorkerTaskError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
@@ -94,6 +94,13 @@ class Heartbeat(Message, frozen=True):
 
     num_in_flight: int
     progress: int
+
+
+class ForkRequest(msgspec.Struct, frozen=True):
+    """The preloading process must fork a worker: a module and its arguments, and the whole environment."""
+
+    command: tuple[str, ...]
+    environment: dict[str, str]
 
 
 Control: TypeAlias = Hello | Start | Ready | Call | Cancel | Stop | Reply | Event | Failure | Heartbeat
@@ -172,3 +179,23 @@ def error_of(failure: Failure, *, worker: str) -> FtisError:
     if isinstance(kind, type) and issubclass(kind, FtisError) and not issubclass(kind, errors.RecordError):
         return kind(failure.message)
     return WorkerTaskError(f"{worker}: {failure.kind}: {failure.message}")
+
+
+def pack_fork(command: Sequence[str], environment: Mapping[str, str]) -> bytes:
+    """Return the bytes of a request to fork a worker."""
+    return _encoder.encode(ForkRequest(tuple(command), dict(environment)))
+
+
+def unpack_fork(data: bytes) -> ForkRequest:
+    """Return the request of `pack_fork`."""
+    return msgspec.msgpack.decode(data, type=ForkRequest)
+
+
+def pack_pid(pid: int) -> bytes:
+    """Return the bytes of a process id."""
+    return _encoder.encode(pid)
+
+
+def unpack_pid(data: bytes) -> int:
+    """Return the process id of `pack_pid`. Raises msgspec.DecodeError for other bytes."""
+    return msgspec.msgpack.decode(data, type=int)

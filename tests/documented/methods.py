@@ -1,12 +1,14 @@
-"""The table of docs/train/methods.md, made from `METHODS`.
+"""The tables of docs/train/methods.md, made from `METHODS` and `Settings`.
 
-python -m tests.documented.methods      print it
+python -m tests.documented.methods      print them
 """
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from ftis_node.algorithms.methods import METHODS, method_parameters
-from ftis_node.algorithms.settings import TENSORS
+from ftis_node.algorithms.settings import COMMON_PARAMETERS, TENSORS, Settings
 
 
 def methods_table() -> str:
@@ -31,5 +33,16 @@ def methods_table() -> str:
     return "\n".join(rows) + "\n"
 
 
+def parameters_table() -> str:
+    """Return one row per parameter: its default, and the methods that take it."""
+    rows = ["| parameter | default | methods |", "|---|---|---|"]
+    for field in fields(Settings):
+        takes = [f"`{name}`" for name in METHODS if field.name in METHODS[name].takes]
+        methods = "all" if field.name in COMMON_PARAMETERS else ", ".join(takes)
+        rows.append(f"| `{field.name}` | {field.default} | {methods} |")
+    return "\n".join(rows) + "\n"
+
+
 if __name__ == "__main__":
     print(methods_table())  # noqa: T201
+    print(parameters_table())  # noqa: T201

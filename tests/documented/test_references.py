@@ -9,7 +9,7 @@ from ftis_node.algorithms.methods import METHODS
 from ftis_node.cli.app import app
 from ftis_node.config.manifest import PRESETS
 from tests.documented import cli_reference, events
-from tests.documented.methods import methods_table
+from tests.documented.methods import methods_table, parameters_table
 from tests.documented.pages import ROOT
 
 if TYPE_CHECKING:
@@ -40,9 +40,9 @@ def test_the_page_of_events_has_every_event_and_its_fields() -> None:
     assert "TO WRITE" not in page
 
 
-def test_the_page_of_methods_has_the_table_of_the_code() -> None:
+def test_the_page_of_methods_has_the_tables_of_the_code() -> None:
     page = (DOCS / "train/methods.md").read_text()
-    assert methods_table() in page, "python -m tests.documented.methods"
+    assert methods_table() in page and parameters_table() in page, "python -m tests.documented.methods"
     formulas = page[page.index("## Formulas") : page.index('"Mean over"')]
     assert {name for name in METHODS if f"`{name}`" not in formulas} == set()
 

@@ -8,6 +8,7 @@ STORE = "replay/buffer.py:ReplayBuffer.admit_many"  # first for several groups, 
 POINTS: dict[Place, tuple[str, ...]] = {
     Place.ANNOUNCEMENT: (
         "node/loops/announcements.py:AnnouncementHandler._confirm_again",
+        "node/loops/announcements.py:AnnouncementHandler._consider",
         "node/loops/announcements.py:AnnouncementHandler._is_assigned",
         "node/loops/announcements.py:AnnouncementHandler._is_rate_allowed",
         "node/loops/announcements.py:AnnouncementHandler._is_stored",
@@ -80,9 +81,10 @@ POINTS: dict[Place, tuple[str, ...]] = {
         "gossip/p2pd/client.py:P2pdClient.stream",
         "gossip/p2pd/client.py:_raw_id",
         "gossip/p2pd/client.py:_raw_id>peer_id_from_text",
-        "gossip/rpc/client.py:is_run_member",
-        "gossip/rpc/client.py:is_run_member>pull_items",
+        "gossip/rpc/client.py:serves",
+        "gossip/rpc/client.py:serves>pull_items",
         "gossip/p2pd/session.py:Session.is_run_member",
+        "gossip/p2pd/session.py:Session.reads_batches",
     ),
     Place.JUDGE: (
         "node/loops/intake.py:IntakeLoop._give_up>open_envelope",

@@ -53,14 +53,14 @@ def make_trainer(folder: Path, *, grpo: dict[str, Any] | None = None, **options:
         "disable_tqdm": True,
         "logging_steps": 1,
     }
-    return SwarmGRPOTrainer(
-        model=str(model),
-        reward_funcs=parity_reward,
-        args=GRPOConfig(**settings | (grpo or {})),
-        train_dataset=Dataset.from_dict({"prompt": [f"{number}+{number + 3}=" for number in range(16)]}),
-        processing_class=AutoTokenizer.from_pretrained(model),
-        **options,
-    )
+    given = {
+        "model": str(model),
+        "reward_funcs": parity_reward,
+        "args": GRPOConfig(**settings | (grpo or {})),
+        "train_dataset": Dataset.from_dict({"prompt": [f"{number}+{number + 3}=" for number in range(16)]}),
+        "processing_class": AutoTokenizer.from_pretrained(model),
+    }
+    return SwarmGRPOTrainer(**given | options)
 
 
 class Recorded(SwarmGRPOTrainer):

@@ -15,13 +15,22 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from ftis_node.workers.preload import PreloadingProcess
+
 
 @pytest_asyncio.fixture
 async def make_supervisor(tmp_path: Path) -> AsyncIterator[MakeSupervisor]:
-    """`make_supervisor(fault="", num_faults=1000, timing=QUICK, **options)`: not started yet."""
+    """`make_supervisor(fault="", num_faults=1000, timing=QUICK, preloading=None, **options)`: not started yet."""
     made: list[Supervisor] = []
 
-    def make(*, fault: str = "", num_faults: int = 1000, timing: Timing = QUICK, **options: object) -> Supervisor:
+    def make(
+        *,
+        fault: str = "",
+        num_faults: int = 1000,
+        timing: Timing = QUICK,
+        preloading: PreloadingProcess | None = None,
+        **options: object,
+    ) -> Supervisor:
         spec = WorkerSpec(
             name="echo",
             module="echo_worker",
@@ -30,6 +39,7 @@ async def make_supervisor(tmp_path: Path) -> AsyncIterator[MakeSupervisor]:
             log_path=tmp_path / "logs" / "echo.log",
             event_types=(Tick,),
             environment={"PYTHONPATH": PYTHON_PATH, "OMP_NUM_THREADS": "1"},
+            preloading=preloading,
         )
         options.setdefault("restart_policy", PATIENT)
         made.append(Supervisor(spec, timing=timing, **options))

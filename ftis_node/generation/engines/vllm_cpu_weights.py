@@ -1,8 +1,9 @@
 """A fast weight loader for vLLM models on a CPU: it reads the file once, directly to the packed layers.
 
 On a CPU vLLM keeps linear layers only in a form packed for oneDNN. Its own reload allocates every layer, fills it from
-a mapped file and packs it, in fresh memory each time. Here the file's bytes go straight into one scratch buffer, and
-are packed from there. The buffer has the size of the largest layer, and its pages are resident after the first version.
+a mapped file and packs it, in fresh memory each time. Here the file's bytes go straight into the model's own tensors.
+Those of packed layers go into one scratch buffer, and are packed from there. The buffer has the size of the largest
+packed layer, and its pages are resident after the first version.
 The parts of a fused layer (`qkv_proj`, `gate_up_proj`) are stored one below the other, so sequential reads fuse them.
 
 `plan` returns None for other models and files (sharded, quantized, adapters, names that do not match). Then vLLM
@@ -46,7 +47,8 @@ class DirectLoader:
     def __init__(self, targets: Sequence[TensorTarget], dtype: torch.dtype) -> None:
         self._targets = targets
         self._dtype = dtype
-        self._scratch = torch.empty(max(prod(target.shape) for target in targets), dtype=dtype)
+        num_values = max((prod(target.shape) for target in targets if target.is_packed), default=0)
+        self._scratch = torch.empty(num_values, dtype=dtype)
 
     def load(self, path: Path) -> dict[str, int]:
         """Read the validated file at `path`. Raises ModelError, OSError, EOFError.
@@ -57,7 +59,7 @@ class DirectLoader:
         checksums = {}
         with path.open("rb", buffering=0) as file:
             for target in self._targets:
-                values = self._scratch[: prod(target.shape)]
+                values = self._scratch[: prod(target.shape)] if target.is_packed else _own_values(target)
                 filled = 0
                 for name in target.names:
                     start, end = header.tensors[name]["data_offsets"]
@@ -65,7 +67,8 @@ class DirectLoader:
                     part = values.view(torch.uint8)[filled : filled + end - start]
                     filled += _read_into(file, part)
                     checksums[name] = checksum(part)
-                _place(target, values.view(target.shape))
+                if target.is_packed:
+                    _pack(target.module, values.view(target.shape))
         return checksums
 
 
@@ -122,7 +125,7 @@ def _fits(model: Any, targets: Sequence[TensorTarget], dtype: torch.dtype) -> bo
         return False
     for target in targets:
         value = getattr(target.module, target.parameter)
-        whole = target.is_packed or (value.dtype == dtype and _is_whole(value, target))
+        whole = target.is_packed or (value.dtype == dtype and value.is_contiguous() and _is_whole(value, target))
         if not _is_plain(target) or not whole:
             return False
     return True
@@ -149,12 +152,14 @@ def _read_into(file: FileIO, target: torch.Tensor) -> int:
     return target.numel()
 
 
-def _place(target: TensorTarget, values: torch.Tensor) -> None:
-    """Pack `values` or copy them into the model's own tensor. `values` are overwritten afterwards."""
-    module = target.module
-    if not target.is_packed:
-        getattr(module, target.parameter).data[: target.shape[0]].copy_(values)
-        return
+def _own_values(target: TensorTarget) -> torch.Tensor:
+    """Return the rows of the model's own contiguous tensor that the file fills, as a flat view."""
+    own: torch.Tensor = getattr(target.module, target.parameter).data
+    return own[: target.shape[0]].view(-1)
+
+
+def _pack(module: Any, values: torch.Tensor) -> None:
+    """Pack `values` for a linear layer. They are overwritten afterwards."""
     module.weight = torch.nn.Parameter(values, requires_grad=False)
     module.quant_method.process_weights_after_loading(module)
     if module.weight.numel():  # it is not packed: the model reads it in this form

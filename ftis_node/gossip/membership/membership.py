@@ -73,6 +73,7 @@ class Membership:
         self._alone = asyncio.Event()
         self._facts = ConnectionFacts(num_given=len(self._dialler.given))
         self._probe = MemberProbe(_probe_none)
+        self._batches = MemberProbe(_probe_none)  # its "members" are those that read batches
         self.addresses: list[str] = []
 
     @property
@@ -92,6 +93,11 @@ class Membership:
         listed = [peer_id for peer_id, seen_at in self._seen_at.items() if seen_at > seen_after]
         return list(dict.fromkeys([*self._probe.members, *listed]))
 
+    def all_read_batches(self) -> bool:
+        """Return whether there are members, all are connected, and each reads announcements of several groups."""
+        known = self.known_members()
+        return bool(known) and set(known) <= set(self._batches.members)
+
     def state(self) -> SwarmState:
         """Return the connection state as of the last poll."""
         now = asyncio.get_running_loop().time()
@@ -103,6 +109,9 @@ class Membership:
         self._probe = MemberProbe(
             lambda peer_id: session.is_run_member(peer_id, self._run_id, timeout_s=timeout_s), guard=self._guard
         )
+        self._batches = MemberProbe(
+            lambda peer_id: session.reads_batches(peer_id, self._run_id, timeout_s=timeout_s), guard=self._guard
+        )
         self._next_round_at = 0.0
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch(session, group), name="gossip-watch")
@@ -113,6 +122,7 @@ class Membership:
     async def _watch(self, session: Session, group: asyncio.TaskGroup) -> None:
         while True:
             self._probe.update(await self.poll(session), group)
+            self._batches.update(self._probe.members, group)
             await asyncio.sleep(self._settings.poll_s)
 
     async def poll(self, session: Session) -> set[str]:

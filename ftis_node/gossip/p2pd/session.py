@@ -24,9 +24,10 @@ from ftis_node.gossip.p2pd.client import P2pdClient
 from ftis_node.gossip.p2pd.ports import check_free
 from ftis_node.gossip.p2pd.process import P2pdProcess, p2pd_arguments, write_identity_file
 from ftis_node.gossip.p2pd.relay_limit import fetch_own_limit
-from ftis_node.gossip.rpc.client import Caller, is_run_member
+from ftis_node.gossip.rpc.client import Caller, serves
 from ftis_node.gossip.rpc.server import StreamServer
 from ftis_node.gossip.rpc.stream_admission import AdmissionControl
+from ftis_node.gossip.wire_names import RpcService
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.peer_guard import PeerGuard
 
@@ -88,7 +89,11 @@ class Session:
 
     async def is_run_member(self, peer_id: str, run_name: str, *, timeout_s: float) -> bool | None:
         """Return whether a connected peer is a member of the run with this wire name; None if it did not answer."""
-        return await is_run_member(self.caller, peer_id, run_name, timeout_s=timeout_s)
+        return await serves(self.caller, peer_id, run_name, RpcService.HELLO, timeout_s=timeout_s)
+
+    async def reads_batches(self, peer_id: str, run_name: str, *, timeout_s: float) -> bool | None:
+        """Return whether a member of the run reads announcements of several groups; None if it did not answer."""
+        return await serves(self.caller, peer_id, run_name, RpcService.BATCHES, timeout_s=timeout_s)
 
     async def lost(self) -> str:
         """Wait until the session is over; return the cause of its end."""

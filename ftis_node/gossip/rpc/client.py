@@ -62,13 +62,13 @@ async def pull_items(
         return items.end(outcome_of(error))
 
 
-async def is_run_member(caller: Caller, peer_id: str, run_name: str, *, timeout_s: float) -> bool | None:
-    """Return whether a connected peer is a member of a run; None if the answer leaves that open."""
+async def serves(caller: Caller, peer_id: str, run_name: str, service: RpcService, *, timeout_s: float) -> bool | None:
+    """Return whether a connected peer serves HELLO or BATCHES of a run; None if the answer leaves that open."""
     items = ItemCollector(max_items=1, max_item_bytes=0, max_bytes=0)
     hello = await pull_items(
         caller,
         peer_id,
-        protocol(run_name, RpcService.HELLO),
+        protocol(run_name, service),
         b"",
         items=items,
         idle_s=timeout_s,

@@ -42,6 +42,7 @@ class Services:
         """Return the handler of each service. A handler takes a peer id and a request, and yields items."""
         return {
             RpcService.HELLO: self._hello,
+            RpcService.BATCHES: self._hello,
             RpcService.FETCH: self._bodies,
             RpcService.FETCH_TEXT: self._texts,
             RpcService.CONFIRM: self._confirmation,

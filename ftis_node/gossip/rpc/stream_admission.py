@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ftis_node.gossip.interface import GossipLimits
 
 # In units of usual requests. Honest peers send these rarely, and a query costs several look-ups.
-COSTS = {RpcService.HELLO: 10.0, RpcService.ASK: 10.0}
+COSTS = {RpcService.HELLO: 10.0, RpcService.BATCHES: 10.0, RpcService.ASK: 10.0}
 
 
 class OverBudget(RecordError):

@@ -1,4 +1,4 @@
-"""F-TIS and its family as the loss of TRL's `GRPOTrainer`.
+"""F-TIS and its family as the loss of TRL's `GRPOTrainer`, with groups of a swarm in its batches.
 
 Each name is imported at its first use, after a check of TRL's version: TRL changes its trainer between releases.
 """
@@ -9,11 +9,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ftis_node.integrations.trl.foreign_groups import ForeignGroups
     from ftis_node.integrations.trl.grpo import SwarmGRPOTrainer
+    from ftis_node.integrations.trl.swarm_dataset import swarm_dataset
 
-__all__ = ["SwarmGRPOTrainer"]
+__all__ = ["ForeignGroups", "SwarmGRPOTrainer", "swarm_dataset"]
 
-_FILES = {"SwarmGRPOTrainer": "grpo"}
+_FILES = {"ForeignGroups": "foreign_groups", "SwarmGRPOTrainer": "grpo", "swarm_dataset": "swarm_dataset"}
 
 
 def __getattr__(name: str) -> Any:

@@ -13,12 +13,17 @@ from trl import GRPOTrainer
 
 from ftis_node.algorithms import find_method, is_separable, policy_loss
 from ftis_node.errors import ConfigError
+from ftis_node.integrations.trl.foreign_groups import Fit
+from ftis_node.integrations.trl.foreign_rows import foreign_rows, join_batches
+from ftis_node.models.fingerprint import tokenizer_fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import Tensor
     from trl import GRPOConfig
+
+    from ftis_node.integrations.trl.foreign_groups import ForeignGroup, ForeignGroups
 
 UNUSED_TERMS = {
     "beta": 0.0,
@@ -38,9 +43,16 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     """
 
     def __init__(
-        self, *args: Any, method: str = "ftis", method_params: Mapping[str, Any] | None = None, **kwargs: Any
+        self,
+        *args: Any,
+        method: str = "ftis",
+        method_params: Mapping[str, Any] | None = None,
+        foreign: ForeignGroups | None = None,
+        **kwargs: Any,
     ) -> None:
         """Take the arguments of GRPOTrainer, the method's name, and the parameters that differ from its defaults.
+
+        Groups of `foreign` replace the last prompts of a batch, which TRL then does not sample.
 
         Raises ValueError for an unknown method or parameter, ConfigError for a GRPOConfig that the loss cannot follow.
         """
@@ -49,14 +61,45 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         find_method(method)
         super().__init__(*args, **kwargs)
         _require_usable(self.args, method, self.method_params, num_processes=self.accelerator.num_processes)
+        self._foreign = foreign
+        if foreign is not None:
+            _require_place(self.args, foreign.per_batch, num_processes=self.accelerator.num_processes)
+            self._fit = Fit(
+                tokenizer=tokenizer_fingerprint(self._tokenizer),
+                vocab_size=self.model.get_input_embeddings().num_embeddings,
+                group_size=self.num_generations,
+                temperature=self.temperature,
+                max_completion_length=self.max_completion_length,
+            )
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        """Return TRL's batch with `group_ids` `[N]`: TRL shuffles rows before it makes micro-batches."""
-        batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        num_generations = self.num_generations if self.model.training else self.num_generations_eval
-        rows = torch.arange(len(batch["advantages"]), device=batch["advantages"].device)
-        batch["group_ids"] = rows // num_generations
+        """Return TRL's batch, with foreign groups, and `group_ids` and `sender_ids` `[N]`, 0 for own rows.
+
+        TRL shuffles the rows before it makes micro-batches.
+        """
+        is_training = self.model.training
+        foreign = self._foreign.draw(self._fit) if is_training and self._foreign else []
+        num_own = len(inputs) - len(foreign) * self.num_generations
+        batch: dict[str, Any] = super()._generate_and_score_completions(inputs[:num_own])
+        rows = torch.arange(num_own, device=batch["advantages"].device)
+        batch["group_ids"] = rows // (self.num_generations if is_training else self.num_generations_eval)
+        batch["sender_ids"] = torch.zeros_like(rows)
+        if foreign:
+            batch = self._with_foreign(batch, foreign)
+        if is_training and self._foreign:
+            self._metrics["train"]["foreign_groups"].append(len(foreign))
         return batch
+
+    def _with_foreign(self, batch: dict[str, Any], foreign: list[ForeignGroup]) -> dict[str, Any]:
+        """Return the batch with the rows of `foreign` after its own."""
+        scale = "mean" if _is_unscaled(self.args) else "std"
+        rows = foreign_rows(foreign, first_group=int(batch["group_ids"].max()) + 1, scale=scale)
+        rows = {name: value.to(batch["advantages"].device) for name, value in rows.items()}
+        if "old_per_token_logps" in batch:
+            with torch.no_grad():
+                size = self.args.per_device_train_batch_size
+                rows["old_per_token_logps"] = self._learner_logprobs(self.model, rows, batch_size=size)[0]
+        return join_batches(batch, rows, padding_id=self._tokenizer.pad_token_id)
 
     def _compute_loss(self, model: Any, inputs: Mapping[str, Any]) -> Tensor:
         """Return the method's loss of one micro-batch, divided by the number of micro-batches of the step."""
@@ -70,6 +113,7 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             inputs["advantages"].to(learner.dtype),
             inputs["group_ids"],
             anchor_logprobs=anchor,
+            sender_ids=inputs["sender_ids"],
             **self.method_params,
         )
         mode = "train" if self.model.training else "eval"
@@ -77,14 +121,20 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             self._metrics[mode][name].append(value)
         return loss / (self.current_gradient_accumulation_steps if mode == "train" else 1)
 
-    def _learner_logprobs(self, model: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-        """Return the learner's log-probs of the completion tokens and their mask, both `[N, T]`."""
+    def _learner_logprobs(
+        self, model: Any, inputs: Mapping[str, Any], *, batch_size: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the learner's log-probs of the completion tokens and their mask, both `[N, T]`.
+
+        A forward pass has at most `batch_size` rows.
+        """
         completion_mask = inputs["completion_mask"]
         logprobs, _, _ = self._get_per_token_logps_and_entropies(
             model,
             torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
             torch.cat([inputs["prompt_mask"], completion_mask], dim=1),
             inputs["completion_ids"].shape[1],
+            batch_size=batch_size,
         )
         mask = completion_mask if inputs.get("tool_mask") is None else completion_mask * inputs["tool_mask"]
         return logprobs.float(), mask.bool()
@@ -103,7 +153,7 @@ def _require_usable(args: GRPOConfig, method: str, params: Mapping[str, Any], *,
     for name, unused in UNUSED_TERMS.items():
         if getattr(args, name, unused) != unused:
             raise ConfigError(f"{name} has no effect on the loss of {method}: set it to {unused}")
-    if find_method(method).advantage_scale == "mean" and str(args.scale_rewards).lower() not in ("none", "false"):
+    if find_method(method).advantage_scale == "mean" and not _is_unscaled(args):
         raise ConfigError(f"{method} expects advantages that are not divided by a deviation: set scale_rewards='none'")
     is_whole = method in OF_WHOLE_GROUPS or not is_separable(method, params)
     if is_whole and (args.steps_per_generation > 1 or num_processes > 1):
@@ -111,3 +161,16 @@ def _require_usable(args: GRPOConfig, method: str, params: Mapping[str, Any], *,
             f"{method} with these parameters compares all completions of a batch: use one process, and set"
             " steps_per_generation=1 and per_device_train_batch_size to the whole batch"
         )
+
+
+def _is_unscaled(args: GRPOConfig) -> bool:
+    return str(args.scale_rewards).lower() in ("none", "false")
+
+
+def _require_place(args: GRPOConfig, per_batch: int, *, num_processes: int) -> None:
+    """Raise ConfigError unless a batch has place for the foreign groups and one own group."""
+    if num_processes > 1:
+        raise ConfigError("foreign groups need one process: start the trainer without accelerate or torchrun")
+    num_groups = args.generation_batch_size // args.num_generations
+    if per_batch >= num_groups:
+        raise ConfigError(f"per_batch of foreign groups must be below the {num_groups} groups of a batch")

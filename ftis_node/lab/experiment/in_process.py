@@ -283,6 +283,9 @@ class InProcessNodeFactory:
         """
         return WorkerPlacement(takes_turns=settings.memory.placement == "time_shared")
 
+    def begin(self) -> None:
+        """Do nothing: there is no process to start."""
+
     def generation(self, of: NodeInputs) -> InProcessGeneration:
         from msgspec.structs import replace
 

@@ -105,10 +105,10 @@ class AnnouncementHandler:
         """Handle one announcement, as pubsub delivered it."""
         if not self._is_rate_allowed(message.sender):
             return
-        announcement = self.handle(message.sender, message.payload)
-        if announcement is not None and announcement.sender is None:
-            self.tracker_of(message.sender).note(announcement.number, at=time.monotonic())
-            self._confirm_again(message.sender, announcement)
+        for announcement in self.handle(message.sender, message.payload):
+            if announcement.sender is None:
+                self.tracker_of(message.sender).note(announcement.number, at=time.monotonic())
+                self._confirm_again(message.sender, announcement)
 
     def _confirm_again(self, sender: str, announcement: Announcement) -> None:
         """Queue a confirmation of a stored group if its sender repeats the announcement: the first one was lost."""
@@ -157,14 +157,26 @@ class AnnouncementHandler:
             del self._trackers[next(iter(self._trackers))]
         return tracker
 
-    def handle(self, announcer: str, payload: bytes, *, is_repair: bool = False) -> Announcement | None:
-        """Queue an announced group if the node has to pull it. Return the announcement; None if it is not usable."""
+    def handle(self, announcer: str, payload: bytes, *, is_repair: bool = False) -> list[Announcement]:
+        """Queue the announced groups that the node has to pull. Return the usable ones.
+
+        Each group beyond the first counts in the rate limit, except in an answer to a request.
+        """
         try:
-            announcement = open_announcement(payload)
+            first = open_announcement(payload)
         except RecordError as error:
             self._refuse_announcement(announcer, payload, error, is_repair=is_repair)
-            return None
+            return []
         self._registry.seen(announcer).wire_schema = SCHEMA
+        usable = [self._consider(announcer, first, is_repair=is_repair)]
+        for one in first.more:
+            if not is_repair and not self._is_rate_allowed(announcer):
+                break
+            usable.append(self._consider(announcer, one, is_repair=is_repair))
+        return [one for one in usable if one is not None]
+
+    def _consider(self, announcer: str, announcement: Announcement, *, is_repair: bool) -> Announcement | None:
+        """Queue an announced group if the node has to pull it. Return the announcement; None if it is not usable."""
         if announcement.created_at > time.time() + self._context.settings.validation.max_clock_skew_s:
             self._count_refusal(announcer, "announcement_clock_skew")
             return None

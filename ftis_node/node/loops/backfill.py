@@ -192,8 +192,7 @@ class BackfillLoop:
         newest = 0.0
         for payload in fetched.bodies:
             with self._guard.work_for(peer_id, Place.ANNOUNCEMENT):
-                announcement = self._announcements.handle(peer_id, payload, is_repair=True)
-                if announcement is not None:
+                for announcement in self._announcements.handle(peer_id, payload, is_repair=True):
                     newest = max(newest, announcement.created_at)
                     if announcement.sender is None:
                         self._announcements.tracker_of(peer_id).note(announcement.number, at=time.monotonic())

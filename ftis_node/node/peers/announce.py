@@ -21,8 +21,12 @@ class Announcer:
         self._tokenizer = about.tokenizer_prefix
         self._shard = shard_of(context.peer_id, context.manifest.wire.announcement_shards)
 
+    async def may_batch(self) -> bool:
+        """Return whether an announcement may have further groups in `more`."""
+        return await self._gossip.all_read_batches()
+
     async def announce(self, announcement: Announcement) -> bool:
-        """Announce an own group. Return False if the network is down."""
+        """Announce an own group, with those in `more`. Return False if the network is down."""
         return await self._gossip.announce(announcement.to_bytes(), shard=self._shard)
 
     def announcement_of(self, held: HeldGroup) -> Announcement:

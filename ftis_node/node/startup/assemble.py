@@ -88,11 +88,11 @@ async def running_components(
 
     Raise ModelError, TaskError, ConfigError, UsageError, NetworkError, MachineError, WorkerError.
     """
-    makers, prepared = await prepare(settings, plan, home, makers, on_progress)
-    begun_at = checkpoint_step(home) if settings.learns else 0
-    log_block(log, start_lines(prepared, num_parameters=parameter_count(prepared.source), step=begun_at))
-    mark_start(home)
     async with AsyncExitStack() as stack:
+        makers, prepared = await prepare(settings, plan, home, makers, on_progress, stack)
+        begun_at = checkpoint_step(home) if settings.learns else 0
+        log_block(log, start_lines(prepared, num_parameters=parameter_count(prepared.source), step=begun_at))
+        mark_start(home)
         parts = _assembled(stack, prepared, makers)
         parts.gossip.guard.on_fault = fault_charger(
             events=parts.context.events, counters=parts.counters, registry=parts.registry, peers=parts.peers

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -24,7 +23,8 @@ from ftis_node.learner.messages import LearnerBoot, LoraSettings
 from ftis_node.memory.learner_memory import micro_batch_tokens_of, recomputes
 from ftis_node.memory.placement import WorkerPlacement, arrange, place_single_worker, visible_gpus
 from ftis_node.models import pick_device
-from ftis_node.node.worker_settings import dtype_of, serves_adapters
+from ftis_node.node.startup.preloading import preloading_of
+from ftis_node.node.worker_settings import dtype_of, serves_adapters, threads_of
 from ftis_node.records.envelope import MAX_ANNOUNCEMENT_BYTES
 from ftis_node.workers.spec import Timing
 from ftis_node.workers.weights.store import PROBE_LENGTH
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from ftis_node.node.protocols import Generation, Learning
     from ftis_node.records.identity import Identity
     from ftis_node.telemetry.events import EventLog
+    from ftis_node.workers.preload import PreloadingProcess
     from ftis_node.workers.supervisor import FreeMemory
 
 log = logging.getLogger(__name__)
@@ -64,9 +65,13 @@ class NodeInputs:
 
 
 class NodeFactory(Protocol):
-    """Abstract factory of components, none of them started. Call `arrange` first: it places the two workers."""
+    """Abstract factory of components, none of them started.
+
+    Call `arrange` first: it places the two workers. `begin` then prepares their start in the background.
+    """
 
     def arrange(self, settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> WorkerPlacement: ...
+    def begin(self) -> None: ...
     def generation(self, of: NodeInputs) -> Generation: ...
     def learner(self, of: NodeInputs) -> Learning: ...
     def gossip(self, of: NodeInputs) -> Gossip: ...
@@ -82,6 +87,8 @@ class ProcessNodeFactory:
         self._network = NetworkSettings(
             sockets_dir=home.sockets / "net", listen=settings.listen, announce=settings.announce, peers=settings.peers
         )
+        self._log_path = home.logs / "preload.log"
+        self._preloading: PreloadingProcess | None = None
 
     @property
     def listen_addresses(self) -> tuple[ListenAddress, ...]:
@@ -93,9 +100,20 @@ class ProcessNodeFactory:
 
         The plan divides the memory between two workers. A single worker gets all memory that the settings allow.
         """
+        self._preloading = preloading_of(settings, source, log_path=self._log_path)
         if settings.role != "full":
             return place_single_worker(settings)
         return arrange(settings, manifest, source)
+
+    def begin(self) -> None:
+        """Start to import what both workers import."""
+        if self._preloading is not None:
+            self._preloading.begin()
+
+    async def close(self) -> None:
+        """End what `begin` started, if the workers did not take it."""
+        if self._preloading is not None:
+            await self._preloading.close()
 
     def generation(self, of: NodeInputs) -> GenerationClient:
         return GenerationClient(
@@ -122,6 +140,7 @@ class ProcessNodeFactory:
             free_memory=of.free_memory,
             write_weights=of.write_weights,
             on_fall_back=lambda reason: of.events.write("weight_sync_fallback", reason=reason),
+            preloading=self._preloading,
         )
 
     def learner(self, of: NodeInputs) -> LearnerClient:
@@ -140,6 +159,7 @@ class ProcessNodeFactory:
             timing=Timing(stall_timeout_s=of.settings.learner.stall_timeout_s),
             environment=visible_gpus(of.arrangement.learner_gpus),
             on_checkpoint_skipped=lambda skipped: _report_skipped(of.events, skipped),
+            preloading=self._preloading,
         )
 
     def gossip(self, of: NodeInputs) -> Gossip:
@@ -245,11 +265,6 @@ def learner_boot(
         and settings.learner.num_processes == 1,
         head_chunk_tokens=arrangement.head_chunk_tokens,
     )
-
-
-def threads_of(asked: int, *, num_processes: int = 1) -> int:
-    """Return the number of threads for each process of a worker. The two workers share the cores."""
-    return asked or max(1, (os.cpu_count() or 2) // 2 // num_processes)
 
 
 def _report_skipped(events: EventLog, skipped: CheckpointSkipped) -> None:

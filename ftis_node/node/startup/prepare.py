@@ -26,6 +26,8 @@ from ftis_node.telemetry.secrets import keep_secret
 from ftis_node.telemetry.trackers import check_installed
 
 if TYPE_CHECKING:
+    from contextlib import AsyncExitStack
+
     from ftis_node.config.home import Home
     from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
@@ -57,17 +59,26 @@ class PreparedNode:
 
 
 async def prepare(
-    settings: NodeSettings, plan: RunPlan, home: Home, makers: NodeFactory | None, on_progress: OnProgress
+    settings: NodeSettings,
+    plan: RunPlan,
+    home: Home,
+    makers: NodeFactory | None,
+    on_progress: OnProgress,
+    stack: AsyncExitStack,
 ) -> tuple[NodeFactory, PreparedNode]:
     """Return the factory and its inputs. If `makers` is None, the factory makes real workers and a real network.
+
+    The factory may begin to start the workers. `stack` ends what it began.
 
     Raise ModelError, TaskError, ConfigError, UsageError, NetworkError, MachineError.
     """
     settings = settings.model_copy(update={"task": plan.domain_spec or ""})  # so that a later start keeps the domain
     _check_codec(settings, plan.manifest)
     if makers is None:
-        makers = ProcessNodeFactory(settings, home)  # raises for a malformed address before anything starts
-        check_ports(makers.listen_addresses, settings.status_port)
+        processes = ProcessNodeFactory(settings, home)  # raises for a malformed address before anything starts
+        check_ports(processes.listen_addresses, settings.status_port)
+        stack.push_async_callback(processes.close)
+        makers = processes
     _check_followed(settings)
     check_installed(settings.tracking.to)
     identity = Identity.load_or_create(home.identity)
@@ -84,6 +95,7 @@ async def prepare(
     await in_background(check_disk_space, home, source, settings)
     limit = await in_background(limit_of, settings, source)
     arrangement = await in_background(makers.arrange, settings, plan.manifest, source)
+    makers.begin()
     on_progress(None, "loading the tokenizer")
     tokenizer = await in_background(load_tokenizer, source)
     on_progress(None, "loading the task's problems")

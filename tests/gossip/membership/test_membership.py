@@ -76,10 +76,11 @@ class FakeDirectory:
 class FakeSession:
     """Strangers are members of the run."""
 
-    def __init__(self, control: FakeControl, directory: FakeDirectory) -> None:
+    def __init__(self, control: FakeControl, directory: FakeDirectory, *, old: frozenset[str] = frozenset()) -> None:
         self.client = control
         self.directory = directory
         self.asked: list[str] = []
+        self.old = old  # members that read no batches
 
     async def is_run_member(self, peer_id: str, run_id: str, *, timeout_s: float) -> bool | None:
         self.asked.append(peer_id)
@@ -87,10 +88,19 @@ class FakeSession:
             return None  # no answer yet
         return peer_id != GIVEN
 
+    async def reads_batches(self, peer_id: str, run_id: str, *, timeout_s: float) -> bool | None:
+        return peer_id not in self.old
+
 
 @asynccontextmanager
 async def kept(
-    folder: Path, control: FakeControl, directory: FakeDirectory, *, num_shards: int = 1, **changes: Any
+    folder: Path,
+    control: FakeControl,
+    directory: FakeDirectory,
+    *,
+    num_shards: int = 1,
+    old: frozenset[str] = frozenset(),
+    **changes: Any,
 ) -> AsyncIterator[Membership]:
     """A membership at work until the context is left."""
     values = {"peers": (GIVEN_ADDRESS,), "poll_s": 0.01} | changes
@@ -98,7 +108,7 @@ async def kept(
         settings(folder, **values), run_id="r", peer_id=OWN, rng=random.Random(1), num_shards=num_shards
     )
     membership.read_shards = frozenset([shard_of(OWN, num_shards)])
-    session: Any = FakeSession(control, directory)
+    session: Any = FakeSession(control, directory, old=old)
     await membership.poll(session)
     keeping = asyncio.create_task(membership.keep(session))
     try:
@@ -135,6 +145,24 @@ async def test_what_is_remembered_of_members_is_bounded(tmp_path: Path) -> None:
     async with kept(tmp_path, control, directory, num_members_wanted=MAX_KNOWN + 50) as membership:
         await eventually(lambda: membership.state().state is SwarmPhase.CONNECTED)
     assert len(control.dialled) - 1 == MAX_KNOWN
+
+
+async def test_batches_wait_until_every_known_member_is_connected_and_reads_them(tmp_path: Path) -> None:
+    control, directory = FakeControl([GIVEN, *STRANGERS[:3]]), FakeDirectory(STRANGERS[:3])
+    async with kept(tmp_path, control, directory, check_s=0.05) as membership:
+        assert not membership.all_read_batches(), "no member is known"
+        await eventually(membership.all_read_batches)
+        directory.entries[STRANGERS[3]] = directory.entries[STRANGERS[0]]  # listed, and cannot be reached
+        await eventually(lambda: STRANGERS[3] in membership.known_members())
+        assert not membership.all_read_batches()
+
+
+async def test_one_member_that_reads_no_batches_is_enough_for_single_announcements(tmp_path: Path) -> None:
+    control, directory = FakeControl([GIVEN, *STRANGERS[:3]]), FakeDirectory(STRANGERS[:3])
+    async with kept(tmp_path, control, directory, old=frozenset([STRANGERS[1]])) as membership:
+        await eventually(lambda: len(membership.members) == 3 and len(membership._batches.members) == 2)
+        await asyncio.sleep(0.1)
+        assert not membership.all_read_batches()
 
 
 async def test_a_node_that_loses_its_last_member_dials_at_once(tmp_path: Path) -> None:

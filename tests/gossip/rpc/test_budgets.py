@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.asyncio
 
 
+async def _until_probed(node: Libp2pGossip, server: Libp2pGossip) -> None:
+    """Wait until the node has its answer about batches: the server counts a later probe, too."""
+    await eventually(lambda: server.peer_id in node._membership._batches.members)
+
+
 @asynccontextmanager
 async def swarm(folder: Path, limits: GossipLimits, *, num_others: int = 1) -> AsyncIterator[list[Libp2pGossip]]:
     """A node that serves within `limits`, and others connected to it."""
@@ -40,6 +45,7 @@ async def swarm(folder: Path, limits: GossipLimits, *, num_others: int = 1) -> A
             nodes.append(node)
             await node.start()
             await announce_until_heard(node, [server], b"hello")
+            await _until_probed(node, server)
         yield nodes
     finally:
         await asyncio.gather(*(node.close() for node in nodes))

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ftis_node.gossip.interface import Fetched, FetchOutcome
+from ftis_node.gossip.interface import Fetched, FetchOutcome, GossipMessage
 from ftis_node.node.loops.backfill import PAGE
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.backfill_request import BackfillRequest, open_backfill_request
-from ftis_node.records.envelope import Announcement, Envelope, open_envelope
+from ftis_node.records.envelope import Announcement, Envelope, join_announcements, open_envelope
 from ftis_node.swarm.delivery import PendingConfirmations
+from ftis_node.swarm.reputation.rate_limits import AnnounceRateLimiter
 from tests.gossip.helpers import eventually
 from tests.node.loops.test_pull import LightSwarm, held, identity_of, manifest_of, quick
 
@@ -125,9 +126,20 @@ async def test_an_announcement_that_names_its_own_announcer_is_as_one_that_names
     async with swarm.node(1) as alice:
         ear = alice.wiring.announcements
         said = Announcement(bytes(32), 1, 278, 5, bytes(8), 3, time.time(), sender=PEER)
-        told = ear.handle(PEER, said.to_bytes())
-        assert told is not None
+        (told,) = ear.handle(PEER, said.to_bytes())
         assert told.sender is None
+
+
+async def test_each_group_of_a_batch_counts_in_the_rate_limit(tmp_path: Path) -> None:
+    swarm = LightSwarm(tmp_path, manifest_of())
+    async with swarm.node(1) as alice:
+        ear = alice.wiring.announcements
+        ear._announce_limiter = AnnounceRateLimiter(max_per_minute=3)
+        (batch,) = join_announcements([announced(number) for number in range(1, 8)])
+        ear._take(GossipMessage(PEER, batch.to_bytes()))
+        assert len(ear.queue) == 3
+        assert ear.tracker_of(PEER).highest == 3
+        assert alice.parts.counters.refused["announcement_flood"] == 1
 
 
 def junk(alice: StubNode) -> Callable[[Any], Any]:

@@ -17,7 +17,7 @@ from ftis_node.errors import RecordError
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.stub_node import StubNode, stub_group
 from ftis_node.node.loops import backfill as repair
-from ftis_node.node.loops import reannounce, shard_selection
+from ftis_node.node.loops import publish, reannounce, shard_selection
 from ftis_node.records.backfill_request import open_backfill_request
 from ftis_node.records.envelope import open_announcement
 from ftis_node.records.group import CompletionStatus
@@ -128,6 +128,28 @@ async def test_confirmations_of_a_moment_go_together(tmp_path: Path) -> None:
         await eventually(lambda: alice.parts.confirmations.num_confirmed == 20)
         assert sum(sent) == 20
         assert len(sent) <= 6, "the first at once, the others gathered"
+
+
+@pytest.mark.parametrize("all_read_batches", [True, False])
+async def test_announcements_of_a_moment_go_together_to_those_who_read_batches(
+    tmp_path: Path, all_read_batches: bool
+) -> None:
+    swarm = LightSwarm(tmp_path, manifest_of())
+    async with swarm.node(1) as alice, swarm.node(2) as bob, swarm.node(3) as carol:
+        bob.gossip.reads_batches, carol.gossip.reads_batches = True, all_read_batches
+        await swarm.publish(alice, 20)
+        await eventually(lambda: held(bob) == held(carol) == 20)
+        num_messages = alice.gossip.counters.announcements_sent
+        assert num_messages <= 6 if all_read_batches else num_messages == 20
+
+
+async def test_large_groups_are_announced_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publish, "SMALL_BYTES", 100)
+    swarm = LightSwarm(tmp_path, manifest_of())
+    async with swarm.node(1) as alice, swarm.node(2) as bob:
+        bob.gossip.reads_batches = True
+        await swarm.publish(alice, 4)
+        assert alice.gossip.counters.announcements_sent == 4
 
 
 async def test_a_newcomer_gets_from_others_what_its_sender_no_longer_gives(tmp_path: Path) -> None:

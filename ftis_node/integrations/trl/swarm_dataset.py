@@ -1,0 +1,49 @@
+"""A run's task for TRL: its prompts as a data set, its rewards as a reward function."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+from datasets import Dataset
+
+from ftis_node.config.manifest import load_manifest
+from ftis_node.records.group import CompletionStatus
+from ftis_node.tasks.registry import load_task
+from ftis_node.tasks.scoring.scorer import IsolatedScorer
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from ftis_node.tasks.base import Task
+
+    Reward = Callable[..., Awaitable[list[float | None]]]
+
+
+def swarm_dataset(run: str, *, num_prompts: int = 4096, seed: int = 0) -> tuple[Dataset, Reward]:
+    """Return prompts of the run's training task, and the reward function of that task, for `GRPOTrainer`.
+
+    `run` is a preset or a manifest file. The data set has the columns `prompt`, chat messages, and `prompt_index`, the
+    problem's number in the task. `seed` draws the problems. Raises ConfigError, TaskError, or NetworkError if the hub
+    has the data and cannot be reached.
+    """
+    task = load_task(load_manifest(run).task)
+    indices = random.Random(seed).sample(range(len(task)), min(num_prompts, len(task)))
+    rows = [{"prompt": list(task[index].prompt), "prompt_index": index} for index in indices]
+    return Dataset.from_list(rows), _reward_of(task)
+
+
+def _reward_of(task: Task) -> Reward:
+    async def task_reward(
+        completions: Sequence[Sequence[dict[str, str]]], prompt_index: Sequence[int], **_: Any
+    ) -> list[float | None]:
+        """Return one reward in [0, 1] per completion; None if it has no score within the limits of scoring."""
+        texts: dict[int, list[str]] = {}
+        for completion, index in zip(completions, prompt_index, strict=True):
+            texts.setdefault(index, []).append(completion[-1]["content"])
+        async with IsolatedScorer(task) as scorer:
+            scores = {index: iter(await scorer.score(task[index], of_one)) for index, of_one in texts.items()}
+        found = [next(scores[index]) for index in prompt_index]
+        return [reward if status is CompletionStatus.SCORED else None for reward, status in found]
+
+    return task_reward

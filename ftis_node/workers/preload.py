@@ -1,0 +1,175 @@
+"""One process that imports the workers' libraries once and forks the first process of each worker.
+
+    daemon --spawns--> preloading process (`fork_server.py`) --imports, forks twice--> both workers; then it ends
+
+torch and transformers take seconds of processor time to import. Two workers that start together need this once. The
+memory of the imported code is shared until a process writes to it.
+
+The preloading process forks each worker through a process in between, which ends at once. The kernel gives the worker
+to the daemon as a child (`PR_SET_CHILD_SUBREAPER`). So supervision is the same as for a spawned worker: exit status,
+signals, process group, parent-death signal, log and environment. A restart spawns the worker as usual.
+
+After any failure `fork` returns None, and the worker is spawned as usual. Libraries must not have started
+threads before the fork, and CUDA cannot be used after one: only workers on the CPU are forked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+import socket
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ftis_node.config.no_network_env import NO_TELEMETRY, WORKERS_STAY_OFFLINE
+from ftis_node.files import open_to_write
+from ftis_node.workers.forked import ForkedProcess
+from ftis_node.workers.wire import pack_fork, unpack_pid
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+SERVER_MODULE = "ftis_node.workers.fork_server"
+PR_SET_CHILD_SUBREAPER = 36  # from <sys/prctl.h>
+LOADED = b"loaded"
+MAX_REPLY_BYTES = 64
+LOAD_TIMEOUT_S = 300.0
+FORK_TIMEOUT_S = 30.0
+COMMAND_BYTES = 512
+"""Length of the server's command line, which a worker replaces by its own."""
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
+"""numpy's threads would start at its import. No worker multiplies matrices with numpy."""
+
+
+@dataclass(slots=True)
+class PreloadingProcess:
+    """The daemon's side: `begin`, `until_loaded`, then `fork` once for each of `num_workers`; the process then ends.
+
+    `environment` holds the variables that libraries read when they are imported.
+    """
+
+    modules: Sequence[str]
+    environment: Mapping[str, str]
+    log_path: Path
+    num_workers: int = 2
+    _process: asyncio.subprocess.Process | None = None
+    _socket: socket.socket | None = None
+    _loading: asyncio.Task[None] | None = None
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _is_closed: bool = False
+
+    def begin(self) -> None:
+        """Start the process, if it has not started."""
+        if self._loading is None and not self._is_closed:
+            self._loading = asyncio.create_task(self._load(), name="preload")
+
+    async def until_loaded(self) -> None:
+        """Return when workers can be forked, or when it is known that they cannot. If canceled, end the process."""
+        self.begin()
+        if self._loading is None:
+            return
+        try:
+            await asyncio.wait({self._loading})
+        except asyncio.CancelledError:
+            await self.close()
+            raise
+
+    async def fork(self, command: Sequence[str], environment: Mapping[str, str], log_file: int) -> ForkedProcess | None:
+        """Return a new worker process; None if it must be spawned. `command` is python, "-m", module, arguments."""
+        async with self._lock:
+            if self._is_closed or self._socket is None:
+                return None
+            try:
+                async with asyncio.timeout(FORK_TIMEOUT_S):
+                    request = pack_fork(command[2:], environment)
+                    socket.send_fds(self._socket, [request], [log_file])
+                    pid = unpack_pid(await asyncio.get_running_loop().sock_recv(self._socket, MAX_REPLY_BYTES))
+                forked = ForkedProcess(pid)
+            except (OSError, ValueError, TimeoutError) as error:
+                log.warning("a worker cannot be forked (%s: %s): it is spawned", type(error).__name__, error)
+                await self.close()
+                return None
+            self.num_workers -= 1
+            if self.num_workers == 0:
+                await self.close()
+            return forked
+
+    async def close(self) -> None:
+        """End the process, if it runs. Workers that it forked continue."""
+        if self._loading is not None and not self._loading.done():
+            self._loading.cancel()
+            await asyncio.wait({self._loading})
+        await self._end()
+
+    async def _end(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._socket is not None:
+            self._socket.close()
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+        _set_subreaper(False)
+
+    async def _load(self) -> None:
+        """Start the process and wait until it has imported its modules. If that fails, end it."""
+        try:
+            async with asyncio.timeout(LOAD_TIMEOUT_S):
+                await self._start()
+                assert self._socket is not None
+                reply = await asyncio.get_running_loop().sock_recv(self._socket, MAX_REPLY_BYTES)
+            if reply == LOADED:
+                return
+            log.warning("the preloading process ended early: each worker imports its libraries; see %s", self.log_path)
+        except (OSError, TimeoutError) as error:
+            log.warning("the preloading process failed (%s): each worker imports its libraries", error or "time limit")
+        await self._end()
+
+    async def _start(self) -> None:
+        _set_subreaper(True)
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.setblocking(False)
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        words = ("--socket", str(theirs.fileno()), "--owner-pid", str(os.getpid()), *self.modules)
+        padding = "." * max(1, COMMAND_BYTES - len(" ".join(words)))
+        with (
+            theirs,
+            os.fdopen(open_to_write(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as worker_log,
+        ):
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", SERVER_MODULE, "--padding", padding, *words),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=worker_log,
+                stderr=worker_log,
+                env={**ONE_THREAD, **os.environ, **NO_TELEMETRY, **WORKERS_STAY_OFFLINE, **self.environment},
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+
+
+def can_fork() -> bool:
+    """Return whether this system has what forked workers need: Linux with pidfds."""
+    if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
+        return False
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:
+        return False
+    return True
+
+
+def _set_subreaper(value: bool) -> None:
+    """Make the kernel give orphaned descendants to this process, or to the usual one. Raise OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_CHILD_SUBREAPER, int(value), 0, 0, 0):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

@@ -1,0 +1,32 @@
+"""The bytes of the directory that docs/reference/wire-format.md describes, against hivemind."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import msgpack
+
+from ftis_node.gossip.p2pd.hivemind_bindings import DHTID, DictionaryDHTValue, MSGPackSerializer, dht_pb2
+from ftis_node.gossip.wire_names import manifest_key
+from tests.records import wire_example as example
+
+PAGE = (Path(__file__).parents[2] / "docs/reference/wire-format.md").read_text()
+DICTIONARY = 0x50
+
+
+def test_the_request_for_a_manifest_is_the_one_of_the_page() -> None:
+    key = DHTID.generate(manifest_key(example.RUN_ID)).to_bytes()
+    request = dht_pb2.FindRequest(keys=[key]).SerializeToString()
+    assert f"<!-- bytes: find -->\n    {request.hex()}\n" in PAGE
+
+
+def test_a_dictionary_reads_back_without_hivemind() -> None:
+    expiry = time.time() + 60
+    stored = DictionaryDHTValue()
+    stored.store(example.IDENTITY.peer_id, MSGPackSerializer.dumps(example.member()), expiry)
+    read = msgpack.unpackb(MSGPackSerializer.dumps(stored))
+    assert isinstance(read, msgpack.ExtType) and read.code == DICTIONARY
+    _, latest, ((subkey, value, value_expiry),) = msgpack.unpackb(read.data)
+    assert (latest, subkey, value_expiry) == (expiry, example.IDENTITY.peer_id, expiry)
+    assert msgpack.unpackb(value) == example.member()

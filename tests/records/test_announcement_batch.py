@@ -1,0 +1,124 @@
+"""Announcements of several groups: what a reader finds in them, what an older one reads, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.errors import RecordError
+from ftis_node.records import rollout_pb2 as pb
+from ftis_node.records.bounds import MAX_ENVELOPE_BYTES, MAX_INTEGER, MAX_MORE_GROUPS, MAX_TOKENS
+from ftis_node.records.envelope import MAX_ANNOUNCEMENT_BYTES, Announcement, join_announcements, open_announcement
+
+from . import wire_example as example
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PEER = example.IDENTITY.peer_id
+
+
+def announced(number: int) -> Announcement:
+    return Announcement(bytes([number]) * 32, number, 500 + number, 24, b"tokenizr", 3, 1.76e9 + number / 8)
+
+
+def flat(announcements: list[Announcement]) -> list[Announcement]:
+    return [replace(one, more=()) for first in announcements for one in (first, *first.more)]
+
+
+def test_several_groups_come_back_one_by_one() -> None:
+    groups = [announced(number) for number in range(1, 31)]
+    sent = [announcement.to_bytes() for announcement in join_announcements(groups)]
+    assert len(sent) == 3
+    assert flat([open_announcement(data) for data in sent]) == groups
+
+
+def test_a_batch_of_the_largest_values_fits_the_bound_of_one_announcement() -> None:
+    most = [
+        replace(
+            announced(number),
+            number=MAX_INTEGER - 20 + number,
+            envelope_bytes=MAX_ENVELOPE_BYTES if number == 1 else 1 << 14,
+            num_tokens=MAX_TOKENS if number == 1 else 1 << 12,
+            policy_version=MAX_INTEGER,
+            created_at=1.76e9 + number * 60,
+        )
+        for number in range(1, MAX_MORE_GROUPS + 2)
+    ]
+    (joined,) = join_announcements(most)
+    assert len(joined.more) == MAX_MORE_GROUPS
+    assert len(joined.to_bytes()) <= MAX_ANNOUNCEMENT_BYTES
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"number": 3},
+        {"policy_version": 4},
+        {"tokenizer": b"another1"},
+        {"attempt": 1},
+        {"sender": PEER},
+    ],
+)
+def test_groups_that_differ_in_what_a_batch_shares_stay_apart(change: dict[str, object]) -> None:
+    groups = [announced(1), replace(announced(2), **change)]  # type: ignore[arg-type]
+    assert join_announcements(groups) == groups
+
+
+def test_an_older_reader_finds_the_first_group_in_a_batch() -> None:
+    (batch,) = join_announcements([announced(1), announced(2)])
+    message = pb.Announcement.FromString(batch.to_bytes())
+    for field in ("more_ids", "more_envelope_bytes", "more_num_tokens", "more_created_ms"):
+        message.ClearField(field)  # type: ignore[arg-type]
+    assert message.SerializeToString() == announced(1).to_bytes()
+
+
+def one_id_more(message: pb.Announcement) -> None:
+    message.more_ids.append(bytes(32))
+
+
+def short_id(message: pb.Announcement) -> None:
+    message.more_ids[0] = bytes(31)
+
+
+def too_many(message: pb.Announcement) -> None:
+    for _ in range(MAX_MORE_GROUPS):
+        message.more_ids.append(b"")
+
+
+def large_body(message: pb.Announcement) -> None:
+    message.more_envelope_bytes[0] = MAX_ENVELOPE_BYTES + 1
+
+
+def many_tokens(message: pb.Announcement) -> None:
+    message.more_num_tokens[0] = MAX_TOKENS + 1
+
+
+def much_later(message: pb.Announcement) -> None:
+    message.more_created_ms[0] = 86_400_001
+
+
+def number_beyond_the_last(message: pb.Announcement) -> None:
+    message.number = MAX_INTEGER
+
+
+def of_another_peer(message: pb.Announcement) -> None:
+    message.sender = example.IDENTITY.peer
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        *(one_id_more, short_id, too_many, large_body, many_tokens, much_later, number_beyond_the_last),
+        of_another_peer,
+    ],
+)
+def test_a_malformed_batch_is_refused(spoil: Callable[[pb.Announcement], None]) -> None:
+    (batch,) = join_announcements([announced(1), announced(2)])
+    message = pb.Announcement.FromString(batch.to_bytes())
+    spoil(message)
+    with pytest.raises(RecordError) as caught:
+        open_announcement(message.SerializeToString())
+    assert caught.value.reason == "malformed"
