@@ -6,7 +6,7 @@ proof is retried. A second one restarts the worker, which loads and proves the n
 it. So a worker that is READY serves the version that it names.
 
 A worker that dies asleep is restarted only at the next `wake`, because the learner now uses the memory that its start
-needs. Before each restart after a lack of memory, `make_room` is awaited.
+needs. Before each restart after a lack of memory, `free_memory` is awaited.
 
 Weights may be shared without a file (`workers/weights/shared_weights.py`). If the worker cannot map them, the client
 requests a file from the learner, now and for later versions. A sleeping worker may have discarded its weights. Unless
@@ -40,7 +40,7 @@ from ftis_node.generation.weight_loader import PROOF_TOLERANCES, WeightLoader, k
 from ftis_node.generation.weight_source import WeightSource
 from ftis_node.workers.client import WorkerClient
 from ftis_node.workers.spec import WorkerSpec
-from ftis_node.workers.supervisor import MakeRoom, Supervisor, WorkerState
+from ftis_node.workers.supervisor import FreeMemory, Supervisor, WorkerState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -79,7 +79,7 @@ class GenerationClient(WorkerClient):
         restart_policy: RestartPolicy | None = None,
         environment: Mapping[str, str] | None = None,
         on_problem: OnProblem | None = None,
-        make_room: MakeRoom | None = None,
+        free_memory: FreeMemory | None = None,
         write_weights: WriteWeights | None = None,
         on_fall_back: OnProblem | None = None,
         worker_module: str = WORKER_MODULE,
@@ -88,9 +88,9 @@ class GenerationClient(WorkerClient):
         """Store the worker's settings and the callbacks.
 
         `proof_tolerance` is a root mean square in nats. `on_problem` receives one sentence for every failed proof.
-        `make_room` returns when other processes have freed memory. `write_weights` makes the learner write a file, like
-        the learner client's method of that name. `on_fall_back` receives the reason, once, if the planned transport of
-        weights fails.
+        `free_memory` returns when other processes have freed memory. `write_weights` makes the learner write a file,
+        like the learner client's method of that name. `on_fall_back` receives the reason, once, if the planned
+        transport of weights fails.
         """
         spec = WorkerSpec(
             name="generation",
@@ -113,7 +113,7 @@ class GenerationClient(WorkerClient):
                 on_started=self._bring_up,
                 on_event=self._take_event,
                 until_wanted=self._awake.wait,
-                make_room=make_room,
+                free_memory=free_memory,
             )
         )
         self._request_timeout_s = request_timeout_s

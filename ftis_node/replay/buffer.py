@@ -22,7 +22,7 @@ from ftis_node.replay.failures import note_failed, release_poisoned
 from ftis_node.replay.forgotten import forget, is_forgotten, trim
 from ftis_node.replay.lifecycle import Candidate, Freshness, ReleaseReason, State, choose_evicted, choose_newest
 from ftis_node.replay.numbering import LAST_NUMBER, SKIPPED_NUMBERS, position_of, read_total
-from ftis_node.replay.reconciliation import believe_checkpoint, claim_used
+from ftis_node.replay.reconciliation import apply_checkpoint, claim_used
 from ftis_node.replay.reset import limit_reset_at, read_reset_at
 from ftis_node.swarm.reputation.rate_limits import ShareCap
 
@@ -191,7 +191,7 @@ class ReplayBuffer:
         the two is from a backup), the checkpoint decides, because it has the weights.
         """
         with self._transaction():
-            strayed = 0 if last_groups is None else believe_checkpoint(self._db, step, last_groups)
+            strayed = 0 if last_groups is None else apply_checkpoint(self._db, step, last_groups)
             self._db.execute(
                 "UPDATE groups SET state = ?, reason = ? WHERE state = ? AND step <= ?",
                 (State.RELEASED, ReleaseReason.TRAINED, State.TAKEN, step),
@@ -244,7 +244,7 @@ class ReplayBuffer:
         """Return free pages of the file, and the space of the write-ahead log, to the disk."""
         give_back_pages(self._db)
 
-    def give_up(self, num_bytes: int, *, saved_step: int | None = None) -> int:
+    def evict_released(self, num_bytes: int, *, saved_step: int | None = None) -> int:
         """Delete RELEASED groups as `prune` does, up to `num_bytes`, and shrink the file. Return their number."""
         num_removed = self.prune(max_disk_bytes=max(0, kept_bytes(self._db) - num_bytes), saved_step=saved_step)
         self.shrink()

@@ -81,7 +81,7 @@ def is_damage(error: sqlite3.Error) -> bool:
 
 
 @contextmanager
-def telling_damage(root: Path) -> Iterator[None]:
+def reporting_damage(root: Path) -> Iterator[None]:
     """Convert SQLite's errors for a damaged or locked database in `root` into one line with the remedy.
 
     A running node that finds damage ends with an internal error. The next start replaces the file.

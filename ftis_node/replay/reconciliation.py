@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ftis_node.telemetry.event_log_summary import LoggedGroup
 
 
-def believe_checkpoint(db: sqlite3.Connection, step: int, ids: Sequence[bytes]) -> int:
+def apply_checkpoint(db: sqlite3.Connection, step: int, ids: Sequence[bytes]) -> int:
     """Make `ids` the only groups that `step` trained on. Return the number of other groups, which become READY again.
 
     If the buffer names an earlier step for one of `ids`, that step stays, because the event log has it too.

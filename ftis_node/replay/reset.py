@@ -152,7 +152,7 @@ def _contradicts(buffer: sqlite3.Connection, used: LoggedGroup) -> bool:
     """Return whether a used group is RELEASED for an unknown reason, or trained by a later step.
 
     If the learner resumed before that later step, the group would be used again. An earlier step does no harm:
-    `believe_checkpoint` sets it. A used group that is READY is no contradiction either: the learner may have resumed
+    `apply_checkpoint` sets it. A used group that is READY is no contradiction either: the learner may have resumed
     from an older checkpoint.
     """
     row = buffer.execute("SELECT state, reason, step FROM groups WHERE id = ?", (used.id,)).fetchone()

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 MAX_BYTES_PER_TOKEN = 64  # mean over a text; bounds the work of tokenizing
 MIN_MEAN_LOGPROB = -100.0  # nats, of one completion; uniform sampling from 10^6 tokens gives -14
-MIN_TEXTS_TO_TELL = 4  # two short texts may have equal means by chance
+MIN_DISTINCT_TEXTS = 4  # two short texts may have equal means by chance
 
 
 def text_is_agreed(envelope: Envelope, group: TextGroup, context: ValidationContext) -> Refusal | None:
@@ -81,7 +81,7 @@ def means_possible(envelope: Envelope, group: TextGroup, context: ValidationCont
 def _means_differ(group: TextGroup) -> Refusal | None:
     """Reject the same mean log-prob for all of several different texts: no measurement gives that."""
     means = {completion.mean_logprob for completion in group.completions}
-    if len(means) > 1 or len({completion.text for completion in group.completions}) < MIN_TEXTS_TO_TELL:
+    if len(means) > 1 or len({completion.text for completion in group.completions}) < MIN_DISTINCT_TEXTS:
         return None
     return Refusal("logprobs", f"the texts differ, but each has the mean log-prob {means.pop():.4g}")
 

@@ -7,7 +7,7 @@
                                                         (an error that no restart can fix --> FAILED)
 
 An error of the user, the machine or the engine at the first start is final. A worker that has served before may lack
-memory for a while, because other processes use it. It then waits longer each time, `make_room` is awaited, and it
+memory for a while, because other processes use it. It then waits longer each time, `free_memory` is awaited, and it
 starts again. An engine that cannot be loaded again is restarted as after any quick death.
 
 A call waits while the worker starts, then goes to the process that is READY, and never moves to another. A call that a
@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 OnStarted: TypeAlias = Callable[[WorkerProcess], Awaitable[None]]
 UntilWanted: TypeAlias = Callable[[], Awaitable[object]]
-MakeRoom: TypeAlias = Callable[[], Awaitable[object]]
+FreeMemory: TypeAlias = Callable[[], Awaitable[object]]
 
 
 class WorkerState(StrEnum):
@@ -80,9 +80,9 @@ class Supervisor:
         on_started: OnStarted | None = None,
         on_event: OnEvent | None = None,
         until_wanted: UntilWanted | None = None,
-        make_room: MakeRoom | None = None,
+        free_memory: FreeMemory | None = None,
     ) -> None:
-        """Store the worker's specification. `make_room` is awaited before a restart after a lack of memory; it may
+        """Store the worker's specification. `free_memory` is awaited before a restart after a lack of memory; it may
         raise FtisError.
         """
         self._spec = spec
@@ -91,7 +91,7 @@ class Supervisor:
         self._on_started = on_started
         self._on_event = on_event
         self._until_wanted = until_wanted
-        self._free_memory = make_room
+        self._free_memory = free_memory
         self._state = WorkerState.STOPPED
         self._keeper: asyncio.Task[None] | None = None
         self._gate: asyncio.Future[WorkerProcess | FtisError] | None = None
@@ -245,10 +245,10 @@ class Supervisor:
             if is_short and self._free_memory is not None:
                 await self._ask_for_memory(self._free_memory)
 
-    async def _ask_for_memory(self, make_room: MakeRoom) -> None:
+    async def _ask_for_memory(self, free_memory: FreeMemory) -> None:
         """Request memory from other processes. If none can free any, the worker starts all the same."""
         try:
-            await make_room()
+            await free_memory()
         except FtisError as error:
             logger.warning("no memory is given back for the %s worker: %s", self.name, error)
 

@@ -1,4 +1,4 @@
-"""Writes `proto/vectors.json`: envelopes of each codec with their content, and envelopes that a reader refuses.
+"""Writes `proto/vectors.json`: envelopes of each codec, envelopes that a reader refuses, and an announcement of groups.
 
 The content comes from the values below, not from the reader under test. Run it again only when the format changes:
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.codec import CODECS
-from ftis_node.records.envelope import seal_group
+from ftis_node.records.envelope import Announcement, join_announcements, seal_group
 from ftis_node.records.group import FinishReason, GroupHeader
 from ftis_node.records.identity import ENVELOPE_DOMAIN
 from ftis_node.records.text_group import TextCompletion, TextGroup
@@ -91,6 +91,26 @@ def refused() -> list[dict[str, str]]:
     return [{"fault": fault, "reason": reason, "envelope": data.hex()} for fault, (reason, data) in faults.items()]
 
 
+def batches() -> list[dict[str, Any]]:
+    """Return an announcement of three groups: its bytes and the groups that a reader finds in it."""
+    groups = [
+        {"id": bytes([number] * 32).hex(), "number": number, "envelope_bytes": 500 + number, "num_tokens": 20 + number}
+        | {"created_ms": 1_767_225_600_000 + 125 * number}
+        for number in (7, 8, 9)
+    ]
+    tokenizer, version = b"tokenizr", 3
+    made = [
+        Announcement(
+            *(bytes.fromhex(group["id"]), group["number"], group["envelope_bytes"], group["num_tokens"]),
+            *(tokenizer, version, group["created_ms"] / 1000),
+        )
+        for group in groups
+    ]
+    (joined,) = join_announcements(made)
+    common = {"tokenizer": tokenizer.hex(), "policy_version": version}
+    return [{"announcement": joined.to_bytes().hex(), **common, "groups": groups}]
+
+
 def sign_body(body: pb.Body) -> bytes:
     """Return the envelope of a body, signed with the example's key."""
     data = body.SerializeToString()
@@ -99,4 +119,4 @@ def sign_body(body: pb.Body) -> bytes:
 
 
 if __name__ == "__main__":
-    VECTORS.write_text(json.dumps({"valid": valid(), "refused": refused()}, indent=1) + "\n")
+    VECTORS.write_text(json.dumps({"valid": valid(), "refused": refused(), "batches": batches()}, indent=1) + "\n")

@@ -10,11 +10,11 @@ import pytest
 
 from ftis_node.errors import RecordError
 from ftis_node.records.codec import CODECS
-from ftis_node.records.envelope import open_envelope
+from ftis_node.records.envelope import open_announcement, open_envelope
 from ftis_node.records.group import Group
 from ftis_node.records.text_codec import unpack_any
 
-from .make_vectors import VECTORS, refused, valid
+from .make_vectors import VECTORS, batches, refused, valid
 
 STORED: dict[str, Any] = json.loads(VECTORS.read_text())
 
@@ -22,6 +22,7 @@ STORED: dict[str, Any] = json.loads(VECTORS.read_text())
 def test_the_file_is_what_its_script_writes() -> None:
     """Except for the compressed bytes, which depend on the version of zstd, and the ids over them."""
     assert STORED["refused"] == refused()
+    assert STORED["batches"] == batches()
     for old, new in zip(STORED["valid"], json.loads(json.dumps(valid())), strict=True):
         differ = {"envelope", "id"} if old["codec"] in ("lossless", "lossy") else set()
         assert {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)} <= differ
@@ -45,6 +46,16 @@ def test_a_valid_envelope_is_read(vector: dict[str, Any]) -> None:
         assert [completion.text for completion in group.completions] == vector["texts"]
         assert [completion.num_tokens for completion in group.completions] == vector["lengths"]
         assert group.retells.hex() == vector["retells"] == STORED["valid"][0]["id"]
+
+
+def test_every_group_of_a_batch_is_read() -> None:
+    (vector,) = STORED["batches"]
+    first = open_announcement(bytes.fromhex(vector["announcement"]))
+    for one, group in zip((first, *first.more), vector["groups"], strict=True):
+        assert (one.id.hex(), one.number) == (group["id"], group["number"])
+        assert (one.envelope_bytes, one.num_tokens) == (group["envelope_bytes"], group["num_tokens"])
+        assert round(one.created_at * 1000) == group["created_ms"]
+        assert (one.tokenizer.hex(), one.policy_version) == (vector["tokenizer"], vector["policy_version"])
 
 
 @pytest.mark.parametrize("vector", STORED["refused"], ids=lambda vector: vector["fault"])

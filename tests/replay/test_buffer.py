@@ -421,7 +421,7 @@ def test_pages_of_what_went_are_given_back_to_the_disk(path: Path, is_old: bool)
     buffer.release_step(1, ReleaseReason.TRAINED)
     buffer.shrink()
     before = path.stat().st_size
-    assert buffer.give_up(1 << 30) == 150
+    assert buffer.evict_released(1 << 30) == 150
     assert path.stat().st_size < before / 2
     assert path.with_name(f"{path.name}-wal").stat().st_size == 0
     assert len(buffer.take(2, own=9, foreign=9).groups) == 1

@@ -293,13 +293,13 @@ async def test_a_worker_that_lacks_memory_at_its_next_starts_waits_for_room_and_
     """Four times, where two quick deaths would be its end; also where whoever has the memory cannot give it back."""
     asked_at: list[int] = []
 
-    async def make_room() -> None:
+    async def free_memory() -> None:
         asked_at.append(num_builds(tmp_path))
         if gives_up:
             raise WorkerDiedError("the learner worker is not running")
 
     policy = RestartPolicy(backoff=ExponentialBackoff(first_s=0.05), max_quick_deaths=2)
-    supervisor = make_supervisor(fault=fault, num_faults=4, restart_policy=policy, make_room=make_room)
+    supervisor = make_supervisor(fault=fault, num_faults=4, restart_policy=policy, free_memory=free_memory)
     await die(supervisor)
     assert (await supervisor.call(ECHO, EchoReply)).payload == ECHO.payload
     assert (supervisor.restarts, supervisor.state) == (5, WorkerState.READY)

@@ -85,7 +85,7 @@ class Directory:
         self._skews_s: dict[str, float] = {}  # by peer, most recent last: its clock minus our monotonic clock
         self._guard = guard or PeerGuard()
         self._num_stored: dict[EntryKind, int] = {}
-        self._on_twin = on_duplicate_identity
+        self._on_duplicate_identity = on_duplicate_identity
         self._own_entries = OwnEntries()
 
     @classmethod
@@ -215,7 +215,7 @@ class Directory:
         raw = dict(entries_in(found[key])).get(self._identity.peer_id, b"")
         entry = verify_entry(raw, max_record_bytes=self._limits.max_record_bytes)
         if entry is not None and self._own_entries.is_of_another(entry.expires_at):
-            self._on_twin()
+            self._on_duplicate_identity()
 
     def _add_member(self, members: dict[str, list[str]], data: bytes) -> None:
         """Add a member and the addresses that its entry claims; skip invalid entries and this node's own."""

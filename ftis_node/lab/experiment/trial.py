@@ -209,9 +209,9 @@ async def _live(trial: Trial, node: TrialNode, index: int, *, learner: Generatio
     if member.lie is not None:
         assert isinstance(parts.generation, InProcessGeneration)
         assert isinstance(learner, InProcessGeneration)
-        liar = ByzantineNode(parts, parts.generation, learner, lie=member.lie, seed=trial.seed + index)
-        lockstep.enter(liar, last_step=last_step)
-        await liar.run(lockstep, steps=last_step)
+        byzantine = ByzantineNode(parts, parts.generation, learner, lie=member.lie, seed=trial.seed + index)
+        lockstep.enter(byzantine, last_step=last_step)
+        await byzantine.run(lockstep, steps=last_step)
         return
     wiring = Wiring(parts)
     loops = wiring.rollout_loops()

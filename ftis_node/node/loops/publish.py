@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-WINDOW_S = 0.2
+WINDOW_S = 0.5
 SMALL_BYTES = 1 << 14  # a larger envelope outweighs its announcement and goes at once
 ALL = "all"
 

@@ -138,7 +138,7 @@ class TrainLoop:
             self._context.events.write("step_lost", step=step, error=str(error))
             await self._groups.note_failed(step)
             with waiting_for(f"weights {step} in the generator"):
-                await under_way.give_up()
+                await under_way.abandon()
             with waiting_for("the learner worker"):
                 state = await self._learner.start()
             await self.resume(state)

@@ -191,7 +191,7 @@ def _workers(makers: NodeFactory, ingredients: NodeInputs, state: NodeState) -> 
     learner: Learning = (
         makers.learner(ingredients) if settings.learns else NullLearner(parameter_count(ingredients.source))
     )
-    ingredients = replace(ingredients, make_room=learner.give_memory_back, write_weights=learner.write_weights)
+    ingredients = replace(ingredients, free_memory=learner.give_memory_back, write_weights=learner.write_weights)
     generation: Generation = (
         makers.generation(ingredients) if settings.generates else NullGeneration(lambda: state.policy_version)
     )

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from ftis_node.records.identity import Identity
     from ftis_node.telemetry.events import EventLog
     from ftis_node.workers.preload import PreloadingProcess
-    from ftis_node.workers.supervisor import MakeRoom
+    from ftis_node.workers.supervisor import FreeMemory
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class NodeInputs:
     events: EventLog
     arrangement: WorkerPlacement
     weights: Path
-    make_room: MakeRoom | None = None  # returns when the learner's step is over and its spare memory is free
+    free_memory: FreeMemory | None = None  # returns when the learner's step is over and its spare memory is free
     write_weights: WriteWeights | None = None  # makes the learner write its weights to a file
 
 
@@ -137,7 +137,7 @@ class ProcessNodeFactory:
             ),
             environment=visible_gpus(of.arrangement.generator_gpus),
             on_problem=lambda problem: of.events.write("weight_check_failed", problem=problem),
-            make_room=of.make_room,
+            free_memory=of.free_memory,
             write_weights=of.write_weights,
             on_fall_back=lambda reason: of.events.write("weight_sync_fallback", reason=reason),
             preloading=self._preloading,

@@ -20,7 +20,7 @@ from ftis_node.node.supervision.process_limits import apply_limits
 from ftis_node.node.supervision.service_manager import ServiceManager
 from ftis_node.node.supervision.shutdown import until_signalled
 from ftis_node.node.supervision.watchdog import Watchdog
-from ftis_node.replay.integrity import telling_damage
+from ftis_node.replay.integrity import reporting_damage
 from ftis_node.telemetry.log import log_block
 from ftis_node.telemetry.progress import unwatched
 
@@ -45,7 +45,7 @@ def run_until_stopped(
     """
     apply_limits(settings.limits)
     watchdog = Watchdog(settings.observe, manager=ServiceManager.from_environment())
-    with reporting_full_disk(home.root), telling_damage(home.root), opened(home):
+    with reporting_full_disk(home.root), reporting_damage(home.root), opened(home):
         if lines := finished_lines(read_saved_status(home), home, settings=settings):
             check_finished(home, settings)
             log_block(log, lines)

@@ -56,7 +56,7 @@ async def reclaim(
     saved_step = _saved_step(home) if learns else None
     steps: tuple[tuple[str, Callable[[int], Awaitable[object]]], ...] = (
         ("free pages", lambda _: disk(buffer.shrink)),
-        ("used groups", lambda num_bytes: disk(buffer.give_up, num_bytes, saved_step=saved_step)),
+        ("used groups", lambda num_bytes: disk(buffer.evict_released, num_bytes, saved_step=saved_step)),
         ("old logs", lambda num_bytes: in_background(_remove_first, _old_logs(home), num_bytes)),
         ("old events", lambda num_bytes: _remove_old_events(home, num_bytes)),
         ("old checkpoints", lambda _: in_background(_remove_old_checkpoints, home)),

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class WeightSync:
-    """Weight sync of one step: call `take` with weights and proof, then `finish` with the reply, or `give_up`."""
+    """Weight sync of one step: call `take` with weights and proof, then `finish` with the reply, or `abandon`."""
 
     def __init__(self, deliver: DeliverWeights) -> None:
         self._deliver = deliver
@@ -57,7 +57,7 @@ class WeightSync:
     async def _work(self, weights: PublishedWeights) -> None:
         await self._deliver(weights, self._proof)
 
-    async def give_up(self) -> None:
+    async def abandon(self) -> None:
         """Finish the transfer without a proof after the learner died."""
         if not self._proof.done():
             self._proof.set_result(None)

@@ -127,7 +127,7 @@ class OfferLoop:
 
     async def _offer(self, pending: PendingVersion, *, started_from: str) -> None:
         began_at = time.monotonic()
-        with waiting_for("the learner's proof"):  # the learner sets it; `give_up` sets None if the learner dies
+        with waiting_for("the learner's proof"):  # the learner sets it; `abandon` sets None if the learner dies
             proof = await asyncio.shield(pending.proof) if isinstance(pending.proof, asyncio.Future) else pending.proof
         if proof is None:  # the learner died before the proof: it repeats the step and publishes other weights
             pending.path.unlink()

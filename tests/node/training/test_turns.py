@@ -213,7 +213,7 @@ class _Short(InProcessNodeFactory):
             num_threads=1,
             restart_policy=RestartPolicy(backoff=ExponentialBackoff(first_s=0.05), max_quick_deaths=2),
             environment=environment,
-            make_room=of.make_room,
+            free_memory=of.free_memory,
             worker_module="tests.node.short_worker",
         )
         return self._client
