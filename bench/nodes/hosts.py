@@ -167,6 +167,10 @@ class Nodes:
         p2pds = [psutil.Process(member.node.gossip.process_id).cpu_times() for member in self._members]
         return time.process_time(), sum(times.user + times.system for times in p2pds)
 
+    async def written_bytes(self) -> int:
+        """Bytes that this process has made the kernel write to disks."""
+        return psutil.Process().io_counters().write_bytes
+
     async def envelope_bytes(self) -> int:
         (envelope,) = self._members[0].node.parts.reader.envelopes([self._members[0].stored[0].group])
         return len(envelope)
