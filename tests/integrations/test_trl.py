@@ -113,6 +113,12 @@ def test_a_real_step_minimizes_our_loss(tmp_path: Path, method: str, monkeypatch
     assert "kept_fraction" in trainer.state.log_history[0]
 
 
+def test_a_method_that_takes_no_anchor_makes_several_updates_of_a_batch(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, method="cispo", grpo={"num_iterations": 2, "max_steps": 2})
+    trainer.train()
+    assert trainer.state.global_step == 2
+
+
 def test_the_gradient_is_that_of_the_method(tmp_path: Path) -> None:
     """The loss reads the sampler's log-probs, and the learner's own for a row without them."""
     trainer = make_trainer(tmp_path, method_params={"cap": 1.5})

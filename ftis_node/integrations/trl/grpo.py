@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from trl import GRPOTrainer
 
-from ftis_node.algorithms import find_method, is_separable, policy_loss
+from ftis_node.algorithms import find_method, is_separable, method_parameters, policy_loss
 from ftis_node.errors import ConfigError
 from ftis_node.integrations.trl.foreign_groups import Fit
 from ftis_node.integrations.trl.foreign_rows import foreign_rows, join_batches
@@ -105,6 +105,8 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         """Return the method's loss of one micro-batch, divided by the number of micro-batches of the step."""
         learner, mask = self._learner_logprobs(model, inputs)
         anchor = inputs.get("old_per_token_logps")
+        tensors = {"anchor_logprobs": anchor, "sender_ids": inputs["sender_ids"]}
+        taken = method_parameters(self.method)
         loss, figures = policy_loss(
             self.method,
             learner,
@@ -112,8 +114,7 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             mask,
             inputs["advantages"].to(learner.dtype),
             inputs["group_ids"],
-            anchor_logprobs=anchor,
-            sender_ids=inputs["sender_ids"],
+            **{name: tensor for name, tensor in tensors.items() if name in taken},
             **self.method_params,
         )
         mode = "train" if self.model.training else "eval"

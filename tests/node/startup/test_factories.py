@@ -120,7 +120,7 @@ def test_both_workers_are_told_the_same_form(tmp_path: Path, adapters: bool, exp
 def test_processes_of_a_learner_divide_its_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, learner: dict[str, Any], expected: tuple[int, int]
 ) -> None:
-    monkeypatch.setattr(makers.os, "cpu_count", lambda: 16)
+    monkeypatch.setattr(worker_settings.os, "cpu_count", lambda: 16)
     settings = NodeSettings(model="m", device="cpu", learner=learner)
     source = ModelSource(name="m", folder=tmp_path)
     boot = makers.learner_boot(
