@@ -106,13 +106,11 @@ class PeersTable(RowsTable):
 
     def show(self, snapshot: NodeSnapshot) -> None:
         self._snapshot = snapshot
-        swarm = snapshot.status.swarm
         found = [row for row in snapshot.peers if is_found(row, self._wanted)]
         order = "" if self._order == "accepted" else f", by {self._order}"
         search = f", {len(found)} with {sanitized(self._wanted)!r}" if self._wanted else ""
-        self.border_title = Text(
-            f"peers: {swarm.peers_connected} connected, {len(snapshot.peers)} known{order}{search}"
-        )
+        connected = f"{snapshot.status.swarm.peers_connected} connected, " if snapshot.is_live else ""
+        self.border_title = Text(f"peers: {connected}{len(snapshot.peers)} known{order}{search}")
         shown = sorted_peers(found, self._order)[:MAX_ROWS]
         self.show_rows({row["peer_id"]: peer_row(row, now=snapshot.taken_at) for row in shown})
 
