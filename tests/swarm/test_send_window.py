@@ -16,6 +16,18 @@ def test_an_idle_destination_waits_for_nothing_and_a_busy_one_until_the_window_e
     assert window.wait_s("a", now=10.5) == 0
 
 
+def test_a_burst_goes_at_once_and_then_one_message_a_window() -> None:
+    window = SendWindow(window_s=0.5, burst=3)
+    for _ in range(3):
+        assert window.wait_s("a", now=10.0) == 0
+        window.sent("a", now=10.0)
+    assert window.wait_s("a", now=10.0) == pytest.approx(0.5)
+    assert window.wait_s("a", now=10.5) == 0
+    window.sent("a", now=10.5)
+    assert window.wait_s("a", now=10.5) == pytest.approx(0.5)
+    assert window.wait_s("a", now=12.0) == 0
+
+
 def test_the_destinations_are_bounded_and_the_dropped_one_counts_as_idle() -> None:
     window = SendWindow(window_s=0.5, capacity=2)
     for at, name in enumerate(["a", "b", "a", "c"]):

@@ -1,6 +1,6 @@
 """Confirmations: messages to the senders of accepted groups, with the ids of the groups that this node stores.
 
-The first one to a sender goes at once. Those of the next moment go together in one message.
+The first ones to a sender go at once. Under load those of half a second go together in one message.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+BURST = 4  # to one sender at once: a node that ends after a few groups has its confirmations
 WINDOW_S = 0.5  # no peer waits for a confirmation; a repeated announcement is due after 10 s
 MAX_SENDING = 16  # confirmations to different senders in flight
 
@@ -37,7 +38,7 @@ class ConfirmationLoop:
         self._announcements = announcements
         self._gossip = gossip
         self._guard = gossip.guard
-        self._window = SendWindow(window_s=WINDOW_S)
+        self._window = SendWindow(window_s=WINDOW_S, burst=BURST)
         self._gathered = ReconfirmQueue()
         self._has_gathered = asyncio.Event()
 

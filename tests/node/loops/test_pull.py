@@ -17,7 +17,7 @@ from ftis_node.errors import RecordError
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.stub_node import StubNode, stub_group
 from ftis_node.node.loops import backfill as repair
-from ftis_node.node.loops import publish, reannounce, shard_selection
+from ftis_node.node.loops import confirmations, publish, reannounce, shard_selection
 from ftis_node.records.backfill_request import open_backfill_request
 from ftis_node.records.envelope import open_announcement
 from ftis_node.records.group import CompletionStatus
@@ -112,7 +112,11 @@ async def test_everything_is_pulled_and_confirmed_in_a_small_swarm(tmp_path: Pat
         assert alice.gossip.counters.bodies_out == 20
 
 
-async def test_confirmations_of_a_moment_go_together(tmp_path: Path) -> None:
+@pytest.mark.parametrize("burst", [1, confirmations.BURST])
+async def test_confirmations_of_a_moment_go_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, burst: int
+) -> None:
+    monkeypatch.setattr(confirmations, "BURST", burst)
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice, swarm.node(2) as bob:
         sent: list[int] = []
@@ -127,7 +131,8 @@ async def test_confirmations_of_a_moment_go_together(tmp_path: Path) -> None:
             await swarm.publish(alice)
         await eventually(lambda: alice.parts.confirmations.num_confirmed == 20)
         assert sum(sent) == 20
-        assert len(sent) <= 6, "the first at once, the others gathered"
+        assert sent[:burst] == [1] * burst, "the first at once"
+        assert len(sent) <= 5 + burst, "the others gathered"
 
 
 @pytest.mark.parametrize("all_read_batches", [True, False])
