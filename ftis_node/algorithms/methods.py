@@ -14,7 +14,7 @@ Soft Adaptive PO: it differs from `nois` only in the choice of groups (`group_ch
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,7 @@ from ftis_node.algorithms.importance_weights import (
 from ftis_node.algorithms.plugins import require_shape
 from ftis_node.algorithms.settings import COMMON_PARAMETERS, TENSORS, Settings
 from ftis_node.config.method.method_table import METHODS as ROWS
+from ftis_node.config.method.method_table import MethodTraits
 from ftis_node.errors import ConfigError
 from ftis_node.plugins import METHOD_GROUP, call_plugin, describe, find_entry
 
@@ -118,32 +119,15 @@ def second_moment(batch: Batch, settings: Settings) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Method:
-    """Registry entry of one method.
-
-    `defaults` are the parameters that differ from `Settings`, `takes` the parameters beyond the common ones.
-    `filtered` enables the F-TIS filter, and `advantage_scale` is the `scale` for `group_advantages`.
-    """
+class Method(MethodTraits):
+    """Registry entry of one method. `objective` returns the objective of each token, `[N, T]`, or completion, `[N]`."""
 
     objective: Callable[[Batch, Settings], Tensor]
-    source: str
-    filtered: bool = False
-    separable: bool = True
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    takes: tuple[str, ...] = ()
-    advantage_scale: str = "std"
 
 
+_TRAITS = [each.name for each in fields(MethodTraits)]
 METHODS: Mapping[str, Method] = {
-    name: Method(
-        objective=globals()[row.objective],
-        source=row.source,
-        filtered=row.filtered,
-        separable=row.separable,
-        defaults=row.defaults,
-        takes=row.takes,
-        advantage_scale=row.advantage_scale,
-    )
+    name: Method(objective=globals()[row.objective], **{trait: getattr(row, trait) for trait in _TRAITS})
     for name, row in ROWS.items()
 }
 

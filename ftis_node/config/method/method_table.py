@@ -17,16 +17,26 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MethodRow:
-    """Row of one method; `Method` in `ftis_node/algorithms/methods.py` explains the fields."""
+class MethodTraits:
+    """What is known of a method beside its function.
 
-    objective: str
+    `defaults` are the parameters that differ from `Settings`, `takes` the parameters beyond the common ones.
+    `filtered` enables the F-TIS filter, and `advantage_scale` is the `scale` for `group_advantages`.
+    """
+
     source: str
     filtered: bool = False
     separable: bool = True
     defaults: Mapping[str, Any] = field(default_factory=dict)
     takes: tuple[str, ...] = ()
     advantage_scale: str = "std"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MethodRow(MethodTraits):
+    """Row of one built-in method. `objective` names a function of `ftis_node/algorithms/methods.py`."""
+
+    objective: str
 
 
 FILTERS = ("kl", "quantile", "ess")  # formulas in ftis_node/algorithms/filters.py
