@@ -21,6 +21,7 @@ import typer
 
 from ftis_node import __version__
 from ftis_node.cli.bash_words import joined_words
+from ftis_node.cli.collection import resume_collection
 from ftis_node.cli.commands import (
     bootstrap,
     compare,
@@ -101,6 +102,7 @@ def options(
 ) -> None:
     global _debug
     _debug = debug
+    resume_collection()
     set_up_logging(debug=debug, plain=not debug)
 
 

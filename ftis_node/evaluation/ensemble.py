@@ -42,8 +42,9 @@ from ftis_node.tasks.scoring.scorer import IsolatedScorer
 from ftis_node.telemetry.progress import unwatched
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from ftis_node.evaluation.result import EvaluationRow
     from ftis_node.generation.engines import EngineName
     from ftis_node.generation.engines.mixture_decoder import MixtureWeights
     from ftis_node.models import ModelSource
@@ -125,30 +126,19 @@ async def evaluate_ensemble(
         gated=_unasked(_last(training["gate"], gate_prompts), asked) if "gate" in modes else [],
         text=_read_text(text) if text is not None else "",
     )
-    also_scored = [training["gate"]] if "gate" in modes else []
-    async with IsolatedScorer(problems, scored_only=also_scored) as scorer:
+    async with IsolatedScorer(problems, scored_only=[training["gate"]] if "gate" in modes else []) as scorer:
         seen = [await study.evaluate_expert(expert, open_engine, scorer) for expert in experts]
         weights_by_mode = _mixture_weights(mixtures, seen, decay=decay)
         mixed = await study.mix(weights_by_mode, scorer) if mixtures else {}
     names = [expert.member.name for expert in experts]
-    by_model = [each.answered for each in seen]
-    if "vote" in modes:
-        mixed["vote"] = vote_row("vote", by_model, problems, k=k)
-    if "confidence" in modes:
-        mixed["confidence"] = confidence_row("confidence", by_model, problems, names=names, k=k)
-    if "route" in modes:
-        prompts = [each.prompts for each in seen]
-        mixed["route"] = route_row("route", by_model, prompts, problems, names=names, k=k)
-    if "gate" in modes:
-        chances = _gate_chances(seen, asked)
-        mixed["gate"] = chosen_row("gate", by_model, chances, problems, names=names, k=k)
+    rows = mixed | _selection_rows(modes, seen, problems, asked, names=names, k=k)
     cached = weights_by_mode.get("cached")
     return EnsembleResult(
         task=task,
-        n=len(by_model[0]),
+        n=len(seen[0].answered),
         k=k,
         experts=tuple(study.alone(expert, each) for expert, each in zip(experts, seen, strict=True)),
-        modes=tuple(mixed[mode] for mode in dict.fromkeys(modes)),
+        modes=tuple(rows[mode] for mode in dict.fromkeys(modes)),
         prior=tuple(map(exp, cached.log_prior)) if cached is not None else None,
         gate=gate_figures([each.gated for each in seen]) if "gate" in modes else None,
         text=_text_figures(names, seen, weights_by_mode) if text is not None else (),
@@ -206,6 +196,26 @@ def _unasked(items: list[TaskItem], asked: list[TaskItem]) -> list[TaskItem]:
             "--gate-task"
         )
     return unasked
+
+
+def _selection_rows(
+    modes: Sequence[str],
+    seen: Sequence[ExpertOutputs],
+    problems: Task,
+    asked: Sequence[TaskItem],
+    *,
+    names: Sequence[str],
+    k: int,
+) -> dict[str, EvaluationRow]:
+    """Return the rows of the modes that choose among the answers of the single models."""
+    answers = [each.answered for each in seen]
+    makers: dict[str, Callable[[], EvaluationRow]] = {
+        "vote": lambda: vote_row("vote", answers, problems, k=k),
+        "confidence": lambda: confidence_row("confidence", answers, problems, names=names, k=k),
+        "route": lambda: route_row("route", answers, [each.prompts for each in seen], problems, names=names, k=k),
+        "gate": lambda: chosen_row("gate", answers, _gate_chances(seen, asked), problems, names=names, k=k),
+    }
+    return {mode: make() for mode, make in makers.items() if mode in modes}
 
 
 def _gate_chances(seen: Sequence[ExpertOutputs], asked: Sequence[TaskItem]) -> list[list[float]]:

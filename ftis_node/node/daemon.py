@@ -77,7 +77,6 @@ if TYPE_CHECKING:
     from ftis_node.node.http_api.local_api import LocalApi
     from ftis_node.node.http_api.monitoring_api import MonitoringApi
     from ftis_node.node.loops.status import StatusLoop
-    from ftis_node.node.supervision.health import RunningLoops
 
 log = logging.getLogger(__name__)
 
@@ -98,12 +97,11 @@ async def run_loops(
     work: RoleLoops,
     status: StatusLoop,
     api: LocalApi,
-    health: RunningLoops,
     observed: MonitoringApi | None = None,
 ) -> None:
     """Run the loops until `work.until_done` returns or until canceled. Raise the error of a loop that fails.
 
-    The health checks read the running tasks from `health`. `observed` serves the status from now on.
+    `observed` serves the status from now on.
     """
     settings = node.context.settings
     loops = {name: _without_end(name, loop) for name, loop in work.loops.items()} | {
@@ -123,7 +121,6 @@ async def run_loops(
         try:
             async with asyncio.TaskGroup() as tasks:
                 running = [tasks.create_task(loop, name=name) for name, loop in loops.items()]
-                health.tasks = running
                 await tasks.create_task(work.until_done, name="work")
                 await asyncio.gather(_linger(node), _save(node))
                 for task in running:
@@ -133,7 +130,6 @@ async def run_loops(
             end = EndWord.STOPPED
             raise
         finally:
-            health.tasks = ()
             await status.refresh(state="stopped", end=end)
             await node.disk(status.save)
 

@@ -11,7 +11,6 @@ from ftis_node.node.http_api.local_api import LocalApi
 from ftis_node.node.peers.operator_actions import PeerControl
 from ftis_node.node.startup.null_workers import NullBackfill
 from ftis_node.node.startup.wiring import Wiring
-from ftis_node.node.supervision.health import RunningLoops
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.swarm.topology import shard_of
 
@@ -34,9 +33,8 @@ async def run_node(
     `observed` serves the status from now on. `watchdog` already runs.
     """
     wiring = Wiring(node)
-    health = RunningLoops(wiring.intake.turns)
     refused = observed.refused if observed is not None else None
-    status = wiring.status_loop(loops=health, watchdog=watchdog, http_refused=refused)
+    status = wiring.status_loop(watchdog=watchdog, http_refused=refused)
     await status.refresh()
     work = await work_of_role(wiring, last_step=steps)
     work.loops.update(
@@ -48,7 +46,7 @@ async def run_node(
     )
     control = PeerControl(node.peers, wiring.peer_table.rows)
     api = LocalApi(status, wiring.peer_table, control=control, token_file=node.home.control_token)
-    await run_loops(node, work=work, status=status, api=api, health=health, observed=observed)
+    await run_loops(node, work=work, status=status, api=api, observed=observed)
 
 
 async def work_of_role(wiring: Wiring, *, last_step: int | None) -> RoleLoops:

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from ftis_node.node.loops.directory import BackfillSource
-    from ftis_node.node.supervision.health import RunningLoops
     from ftis_node.node.training.step_gate import StepGate
     from ftis_node.node.training.weight_sync import DeliverWeights
     from ftis_node.records.group import Group
@@ -181,7 +180,6 @@ class Wiring(SharedComponents):
     def status_loop(
         self,
         *,
-        loops: RunningLoops | None = None,
         watchdog: Watchdog | None = None,
         http_refused: Counter[str] | None = None,
     ) -> StatusLoop:
@@ -202,7 +200,6 @@ class Wiring(SharedComponents):
                 workers=workers,
                 gossip=node.gossip,
                 watchdog=watchdog or Watchdog(node.context.settings.observe),
-                loops=loops,
             ),
             gossip=node.gossip,
             swarm=self.swarm,
