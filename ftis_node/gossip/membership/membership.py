@@ -105,12 +105,16 @@ class Membership:
 
     async def keep(self, session: Session) -> None:
         """Run all loops for one p2pd session. Raises OSError or EOFError in a group when the session ends."""
-        timeout_s = self._settings.dial_timeout_s
+        timeout_s, first_pause_s = self._settings.dial_timeout_s, self._settings.poll_s
         self._probe = MemberProbe(
-            lambda peer_id: session.is_run_member(peer_id, self._run_id, timeout_s=timeout_s), guard=self._guard
+            lambda peer_id: session.is_run_member(peer_id, self._run_id, timeout_s=timeout_s),
+            guard=self._guard,
+            first_pause_s=first_pause_s,
         )
         self._batches = MemberProbe(
-            lambda peer_id: session.reads_batches(peer_id, self._run_id, timeout_s=timeout_s), guard=self._guard
+            lambda peer_id: session.reads_batches(peer_id, self._run_id, timeout_s=timeout_s),
+            guard=self._guard,
+            first_pause_s=first_pause_s,
         )
         self._next_round_at = 0.0
         async with asyncio.TaskGroup() as group:

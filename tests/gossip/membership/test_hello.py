@@ -34,12 +34,26 @@ async def test_those_who_answer_are_asked_once() -> None:
     assert answers.asked == ["bootstrap", "member"]
 
 
-async def test_the_silent_are_asked_at_every_look() -> None:
+async def test_the_silent_are_asked_again_after_pauses_that_grow_to_a_minute() -> None:
+    """As a peer that has banned this node: it ends each stream without an answer."""
+    answers, now = Answers(), 0
+    probe = MemberProbe(answers, clock=lambda: now)
+    asked_at = []
+    for now in range(200):
+        num_asked = len(answers.asked)
+        assert await _look(probe, "banned us") == []
+        asked_at += [now] * (len(answers.asked) - num_asked)
+    assert asked_at == [0, 1, 3, 7, 15, 31, 63, 127, 191]
+    answers.by_peer["banned us"], now = True, 255
+    assert await _look(probe, "banned us") == ["banned us"]
+
+
+async def test_a_silent_peer_that_connects_again_is_asked_at_once() -> None:
     answers = Answers()
-    probe = MemberProbe(answers)
-    assert await _look(probe, "slow") == []
-    answers.by_peer["slow"] = True
-    assert await _look(probe, "slow") == ["slow"]
+    probe = MemberProbe(answers, clock=lambda: 0.0)
+    for connected in (["silent"], ["silent"], [], ["silent"]):
+        await _look(probe, *connected)
+    assert answers.asked == ["silent", "silent"]
 
 
 async def test_who_said_no_is_asked_again_in_the_next_round() -> None:
