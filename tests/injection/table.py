@@ -249,7 +249,6 @@ EXCEPTIONS: dict[str, str] = {
     "node/startup/wiring.py:*": "makes loops: a queue of this node's own groups",
     "node/peers/manager.py:PeerManager.*ban*": "a peer id alone, which is bounded where it is read",
     "node/peers/manager.py:PeerManager.*is_new_peer": "a peer id alone, which is bounded where it is read",
-    "node/loops/intake.py:_Lane.*": "a queue and its counts",
     "node/peers/manager.py:PeerManager.trust": "the operator's word",
     "node/peers/manager.py:PeerManager.note": "charges a fault itself: tests/swarm/test_peer_guard.py has its failure",
     "node/peers/manager.py:PeerManager._report": "a part of `PeerManager.note`",
