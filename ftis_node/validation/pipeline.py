@@ -133,7 +133,7 @@ async def _judge_costly(
         return group
     if refusal := _lengths_fit_prompt(group, len(prompt_ids), context):
         return refusal
-    if reason := context.copy_of(group):
+    if reason := context.duplicate_reason(group):
         return Refusal(reason, "too many of its completions were here before")
     if made is not None and made.tokens.has_same_ids(group.tokens):
         scored = replace(group, rewards=made.rewards, statuses=made.statuses)
@@ -142,7 +142,7 @@ async def _judge_costly(
     if cost.num_lost:
         return Refusal("scoring_failed", "this machine did not finish scoring it: it is busy, or its process was ended")
     if cost.num_stopped:
-        return Refusal("scoring_time", f"scoring {cost.num_stopped} of its completions took the whole time limit")
+        return Refusal("scoring_timeout", f"scoring {cost.num_stopped} of its completions took the whole time limit")
     if refusal := _rewards_agree(scored, group):
         return refusal
     retells = None if isinstance(unpacked, Group) else unpacked.retells
@@ -161,7 +161,7 @@ async def _resolve(ref: PromptRef, context: ValidationContext, cost: ScoringCost
     except TimeoutError:
         if cost.num_lost:
             return Refusal("scoring_failed", f"this machine did not finish making problem {ref}")
-        return Refusal("scoring_time", f"problem {ref} takes too long to make")
+        return Refusal("scoring_timeout", f"problem {ref} takes too long to make")
     except (MachineError, WorkerError):
         raise
     except Exception as error:

@@ -104,10 +104,10 @@ async def test_reasoning_copied_from_ones_own_earlier_group_is_refused(victim: V
         replace(first, number=first.number + at, created_at=time.time() + at / 10) for at in range(1, NUM_GROUPS + 1)
     ]
     await attacker.offer(first, *again)
-    await victim.until(lambda: victim.blames(attacker.peer_id, "copy"))
+    await victim.until(lambda: victim.blames(attacker.peer_id, "duplicate_completions"))
     row = await victim.until(lambda: _settled(victim, attacker, NUM_GROUPS + 1))
     assert row["groups_accepted"] == 1
-    assert row["groups_refused"] == {"copy": NUM_GROUPS}
+    assert row["groups_refused"] == {"duplicate_completions": NUM_GROUPS}
     assert row["standing"] == "probation", "who was first is not certain, so nobody is banned for it"
 
 
@@ -168,7 +168,7 @@ async def test_a_body_sent_twice_is_one_group(victim: Victim, attacker: Member) 
     await attacker.offer(envelope, attacker.group())  # two ids asked for: room for two bodies
     row = await victim.until(lambda: _settled(victim, attacker, 1))
     assert row["groups_accepted"] <= 2
-    assert "copy" not in row["groups_refused"]
+    assert "duplicate_completions" not in row["groups_refused"]
 
 
 async def test_anothers_envelope_with_a_new_signature_is_refused(

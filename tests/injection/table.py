@@ -94,7 +94,7 @@ POINTS: dict[Place, tuple[str, ...]] = {
         "node/loops/intake.py:IntakeLoop._give_up>open_envelope",
         "node/loops/intake.py:IntakeLoop._refuse_if_admitted",
         "node/loops/intake.py:IntakeLoop._judge>validate",
-        "node/peers/manager.py:PeerManager.copy_of",
+        "node/peers/manager.py:PeerManager.duplicate_reason",
         "node/peers/manager.py:PeerManager.remember",
         "node/peers/manager.py:PeerManager.within_quota",
         "node/peers/manager.py:PeerManager._seen_completions",

@@ -129,7 +129,7 @@ class IntakeLoop:
             ),
             is_banned=self._peers.is_banned,
             within_quota=self._peers.within_quota,
-            copy_of=self._peers.copy_of,
+            duplicate_reason=self._peers.duplicate_reason,
             reset_at=self._reader.reset_at(),
             limits=self._peers.limits,
             own_id=self._context.identity.peer_id,
@@ -190,7 +190,7 @@ class IntakeLoop:
             refusal = Refusal("duplicate", "this group was admitted a moment ago")
         elif (group.sender, group.number) in self._passed:
             refusal = Refusal("sequence_reused", f"number {group.number} of this sender was used a moment ago")
-        elif reason := self._peers.copy_of(group):
+        elif reason := self._peers.duplicate_reason(group):
             refusal = Refusal(reason, "too many of its completions were here before")
         else:
             return None

@@ -1,7 +1,8 @@
 """Peer manager: records the conduct of peers, and decides which peers to refuse and how much each may send.
 
-The loops report events (`note`, `settle`) and query decisions (`is_banned`, `within_quota`, `copy_of`, `share_cap`).
-The manager connects the pure rules of `swarm/` with the clock, `peers.sqlite` and the event log, and adds no rule.
+The loops report events (`note`, `settle`). They query decisions: `is_banned`, `within_quota`, `duplicate_reason`,
+`share_cap`. The manager connects the pure rules of `swarm/` with the clock, `peers.sqlite` and the event log, and adds
+no rule.
 """
 
 from __future__ import annotations
@@ -195,7 +196,7 @@ class PeerManager:
             is_new_peer = self._is_new_peer(peer_id)
             self._quotas.spend_scoring(peer_id, seconds, is_new_peer=is_new_peer, now=time.monotonic())
 
-    def copy_of(self, group: Group) -> str | None:
+    def duplicate_reason(self, group: Group) -> str | None:
         """Return the reason to refuse a group with copied completions; None if they are new."""
         found = self._duplicates.judge(group.sender, self._seen_completions(group))
         return None if found is None else found.value

@@ -41,8 +41,8 @@ class SeenCompletion(NamedTuple):
 class DuplicateKind(StrEnum):
     """Source of copied completions; the values are rejection reasons."""
 
-    OURS = "copy_ours"  # a group of this node, which is certain
-    OTHERS = "copy"  # a group of another peer, or an earlier one of the sender
+    OURS = "duplicate_of_own"  # a group of this node, which is certain
+    OTHERS = "duplicate_completions"  # a group of another peer, or an earlier one of the sender
 
 
 class DuplicateDetector:

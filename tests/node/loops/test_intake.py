@@ -165,8 +165,10 @@ async def test_a_stranger_that_claims_weights_that_we_did_not_offer_is_refused_a
                 )
                 await intake.submit(seal_group(claim, identity).to_bytes(), origin=identity.peer_id)
         assert node.reader.ready_counts() == (0, 0)
-        assert sorted(node.counters.refused) == ["banned", "weights_of"]
-        assert node.counters.refused["weights_of"] in (5, 6), "what is below 0 is forgiven from moment to moment"
+        assert sorted(node.counters.refused) == ["banned", "weights_not_offered"]
+        assert node.counters.refused["weights_not_offered"] in (5, 6), (
+            "what is below 0 is forgiven from moment to moment"
+        )
         assert node.peers.row(identity.peer_id)["standing"] == "banned"
 
 
@@ -292,7 +294,7 @@ async def test_a_strangers_slow_groups_delay_no_known_peer_and_cost_their_sender
                 assert stranger.peer_id not in answered, "twenty groups were scored while the first bomb was"
                 all_are_in.set()
             reasons = [task.result().refusal.reason for task in bombs]
-            assert reasons == ["scoring_time", *["scoring_quota"] * 3], "the first alone took its sender's allowance"
+            assert reasons == ["scoring_timeout", *["scoring_quota"] * 3], "the first alone took its sender's allowance"
             assert node.reader.ready_counts() == (0, 20)
             assert node.peers.row(stranger.peer_id)["score"] < -0.9
             assert node.peers.row(identity.peer_id)["standing"] == "good"

@@ -118,10 +118,10 @@ def test_a_group_beyond_its_quota_makes_no_further_debt(
 def test_a_copy_of_our_own_group_is_known_as_such(tmp_path: Path, events: EventLog) -> None:
     book = open_book(tmp_path, events)
     book.remember(accepted(ME, long=True))
-    assert book.copy_of(accepted(ANN, long=True).group) == "copy_ours"
-    assert book.copy_of(accepted(ME, long=True).group) is None
+    assert book.duplicate_reason(accepted(ANN, long=True).group) == "duplicate_of_own"
+    assert book.duplicate_reason(accepted(ME, long=True).group) is None
     book.remember(accepted(ME))
-    assert book.copy_of(accepted(ANN).group) is None, "short answers are equal by chance"
+    assert book.duplicate_reason(accepted(ANN).group) is None, "short answers are equal by chance"
     book.close()
 
 
