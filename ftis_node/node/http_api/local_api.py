@@ -159,10 +159,10 @@ async def _handle(control: PeerControl, action: str, token: str, request: web.Re
         return _refused(f"a request has at most {MAX_REQUEST_BYTES} bytes", 413)
     try:
         async with asyncio.timeout(BODY_S):
-            asked = parse_json(await request.read(), source="the request")
-        if not isinstance(asked, dict):
+            arguments = parse_json(await request.read(), source="the request")
+        if not isinstance(arguments, dict):
             raise UsageError("a request is a JSON object with the key `peer`")
-        return web.json_response(control.change(action, asked))
+        return web.json_response(control.change(action, arguments))
     except TimeoutError:
         return _refused(f"a request is complete within {BODY_S:.0f} s", 408)
     except (UsageError, ValueError) as error:

@@ -46,9 +46,12 @@ async def url(tmp_path: Path, book: PeerManager) -> AsyncIterator[str]:
     await runner.cleanup()
 
 
-async def post(url: str, path: str, asked: Any, token: str | None) -> tuple[int, Any]:
+async def post(url: str, path: str, arguments: Any, token: str | None) -> tuple[int, Any]:
     headers = {} if token is None else {TOKEN_HEADER: token}
-    async with ClientSession() as session, session.post(url + path, data=json.dumps(asked), headers=headers) as answer:
+    async with (
+        ClientSession() as session,
+        session.post(url + path, data=json.dumps(arguments), headers=headers) as answer,
+    ):
         return answer.status, await answer.json()
 
 
@@ -73,7 +76,7 @@ async def test_only_who_shows_the_token_of_the_home_changes_anything(
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("arguments", "words"),
     [
         ({"peer": "nobody"}, "no peer"),
         ({"peer": ""}, "no peer"),
@@ -85,8 +88,8 @@ async def test_only_who_shows_the_token_of_the_home_changes_anything(
         ([1], "JSON object"),
     ],
 )
-async def test_what_makes_no_sense_is_one_clear_line(tmp_path: Path, url: str, asked: Any, words: str) -> None:
-    status, answer = await post(url, "/peers/ban", asked, (tmp_path / "token").read_text())
+async def test_what_makes_no_sense_is_one_clear_line(tmp_path: Path, url: str, arguments: Any, words: str) -> None:
+    status, answer = await post(url, "/peers/ban", arguments, (tmp_path / "token").read_text())
     assert status == 400
     assert words in answer["error"]
     assert "\n" not in answer["error"]
