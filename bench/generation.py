@@ -140,9 +140,9 @@ async def throughput(client: GenerationClient, folder: Path, options: argparse.N
     ours_s, raw_s = [], []
     try:
         for number in range(options.rounds + 1):
-            asked = prompts(number, options)
-            ours_s.append(await seconds_of_ours(client, asked, options.completion_tokens))
-            raw_s.append(await asyncio.to_thread(seconds_of_raw, raw, asked))
+            requested = prompts(number, options)
+            ours_s.append(await seconds_of_ours(client, requested, options.completion_tokens))
+            raw_s.append(await asyncio.to_thread(seconds_of_raw, raw, requested))
             ours, theirs = rate(ours_s[-1], options), rate(raw_s[-1], options)
             progress(f"round {number}: ours {ours:.0f}, raw {theirs:.0f} tokens/s")
     finally:

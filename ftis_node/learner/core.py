@@ -194,9 +194,9 @@ class Learner:
             saved_step=self.saver.saved_step,
         )
 
-    def give_memory_back(self, *, asked: bool = False) -> None:
-        """Release torch's cached blocks if a generator needs them between steps, or if `asked`."""
-        if asked or self._boot.takes_turns:
+    def give_memory_back(self, *, force: bool = False) -> None:
+        """Release torch's cached blocks if a generator needs them between steps, or if `force`."""
+        if force or self._boot.takes_turns:
             torch.cuda.empty_cache()
 
     def write_weights(self, *, refused: str = "") -> PublishedWeights | None:

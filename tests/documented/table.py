@@ -70,6 +70,7 @@ NOT_RUN = {
     "docker *": "needs a container engine; tests/deploy reads the files",
     "podman *": "needs a container engine; tests/deploy reads the files",
     "kubectl *": "needs a cluster; tests/deploy reads the files",
+    "helm *": "needs a cluster; tests/deploy/test_helm.py renders the chart",
     "kustomize *": "tests/deploy reads the files",
     "promtool *": "another project's program; tests/deploy reads the rules",
     "systemctl *": "needs systemd; tests/deploy reads the units",

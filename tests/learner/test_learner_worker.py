@@ -126,9 +126,9 @@ async def test_killed_after_a_step_it_goes_on_bit_for_bit(model_folder, tmp_path
     assert [without_times(reply.report) for reply in replies] == [without_times(reply.report) for reply in expected]
     assert [reply.proof for reply in replies] == [reply.proof for reply in expected]
     assert [reply.saved_step for reply in replies] == [1, 2, 3, 4, 5, 6]
-    found, wanted = (checkpoint_tensors(tmp_path / name, step=6) for name in ("killed", "straight"))
-    assert found.keys() == wanted.keys()
-    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    found, uninterrupted = (checkpoint_tensors(tmp_path / name, step=6) for name in ("killed", "straight"))
+    assert found.keys() == uninterrupted.keys()
+    assert all(torch.equal(found[name], uninterrupted[name]) for name in uninterrupted)
 
 
 async def test_the_newest_step_is_saved_though_no_next_one_comes(model_folder, tmp_path):

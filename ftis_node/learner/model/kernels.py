@@ -189,8 +189,8 @@ def measure(policy: Policy, micro_batch: MicroBatch) -> KernelMeasurement:
     decoder = policy.causal_lm.get_decoder()
     all_layers, on_gpu = decoder.layers, policy.causal_lm.device.type == "cuda"
     decoder.layers = all_layers[:1]
-    wanted = [value for value in decoder.layers.parameters() if value.requires_grad]
-    once = partial(_pass, policy, micro_batch, wanted)
+    trainable = [value for value in decoder.layers.parameters() if value.requires_grad]
+    once = partial(_pass, policy, micro_batch, trainable)
     before = 0
     try:
         with one_out_of_memory_error():
@@ -214,10 +214,10 @@ def measure(policy: Policy, micro_batch: MicroBatch) -> KernelMeasurement:
     return KernelMeasurement(float(np.median(seconds)), torch.cuda.max_memory_allocated() - before if on_gpu else 0)
 
 
-def _pass(policy: Policy, micro_batch: MicroBatch, wanted: list[torch.Tensor]) -> None:
+def _pass(policy: Policy, micro_batch: MicroBatch, trainable: list[torch.Tensor]) -> None:
     with torch.enable_grad():
         hidden = decode(policy.causal_lm, micro_batch)
-        torch.autograd.grad(hidden.float().square().mean(), wanted)
+        torch.autograd.grad(hidden.float().square().mean(), trainable)
 
 
 def _micro_batch(policy: Policy, num_tokens: int) -> MicroBatch:

@@ -101,6 +101,8 @@ class ProcessNodeFactory:
         The plan divides the memory between two workers. A single worker gets all memory that the settings allow.
         """
         self._preloading = preloading_of(settings, source, log_path=self._log_path)
+        if settings.role == "exchange":
+            return WorkerPlacement()
         if settings.role != "full":
             return place_single_worker(settings)
         return arrange(settings, manifest, source)

@@ -62,9 +62,9 @@ def test_a_port_shared_by_so_reuseport_is_taken() -> None:
 
 
 def test_a_restarted_node_keeps_its_ports() -> None:
-    wanted = [parse_listen_address(text) for text in ("/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/0", "/ip4/0.0.0.0/tcp/7")]
+    requested = [parse_listen_address(text) for text in ("/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/0", "/ip4/0.0.0.0/tcp/7")]
     actual = ["/ip4/10.0.0.1/tcp/4001", "/ip4/10.0.0.1/udp/9/quic-v1", "/ip6/::1/tcp/4002"]
-    pinned = [address.text for address in pin_ports(wanted, actual)]
+    pinned = [address.text for address in pin_ports(requested, actual)]
     assert pinned == ["/ip4/0.0.0.0/tcp/4001", "/ip6/::/tcp/4002", "/ip4/0.0.0.0/tcp/7"]
 
 

@@ -84,11 +84,11 @@ def test_two_ranks_learn_as_one_and_take_over_each_others_checkpoints(model_fold
     found = run_two_ranks(tasks, tmp_path)
 
     sixth = {form: train(learner, 6, 6) for form, learner in alone.items()}
-    for result, wanted in zip(found, [*expected.values(), *sixth.values()], strict=True):
-        assert result["packs"] is wanted["packs"] is True
+    for result, figures in zip(found, [*expected.values(), *sixth.values()], strict=True):
+        assert result["packs"] is figures["packs"] is True
         for figure in ("loss", "entropy", "kl_to_start", "proof"):
-            assert result[figure] == pytest.approx(wanted[figure], abs=NUMBERS, rel=0)
-        assert result["grad_norm"] == pytest.approx(wanted["grad_norm"], rel=NUMBERS)
+            assert result[figure] == pytest.approx(figures[figure], abs=NUMBERS, rel=0)
+        assert result["grad_norm"] == pytest.approx(figures["grad_norm"], rel=NUMBERS)
     for form in FORMS:
         home = tmp_path / f"{form}-together"
         published, own = WeightStore(home / "weights").load(5), alone[form].policy
