@@ -97,7 +97,7 @@ POINTS: dict[Place, tuple[str, ...]] = {
         "node/peers/manager.py:PeerManager.duplicate_reason",
         "node/peers/manager.py:PeerManager.remember",
         "node/peers/manager.py:PeerManager.within_quota",
-        "node/peers/manager.py:_seen_completions",
+        "node/peers/manager.py:PeerManager._seen_completions",
         "validation/pipeline.py:_first_refusal",
         "validation/pipeline.py:_judge_content",
         "validation/pipeline.py:_judge_costly",

@@ -45,7 +45,10 @@ class StepShares:
     def of_next_step(self, needs: StepQuota | None = None) -> tuple[int, int]:
         """Return the own and foreign groups of the next step, by signer. `needs` defaults to the manifest's quota."""
         needs = needs or StepQuota.of(self._context.manifest)
-        generates = self._context.settings.generates
+        settings = self._context.settings
+        if settings.role == "exchange":  # the trainer beside it makes the own groups
+            return needs.own, needs.foreign
+        generates = settings.generates
         if not generates or self.makes_more or not needs.foreign:
             return shares_of_step(needs, generates=generates)
         own_left, _ = self._reader.ready_counts()

@@ -12,7 +12,7 @@ from aiohttp import ClientSession, web
 from ftis_node.cli.app import run
 from ftis_node.config.admission import Admission
 from ftis_node.config.home import Home
-from ftis_node.node.http_api.local_api import TOKEN_HEADER, add_control
+from ftis_node.node.http_api.local_api import TOKEN_HEADER, add_control, write_token
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.operator_actions import PeerControl
 from ftis_node.records.identity import Identity
@@ -38,7 +38,7 @@ def book(tmp_path: Path) -> Iterator[PeerManager]:
 @pytest.fixture
 async def url(tmp_path: Path, book: PeerManager) -> AsyncIterator[str]:
     app = web.Application()
-    add_control(app, PeerControl(book, lambda: ROWS), tmp_path / "token")
+    add_control(app, PeerControl(book, lambda: ROWS), write_token(tmp_path / "token"))
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -148,7 +148,7 @@ def test_a_home_where_no_node_ran_is_named(tmp_path: Path, capsys: pytest.Captur
 
 async def test_a_running_node_is_asked_over_its_port(stopped: Home, book: PeerManager) -> None:
     app = web.Application()
-    add_control(app, PeerControl(book, lambda: ROWS), stopped.control_token)
+    add_control(app, PeerControl(book, lambda: ROWS), write_token(stopped.control_token))
     runner = web.AppRunner(app)
     with stopped.owned():
         await runner.setup()
