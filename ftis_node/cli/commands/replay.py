@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from enum import StrEnum
 from pathlib import Path
@@ -143,12 +142,15 @@ def export(
 
 def _export_rows(home: Home, reader: ReplayReader, out: Path, *, format_: ExportFormat, text: bool, flat: bool) -> None:
     from ftis_node.replay.rollout_rows import TextRows, flat_rows, group_rows
+    from ftis_node.replay.row_files import write_jsonl, write_msgpack, write_parquet
 
     texts = TextRows(home, _names(home)) if text else None
     rows = group_rows(reader) if texts is None else texts.group_rows(reader)
-    writers = {ExportFormat.PARQUET: _write_parquet, ExportFormat.MSGPACK: _write_msgpack}
-    write = writers.get(format_, _write_jsonl)
-    count = write(flat_rows(rows) if flat else rows, out)
+    rows = flat_rows(rows) if flat else rows
+    if format_ is ExportFormat.PARQUET:
+        count = write_parquet(rows, out, with_texts=text, is_flat=flat)
+    else:
+        count = (write_msgpack if format_ is ExportFormat.MSGPACK else write_jsonl)(rows, out)
     typer.echo(f"{count} {'completions' if flat else 'groups'} written to {out}")
     for reason, number in texts.missing.most_common() if texts else ():
         typer.echo(f"{number} texts are missing: {printable(reason)}", err=True)
@@ -202,33 +204,6 @@ def _figures(figures: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield f"{label.removesuffix(' bytes')} size", f"{value / MIB:,.1f} MiB"
         else:
             yield label, f"{value:,}"
-
-
-def _write_jsonl(rows: Iterator[dict[str, Any]], out: Path) -> int:
-    count = 0
-    with out.open("w", encoding="utf-8") as file:
-        for count, row in enumerate(rows, start=1):  # noqa: B007  # the last count is the result
-            file.write(json.dumps(row, separators=(",", ":")) + "\n")
-    return count
-
-
-def _write_msgpack(rows: Iterator[dict[str, Any]], out: Path) -> int:
-    import msgpack
-
-    packer, count = msgpack.Packer(), 0
-    with out.open("wb") as file:
-        for count, row in enumerate(rows, start=1):  # noqa: B007  # the last count is the result
-            file.write(packer.pack(row))
-    return count
-
-
-def _write_parquet(rows: Iterator[dict[str, Any]], out: Path) -> int:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    table = list(rows)
-    pq.write_table(pa.Table.from_pylist(table), out)
-    return len(table)
 
 
 def _write_envelopes(reader: ReplayReader, out: Path) -> int:
