@@ -270,7 +270,7 @@ def test_status_loads_nothing_heavy(tmp_path: Path) -> None:
     assert '"schema": 1' in done.stdout
 
 
-NODE_FOLDERS = ("supervision", "storage", "peers", "training", "weights", "loops", "http_api", "startup")
+NODE_FOLDERS = ("supervision", "storage", "peers", "training", "weights", "loops", "exchange", "http_api", "startup")
 """Folders of the daemon, lowest first: each imports only folders below it."""
 UPWARD = {"peers/operator_actions.py", "storage/export.py", "storage/identity_backup.py", "storage/quota.py"}
 """Files that still import a folder above their own. This list only gets shorter."""

@@ -87,8 +87,8 @@ EXIT_LIMIT_S = 5.0  # limit for the exit handlers of libraries
 _debug = False
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(show: bool) -> None:
+    if show:
         typer.echo(__version__)
         raise typer.Exit
 

@@ -28,7 +28,7 @@ TASKS = (
 )
 ENGINES = ("auto", "vllm", "torch")
 ENSEMBLE_MODES = ("posterior", "cached", "mean", "answer", "vote", "confidence", "route", "gate")
-ROLES = ("full", "generator", "learner")
+ROLES = ("full", "generator", "learner", "exchange")
 STATES = ("ready", "taken", "released")
 NUM_GROUPS = 200
 NUM_ID_CHARACTERS = 12  # length of ids in lists

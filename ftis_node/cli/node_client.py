@@ -54,13 +54,13 @@ def _last_words(home: Home) -> dict[str, Any]:
         ) from None
 
 
-def post_document(home: Home, path: str, asked: dict[str, Any]) -> Any:
+def post_document(home: Home, path: str, document: dict[str, Any]) -> Any:
     """Send a change to the running node and return its answer. Raises UsageError with the node's message."""
     url = home.running_url()
     if url is None or not home.control_token.exists():
         raise ConfigError(f"no running node in {home.root} accepts changes")
     headers = {TOKEN_HEADER: read_text(home.control_token)}
-    status, answer = _call(url, "POST", path, json.dumps(asked), headers, TIMEOUT_S)
+    status, answer = _call(url, "POST", path, json.dumps(document), headers, TIMEOUT_S)
     if status != OK:
         raise UsageError(str(answer.get("error", answer)))
     return answer

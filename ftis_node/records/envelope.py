@@ -47,7 +47,7 @@ MAX_ANNOUNCEMENT_BYTES = 512
 MAX_SHARDS = 64
 MAX_PEER_RECORD_BYTES = 2048
 MAX_DOMAIN_BYTES = 512
-ROLES = frozenset({"full", "generator", "learner"})
+ROLES = frozenset({"full", "generator", "learner", "exchange"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,18 +53,18 @@ ValidationResult = Accepted | Refused
 
 
 async def validate(
-    data: bytes, context: ValidationContext, *, asked: Container[bytes] | None = None, made: Group | None = None
+    data: bytes, context: ValidationContext, *, requested: Container[bytes] | None = None, made: Group | None = None
 ) -> ValidationResult:
     """Return the verdict on the bytes of an envelope. Never raises on any bytes.
 
-    `asked` holds the requested ids if the envelope answers a request; any other group is rejected. `made` is the group
-    that this node sealed in the envelope; its completions are not scored again.
+    `requested` holds the requested ids if the envelope answers a request; any other group is rejected. `made` is the
+    group that this node sealed in the envelope; its completions are not scored again.
     """
     envelope: Envelope | None = None
     try:
         envelope = open_envelope(data, max_bytes=context.manifest.wire.max_envelope_bytes)
-        if asked is not None and envelope.id not in asked:
-            raise RecordError("unsolicited", "a group that was not asked for")
+        if requested is not None and envelope.id not in requested:
+            raise RecordError("unsolicited", "a group that was not requested")
         unpacked = unpack_any(envelope.body, codecs=context.manifest.wire.codecs)
     except RecordError as error:
         return Refused(Refusal(error.reason, str(error)), sender=None, group_id=envelope.id if envelope else None)

@@ -80,10 +80,10 @@ def test_assignments_are_those_of_ranking_all_eligible_members() -> None:
     assert min(num_assigned[attempt] for attempt in range(3)) > 5
 
 
-@pytest.mark.parametrize(("attempt", "num_visited", "num_asked"), [(0, 16, 1), (255, 80, 16)])
-def test_the_work_for_one_group_hardly_grows_with_the_members(attempt: int, num_visited: int, num_asked: int) -> None:
+@pytest.mark.parametrize(("attempt", "num_visited", "max_queried"), [(0, 16, 1), (255, 80, 16)])
+def test_the_work_for_one_group_hardly_grows_with_the_members(attempt: int, num_visited: int, max_queried: int) -> None:
     visited: list[str] = []
-    asked: list[str] = []
+    queried: list[str] = []
 
     class CountedMembers(list[str]):
         def __iter__(self) -> Iterator[str]:
@@ -92,11 +92,11 @@ def test_the_work_for_one_group_hardly_grows_with_the_members(attempt: int, num_
                 yield member
 
     def is_eligible(member: str) -> bool:
-        asked.append(member)
+        queried.append(member)
         return True
 
     members = CountedMembers(f"member-{number}" for number in range(2000))
     for group_id in IDS:
         is_assigned(group_id, "me", members, attempt=attempt, is_eligible=is_eligible)
-    assert len(asked) <= num_asked * len(IDS)
+    assert len(queried) <= max_queried * len(IDS)
     assert len(visited) < num_visited * len(IDS)
