@@ -183,7 +183,7 @@ def _export_data_set(
     license: str | None,
 ) -> RowTotals:
     """Write a folder with the rows, their card and the run's manifest. Raises UsageError if the folder is in use."""
-    from ftis_node.node.storage.cards import write_data_card
+    from ftis_node.node.storage.hub_cards import write_data_card
     from ftis_node.node.storage.run_record import read_run_record
     from ftis_node.replay.row_totals import RowTotals
 
