@@ -47,7 +47,10 @@ EVERYTHING: dict[str, Any] = {
     "image": {"pullSecrets": [{"name": "registry"}], "pullPolicy": "Always", "tag": "0.1.0"},
     "extraEnv": [{"name": "HF_HOME", "value": "/var/cache/ftis-node/hub"}],
     "extraArgs": ["--log-format=json"],
+    "runtimeClassName": "nvidia",
+    "priorityClassName": "batch",
     "nodeSelector": {"zone": "a"},
+    "affinity": {"podAntiAffinity": {}},
     "tolerations": [{"key": "spot", "operator": "Exists"}],
     "podAnnotations": {"team": "rl"},
     "persistence": {"home": {"storageClass": "fast"}, "cache": {"enabled": False}},
@@ -182,6 +185,14 @@ def test_settings_complete_and_replace_the_preset_and_keep_their_types(tmp_path:
     assert (settings.buffer.max_ready_bytes, settings.lora, settings.generation.max_batch) == (5 << 30, False, 48)
 
 
+def test_where_pods_may_run(tmp_path: Path) -> None:
+    pod = pods(template(tmp_path, EVERYTHING))["ftis-node"]
+    assert (pod["runtimeClassName"], pod["priorityClassName"]) == ("nvidia", "batch")
+    assert pod["nodeSelector"] == {"nvidia.com/gpu.present": "true", "zone": "a"}
+    assert pod["affinity"] == {"podAntiAffinity": {}}
+    assert [one["key"] for one in pod["tolerations"]] == ["nvidia.com/gpu", "spot"]
+
+
 def test_a_manifest_is_mounted_at_the_place_that_the_command_names(tmp_path: Path) -> None:
     objects = template(tmp_path, EVERYTHING)
     assert of_kind(objects, "ConfigMap")["ftis-node-manifest"]["data"]["manifest.toml"] == EVERYTHING["manifest"]
@@ -225,6 +236,8 @@ def test_the_objects_of_the_prometheus_operator_are_those_of_the_other_folders(t
     monitor = neutral(of_kind(objects, "PodMonitor")["ftis-node"], {})
     (other,) = documents(KUBERNETES / "pod-monitor" / "pod-monitor.yaml")
     assert monitor["spec"] == neutral(other, {})["spec"]
+    labels = of_kind(objects, "StatefulSet")["ftis-node"]["spec"]["template"]["metadata"]["labels"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
     rule = of_kind(objects, "PrometheusRule")["ftis-node"]
     (alerts,) = documents(DEPLOY / "prometheus" / "alerts.yaml")
     assert rule["spec"] == alerts
