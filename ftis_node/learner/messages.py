@@ -33,7 +33,6 @@ from ftis_node.config.method.method_section import MethodSection
 from ftis_node.config.optimizer import OptimizerSection
 from ftis_node.config.workers import LearnerSection, LoraSection
 from ftis_node.learner.senders import SenderStats
-from ftis_node.learner.step.schedule import learning_rate
 from ftis_node.workers.weights.shared_weights import Way  # noqa: TC001  msgspec reads the annotations
 from ftis_node.workers.weights.store import PublishedWeights, WeightProof  # noqa: TC001  msgspec reads the annotations
 from ftis_node.workers.wire import Message
@@ -104,7 +103,7 @@ class LearnerBoot(Message, frozen=True):
 
     def learning_rate_at(self, step: int) -> float:
         """Return the scheduled rate of step `step`."""
-        return learning_rate(self.optimizer, step, peak=self.peak_learning_rate)
+        return self.optimizer.learning_rate_at(step, peak=self.peak_learning_rate)
 
 
 class TrainGroup(msgspec.Struct, frozen=True):
