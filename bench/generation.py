@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ftis_node.config.method.method_section import MethodSection
 from ftis_node.config.optimizer import OptimizerSection
 from ftis_node.config.workers import LearnerSection
 from ftis_node.generation.client import GenerationClient
@@ -307,7 +308,7 @@ def learner_boot(folder: Path, weights: Path, options: argparse.Namespace) -> Le
         run_id="bench",
         checkpoints_dir=str(folder / "checkpoints"),
         weights_dir=str(weights),
-        method="tis",
+        method=MethodSection(name="tis"),
         optimizer=OptimizerSection(learning_rate=1e-6),
         dtype="float32" if options.device == "cpu" else "bfloat16",
         device=options.device,

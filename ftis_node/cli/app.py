@@ -20,7 +20,6 @@ from typing import NoReturn
 import typer
 
 from ftis_node import __version__
-from ftis_node.cli.bash_words import joined_words
 from ftis_node.cli.collection import resume_collection
 from ftis_node.cli.commands import (
     bootstrap,
@@ -42,6 +41,7 @@ from ftis_node.cli.commands import (
     tasks,
     tiny,
 )
+from ftis_node.cli.completion import joined_words
 from ftis_node.config.no_network_env import forbid_telemetry
 from ftis_node.errors import FtisError
 from ftis_node.telemetry.log import is_json, set_up_logging

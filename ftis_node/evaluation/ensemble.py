@@ -245,7 +245,7 @@ def _mixture_weights(
     """Return how each of the mixtures weights the experts."""
     if not mixtures:
         return {}
-    from ftis_node.generation.experts import cached_mixture_weights, uniform_mixture_weights
+    from ftis_node.generation.engines.mixture_decoder import cached_mixture_weights, uniform_mixture_weights
 
     makers = {
         "posterior": lambda: uniform_mixture_weights(len(seen)),
@@ -265,7 +265,7 @@ def _text_figures(
         for name, each in zip(names, seen, strict=True)
     ]
     if weights_by_mode:
-        from ftis_node.generation.experts import mixture_nats
+        from ftis_node.generation.engines.mixture_decoder import mixture_nats
 
         windows = list(zip(*(each.windows for each in seen), strict=True))
         num_tokens = figures[0].tokens

@@ -83,19 +83,19 @@ class Learner:
         self._boot = boot
         self._ranks = ranks
         self._objective = make_objective(
-            boot.method,
-            boot.method_params,
-            boot.advantage_scale,
+            boot.method.name,
+            boot.loss_parameters,
+            boot.method.advantage_scale,
             kl_to_start=boot.optimizer.kl_coef,
             max_logprob_gap_nats=boot.max_logprob_gap_nats,
         )
         check_optimizer_states(boot)
-        if boot.measure_agreement and ranks.size > 1:
+        if boot.measures_agreement and ranks.size > 1:
             raise ConfigError('method.peer_weights = "agreement" needs a learner of one process: leave one of them out')
         check_kernels(boot)
         self.policy = choose_kernels(open_policy(boot, ranks), boot)
         grow_segments_after_weights(boot)
-        self._agreement = AgreementMeter(self.policy.causal_lm) if boot.measure_agreement else None
+        self._agreement = AgreementMeter(self.policy.causal_lm) if boot.measures_agreement else None
         self._reference = load_reference(self.policy, boot, ranks) if boot.optimizer.kl_coef else None
         self._masters = make_masters(self.policy.trainable(), boot)
         self._trainable = self._masters.tensors

@@ -64,7 +64,7 @@ def check_kernels(boot: LearnerBoot) -> None:
             f"learner.kernels = '{boot.settings.kernels}' is for a learner of one process: use 'auto', or leave "
             "learner.gpus and learner.processes out"
         )
-    if boot.settings.kernels == "compile" and boot.measure_agreement:
+    if boot.settings.kernels == "compile" and boot.measures_agreement:
         raise ConfigError(
             "learner.kernels = 'compile' leaves out the hooks of method.peer_weights = \"agreement\": use 'plain'"
         )
@@ -72,7 +72,7 @@ def check_kernels(boot: LearnerBoot) -> None:
 
 def choose_kernels(policy: Policy, boot: LearnerBoot) -> Policy:
     """Return `policy` with the kernels that `boot` sets, or with the fastest correct ones."""
-    if boot.settings.kernels == "plain" or boot.measure_agreement or policy.root is not None:
+    if boot.settings.kernels == "plain" or boot.measures_agreement or policy.root is not None:
         return policy
     if boot.settings.kernels != "auto":
         problem = _problem(policy, boot.settings.kernels)

@@ -42,8 +42,18 @@ def test_the_key_file_is_private_and_replaces_an_old_one(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_free_port_is_free() -> None:
-    check_free([parse_listen_address("/ip4/127.0.0.1/tcp/0"), parse_listen_address("/ip4/127.0.0.1/udp/0/quic-v1")])
+@pytest.mark.parametrize("address", ["/ip4/127.0.0.1/tcp/{}", "/ip4/127.0.0.1/udp/{}/quic-v1"])
+def test_a_port_is_free_after_the_check(address: str) -> None:
+    kind = socket.SOCK_STREAM if "/tcp/" in address else socket.SOCK_DGRAM
+    with socket.socket(type=kind) as unused:
+        unused.bind(("127.0.0.1", 0))
+        place = unused.getsockname()
+        with pytest.raises(UsageError):
+            check_free([parse_listen_address(address.format(place[1]))])
+    check_free([parse_listen_address(address.format(place[1]))])
+    with socket.socket(type=kind) as p2pd:
+        p2pd.bind(place)
+        assert p2pd.getsockname() == place
 
 
 def test_an_address_of_another_machine_is_refused() -> None:

@@ -24,6 +24,7 @@ from ranks_program import SIZES, train
 
 import ftis_node
 from ftis_node.backoff import ExponentialBackoff
+from ftis_node.config.workers import LoraSection
 from ftis_node.errors import ModelError, WorkerDiedError, WorkerTaskError
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.core import Learner
@@ -31,7 +32,6 @@ from ftis_node.learner.data.batch import make_batch, make_micro_batches
 from ftis_node.learner.distributed import ranks
 from ftis_node.learner.distributed.launch import COMMUNICATION, RankAddress
 from ftis_node.learner.distributed.ranks import RankGroup, cut_evenly, empty_micro_batch
-from ftis_node.learner.messages import LoraSettings
 from ftis_node.workers.restart_policy import RestartPolicy
 from ftis_node.workers.spec import Timing
 from ftis_node.workers.weights.store import WeightStore
@@ -42,8 +42,8 @@ LIMIT_S = 240  # seconds on two free cores: about 20 each
 NUMBERS = 1e-5
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d")
 LONG = {"num_groups": 12, "group_size": 8, "max_length": 60}
-ADAPTER = {"lora": LoraSettings(rank=3, alpha=6), "learning_rate": 1e-2, "recompute_activations": True}
-TIED_TOGETHER = {"method_params": {"denominator": "kept"}}  # a loss that needs two passes
+ADAPTER = {"lora": LoraSection(rank=3, alpha=6), "learning_rate": 1e-2, "recompute_activations": True}
+TIED_TOGETHER = {"denominator": "kept"}  # a loss that needs two passes
 FORMS = {"full": {}, "lora": ADAPTER | TIED_TOGETHER}
 
 
