@@ -88,8 +88,6 @@ def sender_sums(
 
     known = batch.mask & ~is_text[:, None]
     log_ratio = torch.where(known, token_log_ratio(batch), 0.0)
-    ratio = log_ratio.exp()
-    measured = known.any(dim=1)
     rows = {
         "completions": torch.ones_like(keep),
         "negatives": advantage < 0,
@@ -100,20 +98,34 @@ def sender_sums(
         "weight_sum": weights,
         "weight_square_sum": weights.square(),
         "tokens": batch.num_tokens,
+        **_mismatch(log_ratio, known, kl, cap=settings.cap),
+    }
+    return {
+        **_sums(rows, sender_ids, num_senders),
+        **_group_counts(batch, sender_ids, num_senders),
+        **_histograms(log_ratio, known, advantage, sender_ids, num_senders),
+    }
+
+
+def _mismatch(log_ratio: Tensor, known: Tensor, kl: Tensor, *, cap: float) -> dict[str, Tensor]:
+    """Return each completion's figures from log-probs by its sender, `[N]` each."""
+    ratio = log_ratio.exp()
+    measured = known.any(dim=1)
+    return {
         "measured": measured,
         "measured_tokens": known.sum(dim=1),
-        "truncated_tokens": ((ratio > settings.cap) & known).sum(dim=1),
+        "truncated_tokens": ((ratio > cap) & known).sum(dim=1),
         "low_ratio_tokens": ((ratio < LOW_RATIO) & known).sum(dim=1),
         "log_ratio_sum": log_ratio.sum(dim=1),
         "kl_sum": torch.where(measured, kl, 0.0),
     }
+
+
+def _sums(rows: dict[str, Tensor], sender_ids: Tensor, num_senders: int) -> dict[str, Tensor]:
+    """Return the sum of each row `[N]` by sender."""
     table = torch.stack([values.double() for values in rows.values()])
     sums = table.new_zeros(len(rows), num_senders).index_add(1, sender_ids, table)
-    return {
-        **dict(zip(rows, sums, strict=True)),
-        **_group_counts(batch, sender_ids, num_senders),
-        **_histograms(log_ratio, known, advantage, sender_ids, num_senders),
-    }
+    return dict(zip(rows, sums, strict=True))
 
 
 def objective_slopes(row: Method, batch: Batch, settings: Settings) -> Tensor:

@@ -42,8 +42,9 @@ from ftis_node.tasks.scoring.scorer import IsolatedScorer
 from ftis_node.telemetry.progress import unwatched
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from ftis_node.evaluation.result import EvaluationRow
     from ftis_node.generation.engines import EngineName
     from ftis_node.generation.engines.mixture_decoder import MixtureWeights
     from ftis_node.models import ModelSource
@@ -108,7 +109,9 @@ async def evaluate_ensemble(
         check_mixture_fits([expert.source for expert in experts], max_tokens=max_tokens)
     on_progress(None, f"loading the problems of {task}")
     problems = load_task(task, split="test")
-    asked = [problems[index] for index in range(min(limit, len(problems)))] if {"route", "gate"} & set(modes) else []
+    eval_items = (
+        [problems[index] for index in range(min(limit, len(problems)))] if {"route", "gate"} & set(modes) else []
+    )
     training = {
         mode: _training_task(of, mode) for mode, of in (("cached", task), ("gate", gate_task or task)) if mode in modes
     }
@@ -120,35 +123,24 @@ async def evaluate_ensemble(
         max_tokens=max_tokens,
         seed=seed,
         progress=PartsProgress(on_progress, num_parts=len(experts) * (1 + ("gate" in modes)) + len(mixtures)),
-        routed=asked if "route" in modes else [],
+        routed=eval_items if "route" in modes else [],
         dev=_last(training["cached"], dev_prompts) if "cached" in modes else [],
-        gated=_unasked(_last(training["gate"], gate_prompts), asked) if "gate" in modes else [],
+        gated=_exclude(_last(training["gate"], gate_prompts), eval_items) if "gate" in modes else [],
         text=_read_text(text) if text is not None else "",
     )
-    also_scored = [training["gate"]] if "gate" in modes else []
-    async with IsolatedScorer(problems, scored_only=also_scored) as scorer:
+    async with IsolatedScorer(problems, scored_only=[training["gate"]] if "gate" in modes else []) as scorer:
         seen = [await study.evaluate_expert(expert, open_engine, scorer) for expert in experts]
         weights_by_mode = _mixture_weights(mixtures, seen, decay=decay)
         mixed = await study.mix(weights_by_mode, scorer) if mixtures else {}
     names = [expert.member.name for expert in experts]
-    by_model = [each.answered for each in seen]
-    if "vote" in modes:
-        mixed["vote"] = vote_row("vote", by_model, problems, k=k)
-    if "confidence" in modes:
-        mixed["confidence"] = confidence_row("confidence", by_model, problems, names=names, k=k)
-    if "route" in modes:
-        prompts = [each.prompts for each in seen]
-        mixed["route"] = route_row("route", by_model, prompts, problems, names=names, k=k)
-    if "gate" in modes:
-        chances = _gate_chances(seen, asked)
-        mixed["gate"] = chosen_row("gate", by_model, chances, problems, names=names, k=k)
+    rows = mixed | _selection_rows(modes, seen, problems, eval_items, names=names, k=k)
     cached = weights_by_mode.get("cached")
     return EnsembleResult(
         task=task,
-        n=len(by_model[0]),
+        n=len(seen[0].answered),
         k=k,
         experts=tuple(study.alone(expert, each) for expert, each in zip(experts, seen, strict=True)),
-        modes=tuple(mixed[mode] for mode in dict.fromkeys(modes)),
+        modes=tuple(rows[mode] for mode in dict.fromkeys(modes)),
         prior=tuple(map(exp, cached.log_prior)) if cached is not None else None,
         gate=gate_figures([each.gated for each in seen]) if "gate" in modes else None,
         text=_text_figures(names, seen, weights_by_mode) if text is not None else (),
@@ -197,24 +189,44 @@ def _last(problems: Task, num_prompts: int) -> list[TaskItem]:
     return [problems[index] for index in range(max(0, len(problems) - num_prompts), len(problems))]
 
 
-def _unasked(items: list[TaskItem], asked: list[TaskItem]) -> list[TaskItem]:
+def _exclude(items: list[TaskItem], eval_items: list[TaskItem]) -> list[TaskItem]:
     """Return the problems whose prompts are not evaluated; one file for both splits would contain them twice."""
-    unasked = [item for item in items if all(item.prompt != other.prompt for other in asked)]
-    if not unasked:
+    remaining = [item for item in items if all(item.prompt != other.prompt for other in eval_items)]
+    if not remaining:
         raise TaskError(
             "the mode gate needs training prompts that are not evaluated: give a smaller --limit, or another task with "
             "--gate-task"
         )
-    return unasked
+    return remaining
 
 
-def _gate_chances(seen: Sequence[ExpertOutputs], asked: Sequence[TaskItem]) -> list[list[float]]:
+def _selection_rows(
+    modes: Sequence[str],
+    seen: Sequence[ExpertOutputs],
+    problems: Task,
+    eval_items: Sequence[TaskItem],
+    *,
+    names: Sequence[str],
+    k: int,
+) -> dict[str, EvaluationRow]:
+    """Return the rows of the modes that choose among the answers of the single models."""
+    answers = [each.answered for each in seen]
+    makers: dict[str, Callable[[], EvaluationRow]] = {
+        "vote": lambda: vote_row("vote", answers, problems, k=k),
+        "confidence": lambda: confidence_row("confidence", answers, problems, names=names, k=k),
+        "route": lambda: route_row("route", answers, [each.prompts for each in seen], problems, names=names, k=k),
+        "gate": lambda: chosen_row("gate", answers, _gate_chances(seen, eval_items), problems, names=names, k=k),
+    }
+    return {mode: make() for mode, make in makers.items() if mode in modes}
+
+
+def _gate_chances(seen: Sequence[ExpertOutputs], eval_items: Sequence[TaskItem]) -> list[list[float]]:
     """Return the probability `[J][N]` that each expert is right about each problem."""
     from ftis_node.generation.gate import train_gate
 
     rewarded = [[is_right(problem) for problem in each.gated] for each in seen]
     gate = train_gate([problem.item.prompt for problem in seen[0].gated], rewarded)
-    return gate.chances([item.prompt for item in asked])
+    return gate.chances([item.prompt for item in eval_items])
 
 
 def _read_text(path: Path) -> str:
@@ -233,7 +245,7 @@ def _mixture_weights(
     """Return how each of the mixtures weights the experts."""
     if not mixtures:
         return {}
-    from ftis_node.generation.experts import cached_mixture_weights, uniform_mixture_weights
+    from ftis_node.generation.engines.mixture_decoder import cached_mixture_weights, uniform_mixture_weights
 
     makers = {
         "posterior": lambda: uniform_mixture_weights(len(seen)),
@@ -253,7 +265,7 @@ def _text_figures(
         for name, each in zip(names, seen, strict=True)
     ]
     if weights_by_mode:
-        from ftis_node.generation.experts import mixture_nats
+        from ftis_node.generation.engines.mixture_decoder import mixture_nats
 
         windows = list(zip(*(each.windows for each in seen), strict=True))
         num_tokens = figures[0].tokens

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from ftis_node.report.event_totals import EventTotals
-    from ftis_node.report.series import Point
     from ftis_node.telemetry.history import History, StepPoint
 
 OWN, FOREIGN, MAIN, SECOND = "c1", "c2", "c3", "c4"
@@ -42,27 +41,22 @@ def learning_charts(history: History) -> list[Markup]:
         Chart(
             "Reward",
             "Mean reward of the completions that each step trained on.",
-            [
-                ChartSeries("own", OWN, _curve(steps, "own_reward_mean"), smooth=True),
-                ChartSeries("from peers", FOREIGN, _curve(steps, "foreign_reward_mean"), smooth=True),
-            ]
-            if any(point.own_reward_mean is not None for point in steps)
-            else [ChartSeries("reward", MAIN, _curve(steps, "reward_mean"), smooth=True)],
+            _rewards(steps),
             low=0.0,
         ),
-        Chart("Loss", "Loss of each step.", [ChartSeries("loss", MAIN, _curve(steps, "loss"), smooth=True)]),
+        Chart("Loss", "Loss of each step.", [_curve(steps, "loss", MAIN, "loss")]),
         Chart(
             "KL",
             "KL between the learner and the weights that sampled, mean over completions, nats a token.",
-            [ChartSeries("KL", SECOND, _curve(steps, "mean_kl"), smooth=True)],
+            [_curve(steps, "mean_kl", SECOND, "KL")],
             low=0.0,
         ),
         Chart(
             "Kept and truncated",
             "Completions that passed the filter, and tokens whose importance weight was truncated.",
             [
-                ChartSeries("kept", MAIN, _curve(steps, "kept_fraction"), smooth=True),
-                ChartSeries("truncated", SECOND, _curve(steps, "truncated_fraction"), smooth=True),
+                _curve(steps, "kept_fraction", MAIN, "kept"),
+                _curve(steps, "truncated_fraction", SECOND, "truncated"),
             ],
             low=0.0,
             high=1.0,
@@ -72,8 +66,8 @@ def learning_charts(history: History) -> list[Markup]:
             "Groups of each step",
             "Groups of this node and groups from peers.",
             [
-                ChartSeries("own", OWN, _curve(steps, "own_groups"), fill=True),
-                ChartSeries("from peers", FOREIGN, _curve(steps, "foreign_groups"), fill=True),
+                _curve(steps, "own_groups", OWN, "own", fill=True),
+                _curve(steps, "foreign_groups", FOREIGN, "from peers", fill=True),
             ],
             low=0.0,
             is_stacked=True,
@@ -82,8 +76,8 @@ def learning_charts(history: History) -> list[Markup]:
             "Speed",
             "Tokens a second of both workers.",
             [
-                ChartSeries("learner", MAIN, _curve(steps, "tokens_per_s"), smooth=True),
-                ChartSeries("generator", OWN, _curve(steps, "generation_tokens_per_s"), smooth=True),
+                _curve(steps, "tokens_per_s", MAIN, "learner"),
+                _curve(steps, "generation_tokens_per_s", OWN, "generator"),
             ],
             low=0.0,
             write_y=large,
@@ -91,7 +85,7 @@ def learning_charts(history: History) -> list[Markup]:
         Chart(
             "Gradient norm",
             "Gradient norm before clipping.",
-            [ChartSeries("norm", SECOND, _curve(steps, "grad_norm"), smooth=True)],
+            [_curve(steps, "grad_norm", SECOND, "norm")],
             low=0.0,
         ),
         _mismatch(steps),
@@ -117,6 +111,13 @@ def traffic_chart(event_totals: EventTotals) -> Markup | None:
         is_wide=True,
         write_x=lambda unix_s: time.strftime(form, time.localtime(unix_s)),
     ).draw()
+
+
+def _rewards(steps: Sequence[StepPoint]) -> list[ChartSeries]:
+    if all(point.own_reward_mean is None for point in steps):
+        return [_curve(steps, "reward_mean", MAIN, "reward")]
+    peers = _curve(steps, "foreign_reward_mean", FOREIGN, "from peers")
+    return [_curve(steps, "own_reward_mean", OWN, "own"), peers]
 
 
 def _mismatch(steps: Sequence[StepPoint]) -> Chart:
@@ -147,6 +148,8 @@ def _tasks(history: History) -> list[ChartSeries]:
     ]
 
 
-def _curve(steps: Sequence[StepPoint], figure: str) -> list[Point]:
+def _curve(steps: Sequence[StepPoint], figure: str, colour: str, name: str, *, fill: bool = False) -> ChartSeries:
+    """Return the curve of a field of the steps, smoothed if it is not filled."""
     found = ((float(point.step), getattr(point, figure)) for point in steps)
-    return [(step, float(value)) for step, value in found if value is not None]
+    points = [(step, float(value)) for step, value in found if value is not None]
+    return ChartSeries(name, colour, points, fill=fill, smooth=not fill)

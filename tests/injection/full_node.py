@@ -27,6 +27,7 @@ from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.factories import gossip_limits
 from ftis_node.node.startup.roles import run_node
 from ftis_node.node.startup.run_plan import RunPlan
+from ftis_node.node.supervision.task_monitor import TaskMonitor
 from ftis_node.telemetry.faults import unhandled_errors
 from tests.attacks.member import Maker, Member
 from tests.gossip.helpers import eventually
@@ -145,6 +146,7 @@ class FullNode:
         self.audit: AuditLoop
         self.faults: list[dict[str, Any]] = []
         self.unhandled: list[str] = []  # what would end the daemon
+        self.monitor = TaskMonitor(limit_s=3600.0)
 
     async def run(self, home: Home, folder: Path, is_up: asyncio.Event) -> None:
         """Until cancelled."""
@@ -166,6 +168,7 @@ class FullNode:
                 stack.enter_context(patch.object(wiring, "AuditLoop", self._made(wiring.AuditLoop, "audit")))
                 made_directory = self._made(wiring.DirectoryLoop, "directory", is_up)
                 stack.enter_context(patch.object(wiring, "DirectoryLoop", made_directory))
+                self.monitor.install()
                 await run_node(self.parts, steps=None)
 
     def _made(self, kind: Any, name: str, made: asyncio.Event | None = None) -> Callable[..., Any]:

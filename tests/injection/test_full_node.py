@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from ftis_node.config.home import Home
+from ftis_node.node.supervision.task_monitor import AT_WORK
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.telemetry.events import read_events
 from tests.attacks.member import joined
@@ -36,6 +37,7 @@ pytestmark = pytest.mark.timeout(240)
 
 WITHIN_S = 120.0
 NUM_TRIES = 3
+NUM_INTAKE_TASKS = 3
 MORE_STEPS, MORE_GROUPS = 2, 4
 
 
@@ -90,7 +92,9 @@ async def _inject_all(home: Home, folder: Path, node: FullNode, task: asyncio.Ta
 def _is_at_rest(node: FullNode) -> bool:
     """No pull is left under way, and no envelope without a verdict."""
     places = node.parts.context.settings.swarm.pulls_in_flight
-    is_judging = any(turn().waiting for turn in node.pull._intake.turns.values())
+    states = [(name, state.waits_for) for name, state, _ in node.monitor.strands() if name.startswith("intake-")]
+    assert len(states) == NUM_INTAKE_TASKS, states
+    is_judging = any(waits_for == AT_WORK for _, waits_for in states)
     return node.pull._slots._free._value == places and not +node.pull._slots._asking and not is_judging
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ftis_node.cli.collection import pause_collection, resume_collection
 from ftis_node.cli.node_client import read_document
 from ftis_node.cli.options import HomeOption, home_at
 from ftis_node.errors import ConfigError, UsageError
@@ -53,7 +54,10 @@ def dashboard(
         swarm_app = SwarmApp(lambda: read_document(where, "/swarm"), once=once)
         swarm_app.run()
         return swarm_app.return_code or 0
+    pause_collection()
     from ftis_node.dashboard.app import DashboardApp
+
+    resume_collection()
 
     def open_watcher() -> Watcher:
         from ftis_node.dashboard.watcher import Watcher

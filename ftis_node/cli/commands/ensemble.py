@@ -18,51 +18,67 @@ if TYPE_CHECKING:
     from ftis_node.evaluation.result import EnsembleResult, EvaluationRow, TextFigures
 
 
+TaskOption = Annotated[
+    str, typer.Option("--task", help="Task SPEC, such as gsm8k or math500:PATH.", autocompletion=task_specs)
+]
+ModelsOption = Annotated[str, typer.Option("--models", help="Hub ids or folders, comma-separated.")]
+SwarmOption = Annotated[
+    list[str] | None,
+    typer.Option("--swarm", help="Folder of exported models or of nodes' homes; repeatable, or comma-separated."),
+]
+ModeOption = Annotated[
+    str,
+    typer.Option(
+        "--mode",
+        help=f"{', '.join(ENSEMBLE_MODES)}, comma-separated, or all.",
+        autocompletion=some_of(*ENSEMBLE_MODES, "all"),
+    ),
+]
+LimitOption = Annotated[int, typer.Option("--limit", min=1, help="Maximum number of problems.")]
+KOption = Annotated[int, typer.Option("--k", min=1, help="Also estimate pass@k and the majority of k samples.")]
+MaxTokensOption = Annotated[
+    int, typer.Option("--max-tokens", min=3, help="Maximum tokens of prompt and completion together.")
+]
+EngineOption = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        help="auto, vllm or torch, for the answers of single models; mixtures use torch.",
+        autocompletion=one_of(*ENGINES),
+    ),
+]
+DevPromptsOption = Annotated[
+    int, typer.Option("--dev-prompts", min=1, help="Number of training prompts for the prior of the mode cached.")
+]
+DecayOption = Annotated[
+    float, typer.Option("--decay", help="Weight of a dev prompt relative to the next newer one, at most 1.")
+]
+GatePromptsOption = Annotated[
+    int, typer.Option("--gate-prompts", min=1, help="Number of training prompts for the mode gate.")
+]
+GateTaskOption = Annotated[
+    str | None,
+    typer.Option("--gate-task", help="Task SPEC of these prompts; default: --task.", autocompletion=task_specs),
+]
+SeedOption = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of the samples; default: random.")]
+TextOption = Annotated[Path | None, typer.Option("--text", help="Text file whose perplexity is also measured.")]
+
+
 def ensemble(
-    task: Annotated[
-        str, typer.Option("--task", help="Task SPEC, such as gsm8k or math500:PATH.", autocompletion=task_specs)
-    ],
-    models: Annotated[str, typer.Option("--models", help="Hub ids or folders, comma-separated.")] = "",
-    swarm: Annotated[
-        list[str] | None,
-        typer.Option("--swarm", help="Folder of exported models or of nodes' homes; repeatable, or comma-separated."),
-    ] = None,
-    mode: Annotated[
-        str,
-        typer.Option(
-            "--mode",
-            help=f"{', '.join(ENSEMBLE_MODES)}, comma-separated, or all.",
-            autocompletion=some_of(*ENSEMBLE_MODES, "all"),
-        ),
-    ] = "posterior,vote",
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Maximum number of problems.")] = 512,
-    k: Annotated[int, typer.Option("--k", min=1, help="Also estimate pass@k and the majority of k samples.")] = 1,
-    max_tokens: Annotated[
-        int, typer.Option("--max-tokens", min=3, help="Maximum tokens of prompt and completion together.")
-    ] = 760,
-    engine: Annotated[
-        str,
-        typer.Option(
-            "--engine",
-            help="auto, vllm or torch, for the answers of single models; mixtures use torch.",
-            autocompletion=one_of(*ENGINES),
-        ),
-    ] = "auto",
-    dev_prompts: Annotated[
-        int, typer.Option("--dev-prompts", min=1, help="Number of training prompts for the prior of the mode cached.")
-    ] = 32,
-    decay: Annotated[
-        float, typer.Option("--decay", help="Weight of a dev prompt relative to the next newer one, at most 1.")
-    ] = 0.9,
-    gate_prompts: Annotated[
-        int, typer.Option("--gate-prompts", min=1, help="Number of training prompts for the mode gate.")
-    ] = 256,
-    gate_task: Annotated[
-        str | None,
-        typer.Option("--gate-task", help="Task SPEC of these prompts; default: --task.", autocompletion=task_specs),
-    ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Seed of the samples; default: random.")] = None,
-    text: Annotated[Path | None, typer.Option("--text", help="Text file whose perplexity is also measured.")] = None,
+    task: TaskOption,
+    models: ModelsOption = "",
+    swarm: SwarmOption = None,
+    mode: ModeOption = "posterior,vote",
+    limit: LimitOption = 512,
+    k: KOption = 1,
+    max_tokens: MaxTokensOption = 760,
+    engine: EngineOption = "auto",
+    dev_prompts: DevPromptsOption = 32,
+    decay: DecayOption = 0.9,
+    gate_prompts: GatePromptsOption = 256,
+    gate_task: GateTaskOption = None,
+    seed: SeedOption = None,
+    text: TextOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure several models together on held-out problems: each alone, their mixture, their vote.

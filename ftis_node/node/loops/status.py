@@ -17,7 +17,6 @@ import msgspec
 
 from ftis_node import __version__
 from ftis_node.config.disk_room import replace_file
-from ftis_node.node.supervision.health import STILL_S
 from ftis_node.node.supervision.process_limits import FileShortage, num_open_files, open_files
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.telemetry.status import EndWord, LimitsStatus, NodeStatus, RunStatus, Status
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
 
 PERIOD_S = 1.0
 PERIODS_PER_SAVE = 5
+STILL_S = 300.0  # pruning a full disk takes a while
 
 
 class StatusLoop:

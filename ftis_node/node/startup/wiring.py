@@ -6,6 +6,7 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ftis_node.node.exchange.group_exchange import GroupExchange
 from ftis_node.node.loops.audit import AuditLoop
 from ftis_node.node.loops.deliver import DeliverLoop
 from ftis_node.node.loops.directory import DirectoryLoop
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from ftis_node.node.loops.directory import BackfillSource
-    from ftis_node.node.supervision.health import RunningLoops
     from ftis_node.node.training.step_gate import StepGate
     from ftis_node.node.training.weight_sync import DeliverWeights
     from ftis_node.records.group import Group
@@ -98,6 +98,38 @@ class Wiring(SharedComponents):
             counters=node.counters,
             confirmations=node.confirmations,
             last_number=node.buffer.last_number(),
+        )
+
+    def group_exchange(self, publish: PublishLoop) -> GroupExchange:
+        node = self.node
+        return GroupExchange(
+            context=node.context,
+            about=node.about,
+            task=node.task,
+            tokenizer=node.tokenizer,
+            scorer=node.scorer,
+            buffer=node.buffer,
+            disk=node.disk,
+            slots=node.slots,
+            space=node.space,
+            peers=node.peers,
+            counters=node.counters,
+            guard=node.gossip.guard,
+            selection=self._step_selection(),
+            publish=publish.publish,
+        )
+
+    def _step_selection(self) -> StepSelection:
+        node = self.node
+        return StepSelection(
+            context=node.context,
+            buffer=node.buffer,
+            reader=node.reader,
+            disk=node.disk,
+            peers=node.peers,
+            guard=node.gossip.guard,
+            division=node.division,
+            own_domain=self.own_domain,
         )
 
     def check_loop(self) -> CheckLoop:
@@ -181,7 +213,6 @@ class Wiring(SharedComponents):
     def status_loop(
         self,
         *,
-        loops: RunningLoops | None = None,
         watchdog: Watchdog | None = None,
         http_refused: Counter[str] | None = None,
     ) -> StatusLoop:
@@ -202,7 +233,6 @@ class Wiring(SharedComponents):
                 workers=workers,
                 gossip=node.gossip,
                 watchdog=watchdog or Watchdog(node.context.settings.observe),
-                loops=loops,
             ),
             gossip=node.gossip,
             swarm=self.swarm,
@@ -253,21 +283,10 @@ class Wiring(SharedComponents):
     def train_loop(self, gate: StepGate, *, last_step: int | None, deliver: DeliverWeights | None = None) -> TrainLoop:
         """Return the train loop. `deliver` takes new weights; None delivers them to this node's generation worker."""
         node = self.node
-        guard = node.gossip.guard
-        selection = StepSelection(
-            context=node.context,
-            buffer=node.buffer,
-            reader=node.reader,
-            disk=node.disk,
-            peers=node.peers,
-            guard=guard,
-            division=node.division,
-            own_domain=self.own_domain,
-        )
         return TrainLoop(
             context=node.context,
             gate=gate,
-            selection=selection,
+            selection=self._step_selection(),
             learner=node.learner,
             generation=node.generation,
             deliver=deliver or partial(update_engine, generation=node.generation, events=node.context.events),
@@ -275,7 +294,11 @@ class Wiring(SharedComponents):
                 buffer=node.buffer, reader=node.reader, disk=node.disk, slots=node.slots, limits=self.limits
             ),
             peers=StepPeers(
-                context=node.context, peers=node.peers, registry=node.registry, counters=node.counters, guard=guard
+                context=node.context,
+                peers=node.peers,
+                registry=node.registry,
+                counters=node.counters,
+                guard=node.gossip.guard,
             ),
             step_shares=self.step_shares,
             reporter=self.reporter,

@@ -1,8 +1,7 @@
-"""A node's health: a loop that stands still or ended is found, a slow one is not; what the probes answer, and where."""
+"""A node's health: the problems of its workers, and what the probes answer, and where."""
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
@@ -12,33 +11,11 @@ from aiohttp import ClientSession
 
 from ftis_node.errors import UsageError
 from ftis_node.node.http_api.monitoring_api import MonitoringApi, serve_observed
-from ftis_node.node.supervision.health import LoopProgress, LoopWatch, RunningLoops, not_ready, worker_problems
+from ftis_node.node.supervision.health import not_ready, worker_problems
 from ftis_node.telemetry.status import HealthStatus, Status
 
 if TYPE_CHECKING:
     from ftis_node.node.loops.status import StatusLoop
-
-
-def test_a_loop_with_work_that_gets_nowhere_stands_still() -> None:
-    watch = LoopWatch(still_s=10.0)
-    assert watch.note({"intake": LoopProgress(done=5, waiting=1)}, now=100.0) == []
-    assert watch.note({"intake": LoopProgress(done=5, waiting=2)}, now=109.9) == []
-    (problem,) = watch.note({"intake": LoopProgress(done=5, waiting=2)}, now=110.0)
-    assert "intake loop hangs: 2 waiting" in problem
-    assert watch.note({"intake": LoopProgress(done=6, waiting=2)}, now=111.0) == [], "it got somewhere"
-    assert watch.note({"intake": LoopProgress(done=6, waiting=0)}, now=200.0) == [], "nothing to do"
-    assert watch.note({"intake": LoopProgress(done=6, waiting=1)}, now=209.0) == [], "counted from when work came"
-
-
-async def test_a_loop_that_ended_by_itself_is_a_problem() -> None:
-    async def end() -> None:
-        return
-
-    tasks = [asyncio.create_task(end(), name=name) for name in ("pull", "learner worker")]
-    loops = RunningLoops(tasks=tasks)
-    assert loops.problems(now=0.0) == []
-    await asyncio.gather(*tasks)
-    assert loops.problems(now=0.0) == ["the pull loop ended"], "a role without a worker has none to watch over"
 
 
 def test_workers_that_will_not_come_back_and_what_is_missing() -> None:

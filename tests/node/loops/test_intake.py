@@ -12,12 +12,15 @@ import pytest
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import WireSection
 from ftis_node.config.node import NodeSettings
+from ftis_node.config.observe import ObserveSection
 from ftis_node.errors import ConfigError
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.background import to_the_end
 from ftis_node.node.supervision.disk_thread import DiskThread
+from ftis_node.node.supervision.task_monitor import AT_WORK
+from ftis_node.node.supervision.watchdog import Watchdog
 from ftis_node.records.codec import unpack_group
 from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
@@ -26,6 +29,7 @@ from ftis_node.swarm.reputation.score import Behaviour
 from ftis_node.tasks.scoring.scorer import IsolatedScorer, ScoringLimits
 from ftis_node.validation import Accepted, Refused, ValidationResult, validate
 from tests.conftest import make_completion, make_group
+from tests.gossip.helpers import eventually
 from tests.node.nodes import ME, components
 from tests.node.support import admission_of, sections_of
 from tests.tasks.hostile_task import HostileTask
@@ -45,11 +49,11 @@ class GatedDisk(DiskThread):
     def __init__(self) -> None:
         super().__init__()
         self.gate = asyncio.Event()
-        self.asked = asyncio.Event()
+        self.called = asyncio.Event()
         self.commits: list[int] = []
 
     async def __call__(self, function: Callable[..., Any], groups: list[Any]) -> Any:  # type: ignore[override]
-        self.asked.set()
+        self.called.set()
         await self.gate.wait()
         self.commits.append(len(groups))
         return function(groups)
@@ -57,7 +61,7 @@ class GatedDisk(DiskThread):
 
 @contextmanager
 def node_on(
-    folder: Path, disk: GatedDisk, *, role: str = "full", trust: tuple[str, ...] = (), **changes: Any
+    folder: Path, disk: DiskThread, *, role: str = "full", trust: tuple[str, ...] = (), **changes: Any
 ) -> Iterator[NodeComponents]:
     """A node with a real validator, buffer, event log and peer manager; `changes` are other components or settings."""
     names = {name for section in admission_of() for name in type(section[1]).model_fields}
@@ -84,7 +88,7 @@ async def test_what_was_judged_during_a_commit_is_stored_by_the_next(tmp_path: P
         data = [sealed(identity, number) for number in (1, 2, 3)]
         running = asyncio.create_task(intake.run())
         first = asyncio.create_task(intake.submit(data[0], origin="ann"))
-        await disk.asked.wait()
+        await disk.called.wait()
         rest = [asyncio.create_task(intake.submit(body, origin="ann")) for body in (data[1], data[2], data[2])]
         junk = await intake.submit(b"junk", origin="ann")
         assert isinstance(junk, Refused), "a refusal waits for no disk"
@@ -113,7 +117,7 @@ async def test_two_bodies_under_one_number_in_one_batch_are_told_apart_by_name(
         )
         running = asyncio.create_task(intake.run())
         tasks = [asyncio.create_task(intake.submit(body, origin="ann")) for body in (one, other, one)]
-        await disk.asked.wait()
+        await disk.called.wait()
         disk.gate.set()
         first, second, third = [await task for task in tasks]
         running.cancel()
@@ -161,8 +165,10 @@ async def test_a_stranger_that_claims_weights_that_we_did_not_offer_is_refused_a
                 )
                 await intake.submit(seal_group(claim, identity).to_bytes(), origin=identity.peer_id)
         assert node.reader.ready_counts() == (0, 0)
-        assert sorted(node.counters.refused) == ["banned", "weights_of"]
-        assert node.counters.refused["weights_of"] in (5, 6), "what is below 0 is forgiven from moment to moment"
+        assert sorted(node.counters.refused) == ["banned", "weights_not_offered"]
+        assert node.counters.refused["weights_not_offered"] in (5, 6), (
+            "what is below 0 is forgiven from moment to moment"
+        )
         assert node.peers.row(identity.peer_id)["standing"] == "banned"
 
 
@@ -187,7 +193,7 @@ async def test_what_is_being_stored_when_the_node_ends_is_counted(tmp_path: Path
         intake = intake_of(node)
         running = asyncio.create_task(intake.run())
         submitted = asyncio.create_task(intake.submit(sealed(identity, 1), origin="ann"))
-        await disk.asked.wait()
+        await disk.called.wait()
         running.cancel()
         await asyncio.sleep(0)
         disk.gate.set()
@@ -288,10 +294,30 @@ async def test_a_strangers_slow_groups_delay_no_known_peer_and_cost_their_sender
                 assert stranger.peer_id not in answered, "twenty groups were scored while the first bomb was"
                 all_are_in.set()
             reasons = [task.result().refusal.reason for task in bombs]
-            assert reasons == ["scoring_time", *["scoring_quota"] * 3], "the first alone took its sender's allowance"
+            assert reasons == ["scoring_timeout", *["scoring_quota"] * 3], "the first alone took its sender's allowance"
             assert node.reader.ready_counts() == (0, 20)
             assert node.peers.row(stranger.peer_id)["score"] < -0.9
             assert node.peers.row(identity.peer_id)["standing"] == "good"
+
+
+async def test_a_validation_that_never_ends_makes_the_node_unhealthy(tmp_path: Path, identity: Identity) -> None:
+    class Stuck(_Scorer):
+        async def score(self, *given: Any, **how: Any) -> Any:
+            await asyncio.Event().wait()
+
+    watchdog = Watchdog(ObserveSection())
+    watchdog.board.install()
+    with node_on(tmp_path, DiskThread(), new_peers_scorer=Stuck()) as node:
+        status = Wiring(node).status_loop(watchdog=watchdog)
+        async with running(node) as intake:
+            task = asyncio.create_task(intake.submit(sealed(identity, 1), origin=identity.peer_id))
+            await eventually(lambda: any(task.waits_for == AT_WORK for _, task, _ in watchdog.board.strands()))
+            for _ in range(120):
+                watchdog.board.tick(5.0)
+            (problem,) = (await status.refresh()).health.problems
+            assert problem.startswith("the intake-validate-strangers loop is stuck: its own work took 600 s so far")
+            assert status.problems == [problem], "and the idle lanes are none"
+            task.cancel()
 
 
 async def test_the_same_group_in_both_lanes_is_admitted_once(tmp_path: Path, identity: Identity) -> None:
