@@ -5,7 +5,7 @@
     registry.py    from a SPEC to the task
     plugins.py     tasks and rewards of other packages
     mixed.py       several tasks as one
-    weights.py     weights as whole numbers
+    whole_weights.py  weights as whole numbers
     arithmetic.py  sums and differences, for swarms on two CPU cores
     sums.py        sums with working, for swarms on two CPU cores
     gsm8k.py       grade-school word problems      \\

@@ -118,7 +118,7 @@ def _load_plugin(name: str, split: str) -> Task:
 def _has_test_split(part: TaskPart) -> bool:
     family = part.problems.partition(":")[0]
     if part.is_dataset:
-        from ftis_node.tasks.dataset.problems import has_test_split
+        from ftis_node.tasks.dataset.row_problems import has_test_split
 
         return has_test_split(part)
     if part.path:

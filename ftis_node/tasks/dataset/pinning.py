@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ftis_node.tasks.dataset.problems import digest_of, load_problems
+from ftis_node.tasks.dataset.row_problems import digest_of, load_problems
 from ftis_node.tasks.dataset.task import check_digest
 from ftis_node.tasks.spec import TaskSpec
 

@@ -26,7 +26,7 @@ from typing import Final
 from urllib.parse import quote, unquote
 
 from ftis_node.errors import TaskError
-from ftis_node.tasks.weights import parse_weight, whole_weights
+from ftis_node.tasks.whole_weights import parse_weight, whole_weights
 
 PREFIX: Final = "dataset:"
 BUILT_IN_REWARDS: Final = ("exact", "format", "math", "regex")

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from ftis_node.errors import TaskError
 from ftis_node.tasks.answers import plain_text
-from ftis_node.tasks.dataset.problems import digest_of, load_problems
 from ftis_node.tasks.dataset.rewards import WeightedRewards, needs_isolation
+from ftis_node.tasks.dataset.row_problems import digest_of, load_problems
 from ftis_node.tasks.math.equivalence import plain_answer
 from ftis_node.tasks.math.think_answer import chat_prompt
 from ftis_node.tasks.problem_task import ProblemTask
