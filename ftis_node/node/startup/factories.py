@@ -17,7 +17,6 @@ from ftis_node.generation.engines.vllm_options import check_options
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.gossip import GossipLimits, NetworkSettings
-from ftis_node.gossip.encryption import read_secret
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.messages import LearnerBoot, LoraSettings
 from ftis_node.memory.learner_memory import micro_batch_tokens_of, recomputes
@@ -26,6 +25,7 @@ from ftis_node.models import pick_device
 from ftis_node.node.startup.preloading import preloading_of
 from ftis_node.node.worker_settings import dtype_of, serves_adapters, threads_of
 from ftis_node.records.envelope import MAX_ANNOUNCEMENT_BYTES
+from ftis_node.telemetry.secret_file import read_secret
 from ftis_node.workers.spec import Timing
 from ftis_node.workers.weights.store import PROBE_LENGTH
 
@@ -83,7 +83,7 @@ class ProcessNodeFactory:
     def __init__(self, settings: NodeSettings, home: Home) -> None:
         """Raise ConfigError for a malformed address, and for a secret file that is missing, short or not private."""
         secret_file = settings.swarm.secret_file
-        self._secret = read_secret(Path(secret_file).expanduser()) if secret_file else None
+        self._secret = read_secret(Path(secret_file).expanduser(), name="swarm.secret_file") if secret_file else None
         self._network = NetworkSettings(
             sockets_dir=home.sockets / "net", listen=settings.listen, announce=settings.announce, peers=settings.peers
         )
@@ -260,9 +260,7 @@ def learner_boot(
         hand_over="file" if adapters else arrangement.hand_over,
         memory_share=arrangement.learner_share,
         recompute_activations=recomputes(settings, on_gpu=is_on_gpu) if planned is None else planned,
-        may_recompute=is_on_gpu
-        and settings.learner.recompute_activations is None
-        and settings.learner.num_processes == 1,
+        may_recompute=is_on_gpu and settings.learner.recompute_activations is None and settings.learner.num_ranks == 1,
         head_chunk_tokens=arrangement.head_chunk_tokens,
     )
 
