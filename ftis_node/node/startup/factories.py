@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,7 +18,7 @@ from ftis_node.generation.messages import GenerationBoot
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.gossip import GossipLimits, NetworkSettings
 from ftis_node.learner.client import LearnerClient
-from ftis_node.learner.messages import LearnerBoot, LoraSettings
+from ftis_node.learner.messages import HostsConnected, LearnerBoot, LoraSettings
 from ftis_node.memory.learner_memory import micro_batch_tokens_of, recomputes
 from ftis_node.memory.placement import WorkerPlacement, arrange, place_single_worker, visible_gpus
 from ftis_node.models import pick_device
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ftis_node.config.home import Home
     from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
+    from ftis_node.config.workers import LearnerSection
     from ftis_node.generation.client import WriteWeights
     from ftis_node.gossip.interface import Gossip
     from ftis_node.gossip.multiaddr import ListenAddress
@@ -156,9 +157,9 @@ class ProcessNodeFactory:
             ),
             sockets_dir=of.home.sockets,
             log_path=of.home.logs / "learner.log",
-            timing=Timing(stall_timeout_s=of.settings.learner.stall_timeout_s),
+            timing=learner_timing(of.settings.learner),
             environment=visible_gpus(of.arrangement.learner_gpus),
-            on_checkpoint_skipped=lambda skipped: _report_skipped(of.events, skipped),
+            on_event=lambda event: _report_learner_event(of.events, event),
             preloading=self._preloading,
         )
 
@@ -265,6 +266,20 @@ def learner_boot(
     )
 
 
-def _report_skipped(events: EventLog, skipped: CheckpointSkipped) -> None:
-    log.warning("checkpoint %s is skipped: %s", skipped.name, skipped.reason)
-    events.write("checkpoint_skipped", name=skipped.name, reason=skipped.reason)
+def learner_timing(settings: LearnerSection) -> Timing:
+    """Return the time limits of the learner's worker, whose start includes the wait for other hosts."""
+    timing = Timing(stall_timeout_s=settings.stall_timeout_s)
+    wait_s = settings.rendezvous_timeout_s if settings.hosts > 1 else 0.0
+    return replace(timing, start_grace_s=timing.start_grace_s + wait_s)
+
+
+def _report_learner_event(events: EventLog, event: CheckpointSkipped | HostsConnected) -> None:
+    if isinstance(event, HostsConnected):
+        if event.num_connected < event.num_hosts:
+            line = "learner: waiting for %d of %d hosts at %s (ftis-node learner-host)"
+            log.info(line, event.num_hosts - event.num_connected, event.num_hosts, event.rendezvous)
+        else:
+            log.info("learner: all %d hosts are connected", event.num_hosts)
+        return
+    log.warning("checkpoint %s is skipped: %s", event.name, event.reason)
+    events.write("checkpoint_skipped", name=event.name, reason=event.reason)
