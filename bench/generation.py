@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ftis_node.config.method.method_section import MethodSection
 from ftis_node.config.optimizer import OptimizerSection
 from ftis_node.config.workers import LearnerSection
 from ftis_node.generation.client import GenerationClient
@@ -139,9 +140,9 @@ async def throughput(client: GenerationClient, folder: Path, options: argparse.N
     ours_s, raw_s = [], []
     try:
         for number in range(options.rounds + 1):
-            asked = prompts(number, options)
-            ours_s.append(await seconds_of_ours(client, asked, options.completion_tokens))
-            raw_s.append(await asyncio.to_thread(seconds_of_raw, raw, asked))
+            requested = prompts(number, options)
+            ours_s.append(await seconds_of_ours(client, requested, options.completion_tokens))
+            raw_s.append(await asyncio.to_thread(seconds_of_raw, raw, requested))
             ours, theirs = rate(ours_s[-1], options), rate(raw_s[-1], options)
             progress(f"round {number}: ours {ours:.0f}, raw {theirs:.0f} tokens/s")
     finally:
@@ -307,7 +308,7 @@ def learner_boot(folder: Path, weights: Path, options: argparse.Namespace) -> Le
         run_id="bench",
         checkpoints_dir=str(folder / "checkpoints"),
         weights_dir=str(weights),
-        method="tis",
+        method=MethodSection(name="tis"),
         optimizer=OptimizerSection(learning_rate=1e-6),
         dtype="float32" if options.device == "cpu" else "bfloat16",
         device=options.device,

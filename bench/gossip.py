@@ -30,7 +30,7 @@ import numpy as np
 
 from ftis_node.lab.loopback_counter import loopback_bytes
 from ftis_node.lab.wire_probe import NUM_COMPLETIONS
-from nodes.hosts import MEASURED_NODES, NUM_MEMBERS_WANTED, NUM_TOKENS, Host, call_all, merged, say
+from nodes.hosts import MEASURED_NODES, NUM_TARGET_MEMBERS, NUM_TOKENS, Host, call_all, merged, say
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -63,18 +63,18 @@ async def swarm(
             starts = [(host, first if host is hosts[0] else first - 1) for host in hosts]
             found = await asyncio.gather(*(host.call("start", given[:1], at, STARTED_AT_ONCE) for host, at in starts))
             given += tuple(found[0])
-        await _meet(hosts, min(NUM_MEMBERS_WANTED, num_nodes - 1))
+        await _meet(hosts, min(NUM_TARGET_MEMBERS, num_nodes - 1))
         await asyncio.sleep(SETTLE_S)
         yield hosts, given[:NUM_GIVEN_PEERS]
     finally:
         await asyncio.gather(*(host.end() for host in hosts))
 
 
-async def _meet(hosts: list[Host], num_wanted: int) -> None:
+async def _meet(hosts: list[Host], num_required: int) -> None:
     deadline = time.monotonic() + MEETING_S
     while True:
         counts = [count for part in await call_all(hosts, "num_members") for count in part]
-        if min(counts) >= num_wanted or time.monotonic() > deadline:
+        if min(counts) >= num_required or time.monotonic() > deadline:
             say(f"{len(counts)} nodes are up and know {min(counts)} to {max(counts)} members")
             return
         await asyncio.sleep(POLL_INTERVAL_S)

@@ -197,7 +197,6 @@ SHARED_FILE_NAMES = {
     "export": "the trained model in the hub's format, layer by layer",
     "faults": "unexpected exceptions",
     "groups": "several groups: rows, tensors, screens",
-    "help": "the help page: its text, and its screen",
     "hub": "downloads from the hub",
     "identity": "the node's key, and its command",
     "limits": "limits of the machine: settings, and checks",
@@ -270,7 +269,7 @@ def test_status_loads_nothing_heavy(tmp_path: Path) -> None:
     assert '"schema": 1' in done.stdout
 
 
-NODE_FOLDERS = ("supervision", "storage", "peers", "training", "weights", "loops", "http_api", "startup")
+NODE_FOLDERS = ("supervision", "storage", "peers", "training", "weights", "loops", "exchange", "http_api", "startup")
 """Folders of the daemon, lowest first: each imports only folders below it."""
 UPWARD = {"peers/operator_actions.py", "storage/export.py", "storage/identity_backup.py", "storage/quota.py"}
 """Files that still import a folder above their own. This list only gets shorter."""

@@ -7,13 +7,13 @@ from typing import Literal
 import msgspec
 
 from ftis_node.config.optimizer import OptimizerSection
-from ftis_node.config.workers import LearnerSection
+from ftis_node.config.workers import LearnerSection, LoraSection
 from ftis_node.learner.client import KEEPS_FREED_BLOCKS, worker_environment
-from ftis_node.learner.messages import LearnerBoot, LoraSettings, TrainGroup
+from ftis_node.learner.messages import LearnerBoot, TrainGroup
 
 LEARNING_RATE = 1e-6  # so small that the behaviour log-probs stay true for the steps of a bench
 MAX_GRAD_NORM = 1.0
-LORA = LoraSettings()  # the F-TIS paper's, on both sides
+LORA = LoraSection()  # the F-TIS paper's, on both sides
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -45,7 +45,6 @@ class Job(msgspec.Struct, frozen=True):
             run_id="bench",
             checkpoints_dir=f"{self.folder}/checkpoints",
             weights_dir=weights_dir,
-            method="ftis",
             optimizer=OptimizerSection(
                 learning_rate=LEARNING_RATE, lora_learning_rate=LEARNING_RATE, max_grad_norm=MAX_GRAD_NORM
             ),

@@ -24,6 +24,7 @@ from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from ftis_node.learner.data.groups import unpack_train_group
+from ftis_node.learner.model.policy import ADAPTED_LAYERS
 from learner_sides.batch import COMPLETION_TOKENS
 from learner_sides.job import LEARNING_RATE, LORA, MAX_GRAD_NORM, Job, read_groups
 from learner_sides.serving import Serving
@@ -106,9 +107,12 @@ def settings(job: Job, groups: Sequence[TrainGroup]) -> GRPOConfig:
 
 def adapter() -> LoraConfig:
     """The adapter that our side trains."""
-    targets = LORA.target_modules if isinstance(LORA.target_modules, str) else list(LORA.target_modules)
     return LoraConfig(
-        r=LORA.rank, lora_alpha=LORA.alpha, lora_dropout=LORA.dropout, target_modules=targets, task_type="CAUSAL_LM"
+        r=LORA.rank,
+        lora_alpha=LORA.alpha,
+        lora_dropout=LORA.dropout,
+        target_modules=ADAPTED_LAYERS,
+        task_type="CAUSAL_LM",
     )
 
 

@@ -63,10 +63,10 @@ class BareNode:
 
     async def call_for_all(self) -> None:
         """Every body of every other node, many calls at a time, peers in turn. All hold as many as this one."""
-        wanted = iter([(peer_id, number) for number in range(len(self.bodies)) for peer_id in self._others])
+        pending = iter([(peer_id, number) for number in range(len(self.bodies)) for peer_id in self._others])
 
         async def work() -> None:
-            for peer_id, number in wanted:
+            for peer_id, number in pending:
                 await self.call(peer_id, number)
 
         await asyncio.gather(*(work() for _ in range(CALLS_IN_FLIGHT)))

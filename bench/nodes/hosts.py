@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 NUM_TOKENS = 674  # of each of 12 completions: 64 KiB
 WINDOW = 16  # a node is at most so many groups ahead of what it stored of each other one
-NUM_MEMBERS_WANTED = 8
+NUM_TARGET_MEMBERS = 8
 CHECK_S = 60.0  # a node's own default
 SURVIVAL_CHECK_S = 10.0  # of a swarm in which nodes come and go all the time
 MEASURED_NODES = 8
@@ -87,7 +87,7 @@ class Member:
             listen=settings.listen,
             peers=peers,
             use_nat_helpers=False,
-            num_members_wanted=min(NUM_MEMBERS_WANTED, self._num_nodes - 1),
+            num_target_members=min(NUM_TARGET_MEMBERS, self._num_nodes - 1),
             check_s=CHECK_S if self._num_nodes <= MEASURED_NODES else SURVIVAL_CHECK_S,
             retry=ExponentialBackoff(first_s=0.5, ceiling_s=2.0),
         )
@@ -116,8 +116,8 @@ class Member:
             await self.publish()
         await self._until_foreign(before + number * num_others)
 
-    async def _until_foreign(self, wanted: int) -> None:
-        while self.num_foreign < wanted:
+    async def _until_foreign(self, target: int) -> None:
+        while self.num_foreign < target:
             self._changed.clear()
             await self._changed.wait()
 

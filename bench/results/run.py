@@ -96,17 +96,17 @@ def _options() -> argparse.Namespace:
 
 def make_all_models(names: list[str], options: argparse.Namespace) -> None:
     """Make the tiny models of these tables that are missing, so that no two tables make the same one."""
-    wanted = {
+    specs = {
         model: how
         for name in names
         for seed in range(TABLES[name].num_model_seeds(quick=options.quick))
         for model, how in tiny_models(TABLES[name].pairs, seed=seed).items()
     }
-    sys.stdout.write(f"{len(wanted)} tiny models\n")
+    sys.stdout.write(f"{len(specs)} tiny models\n")
     sys.stdout.flush()
     models = options.out / "models"
     models.mkdir(parents=True, exist_ok=True)
-    make_models(wanted, models, watch=lambda fraction, what: None, jobs=options.jobs)
+    make_models(specs, models, watch=lambda fraction, what: None, jobs=options.jobs)
 
 
 def _start(commands: ChildProcesses, name: str, options: argparse.Namespace) -> Running:

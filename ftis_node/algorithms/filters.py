@@ -88,13 +88,13 @@ def keep_nearest(batch: Batch, kl: Tensor, share: Tensor, *, rank_own: bool = Fa
     """
     sender = batch.sender_index
     is_ranked = (batch.advantages < 0) & (~batch.is_own | rank_own)
-    num_wanted = share * group_sum(is_ranked.long(), sender, batch.num_senders)
+    num_kept = share * group_sum(is_ranked.long(), sender, batch.num_senders)
     by_kl = torch.where(is_ranked, kl, math.inf).argsort(stable=True)
     order = by_kl[sender[by_kl].argsort(stable=True)]  # sort by sender, ranked completions first
     num_rows = group_sum(torch.ones_like(sender), sender, batch.num_senders)
     begins = num_rows.cumsum(0) - num_rows
     ranks = torch.zeros_like(sender).scatter(0, order, torch.arange(len(order), device=order.device)) - begins[sender]
-    is_near = is_ranked & (ranks + 0.5 <= num_wanted[sender])
+    is_near = is_ranked & (ranks + 0.5 <= num_kept[sender])
     _, farthest = group_extremes(torch.where(is_near, kl, -math.inf), sender, batch.num_senders)
     return ~is_ranked | (kl <= farthest[sender])
 

@@ -60,8 +60,8 @@ def choose_groups(
         return GroupChoice(own=own, foreign=_sample(teaching, num_foreign, generator))
     near = [position for position in teaching if is_near[position]]
     far = [position for position in teaching if not is_near[position]]
-    wanted = split_foreign(num_foreign, num_near=len(near), num_far=len(far), share=near_share, turn=seed)
-    drawn = [_sample(side, num, generator) for side, num in zip((near, far), wanted, strict=True)]
+    sizes = split_foreign(num_foreign, num_near=len(near), num_far=len(far), share=near_share, turn=seed)
+    drawn = [_sample(side, num, generator) for side, num in zip((near, far), sizes, strict=True)]
     return GroupChoice(own=own, foreign=tuple(sorted(drawn[0] + drawn[1])))
 
 
@@ -72,8 +72,8 @@ def split_foreign(num_foreign: int, *, num_near: int, num_far: int, share: float
     share is exact over many steps, which `turn` counts: later steps compensate for the rounding to whole groups. If one
     side has too few, the other fills the gap.
     """
-    wanted = math.floor(share * num_foreign * turn) - math.floor(share * num_foreign * (turn - 1))
-    far = min(num_foreign - min(wanted, num_near), num_far)
+    num_own_domain = math.floor(share * num_foreign * turn) - math.floor(share * num_foreign * (turn - 1))
+    far = min(num_foreign - min(num_own_domain, num_near), num_far)
     return min(num_foreign - far, num_near), far
 
 
@@ -117,5 +117,5 @@ def _teaching(groups: Sequence[Sequence[float]]) -> list[int]:
     return [position for position, rewards in enumerate(groups) if has_signal(rewards)]
 
 
-def _sample(positions: list[int], num_wanted: int, generator: random.Random) -> tuple[int, ...]:
-    return tuple(sorted(generator.sample(positions, min(num_wanted, len(positions)))))
+def _sample(positions: list[int], size: int, generator: random.Random) -> tuple[int, ...]:
+    return tuple(sorted(generator.sample(positions, min(size, len(positions)))))

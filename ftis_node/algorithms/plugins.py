@@ -42,10 +42,10 @@ def load_filter(name: str) -> FilterRule | None:
 
 def require_shape(plugin: Plugin, values: object, shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype) -> Tensor:
     """Return a tensor of this type and one of these shapes. Raises ConfigError for anything else."""
-    wanted = " or ".join(str(list(shape)) for shape in shapes)
+    expected = " or ".join(str(list(shape)) for shape in shapes)
     if not isinstance(values, Tensor):
-        raise ConfigError(f"{plugin} gave a {type(values).__name__} instead of a tensor {wanted}")
+        raise ConfigError(f"{plugin} gave a {type(values).__name__} instead of a tensor {expected}")
     if values.dtype != dtype or tuple(values.shape) not in shapes:
         got = f"{str(values.dtype).removeprefix('torch.')} {list(values.shape)}"
-        raise ConfigError(f"{plugin} gave {got} instead of {str(dtype).removeprefix('torch.')} {wanted}")
+        raise ConfigError(f"{plugin} gave {got} instead of {str(dtype).removeprefix('torch.')} {expected}")
     return values

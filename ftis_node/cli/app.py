@@ -20,7 +20,6 @@ from typing import NoReturn
 import typer
 
 from ftis_node import __version__
-from ftis_node.cli.bash_words import joined_words
 from ftis_node.cli.collection import resume_collection
 from ftis_node.cli.commands import (
     bootstrap,
@@ -43,6 +42,7 @@ from ftis_node.cli.commands import (
     tasks,
     tiny,
 )
+from ftis_node.cli.completion import joined_words
 from ftis_node.config.no_network_env import forbid_telemetry
 from ftis_node.errors import FtisError
 from ftis_node.telemetry.log import is_json, set_up_logging
@@ -89,8 +89,8 @@ EXIT_LIMIT_S = 5.0  # limit for the exit handlers of libraries
 _debug = False
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(show: bool) -> None:
+    if show:
         typer.echo(__version__)
         raise typer.Exit
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from ftis_node.config.home import TOKEN_HEADER
 from ftis_node.errors import ConfigError, FileError, FtisError, UsageError
 from ftis_node.files import read_object, read_text
 
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 5.0
 OK = 200
-TOKEN_HEADER = "X-Ftis-Token"  # copied from node/http_api/local_api.py, which imports an HTTP server
 
 
 def read_document(home: Home, path: str, *, timeout_s: float = TIMEOUT_S) -> Any:
@@ -54,13 +54,13 @@ def _last_words(home: Home) -> dict[str, Any]:
         ) from None
 
 
-def post_document(home: Home, path: str, asked: dict[str, Any]) -> Any:
+def post_document(home: Home, path: str, document: dict[str, Any]) -> Any:
     """Send a change to the running node and return its answer. Raises UsageError with the node's message."""
     url = home.running_url()
     if url is None or not home.control_token.exists():
         raise ConfigError(f"no running node in {home.root} accepts changes")
     headers = {TOKEN_HEADER: read_text(home.control_token)}
-    status, answer = _call(url, "POST", path, json.dumps(asked), headers, TIMEOUT_S)
+    status, answer = _call(url, "POST", path, json.dumps(document), headers, TIMEOUT_S)
     if status != OK:
         raise UsageError(str(answer.get("error", answer)))
     return answer

@@ -96,8 +96,14 @@ def _facts(document: Document, now: float) -> Iterator[tuple[str, str]]:
     yield "model", f"{model['name']}, {model['parameters']:,} parameters, {_trained(model)}"
     if model.get("training"):
         yield "trains", model["training"]
-    yield "generation", _generation(generation)
-    yield from _learner(document["learner"], now)
+    if node["role"] == "exchange":
+        yield (
+            "trainer",
+            f"{generation['groups_made']} groups taken from it in all, version {generation['policy_version']}",
+        )
+    else:
+        yield "generation", _generation(generation)
+        yield from _learner(document["learner"], now)
     reach = "" if swarm["reachability"] in ("unknown", "") else f"; reachable: {swarm['reachability']}"
     yield "swarm", f"{swarm['state']}: {swarm['reason']}{reach}{_skew(swarm)}"
     yield (

@@ -96,7 +96,7 @@ class ValidationSection(Section):
     duplicate_max_fraction: float = Field(
         default=0.25, ge=0, lt=1,
         description="The node refuses a group if more than this fraction of its long completions are duplicates "
-        "(`copy`).",
+        "(`duplicate_completions`).",
     )  # fmt: skip
     duplicate_history_size: int = Field(
         default=32768, ge=64, le=1 << 22,

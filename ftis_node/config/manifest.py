@@ -159,12 +159,6 @@ class RunManifest(Section):
         """Return the JSON that is hashed and published: keys sorted, no spaces, every default written."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":")).encode()
 
-    def loss_parameters(self) -> dict[str, float | str]:
-        """Return the parameters of `policy_loss`: those that are set, and the completion limit that `max_len` divides
-        by.
-        """
-        return self.method.given() | {"max_completion_length": self.sampling.max_completion_tokens}
-
     def to_toml(self) -> str:
         """Return the manifest as TOML, with every value that is not None."""
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))

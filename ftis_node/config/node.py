@@ -149,7 +149,7 @@ class NodeSettings(BaseSettings):
     model: str = Field(min_length=1, description="Hub id or folder of the model this node trains.")
     name: str = Field(default="", max_length=64, description="Name shown to people; empty: derived from the peer id.")
     role: Role = Field(
-        default="full", description="What the node does: generate, learn, or both (ftis-node docs train/roles)."
+        default="full", description="What the node does: generate, learn, both or neither (ftis-node docs train/roles)."
     )
     engine: Literal["auto", "vllm", "torch"] = Field(default="auto", description="Generation engine.")
     task: str = Field(
@@ -232,6 +232,11 @@ class NodeSettings(BaseSettings):
                 "a generator takes no steps: remove --steps and --learn-tokens, and [budget] learn_steps and "
                 "learn_tokens; use --generate-tokens"
             )
+        if self.role == "exchange" and self.budget != BudgetSection():
+            raise ValueError(
+                "an exchange node neither generates nor trains: remove --steps, --generate-tokens, --learn-tokens and "
+                "the section [budget]; limit the trainer instead"
+            )
         if self.role == "learner" and self.budget.generate_tokens is not None:
             raise ValueError(
                 "a learner does not generate: remove --generate-tokens and [budget] generate_tokens; use --steps "
@@ -260,12 +265,12 @@ class NodeSettings(BaseSettings):
     @property
     def generates(self) -> bool:
         """Whether the node has a generation worker."""
-        return self.role != "learner"
+        return self.role in ("full", "generator")
 
     @property
     def learns(self) -> bool:
         """Whether the node has a learner worker."""
-        return self.role != "generator"
+        return self.role in ("full", "learner")
 
     @model_validator(mode="after")
     def _adapters_can_be_served(self) -> NodeSettings:

@@ -1,4 +1,4 @@
-"""Roles of a node (generating, learning or both), and the transfer of weights from a learner to remote generators."""
+"""Roles of a node: generating, learning, both or neither. Transfer of weights from a learner to remote generators."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ftis_node.config.delay import Delay, parse_delay
 from ftis_node.config.section import Section
 from ftis_node.errors import ConfigError
 
-Role = Literal["full", "generator", "learner"]
+Role = Literal["full", "generator", "learner", "exchange"]
 
 MAX_DELAY_S = 1800.0  # HeteroRL's largest
 

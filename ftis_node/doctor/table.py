@@ -74,7 +74,7 @@ FINDINGS: dict[str, CheckMeaning] = {
         "this clock against the peers' clocks", "switch on time synchronization: 3 s off is refused"
     ),
     "clock.synchronised": CheckMeaning(
-        "whether a time service synchronizes the kernel's clock, if no peer was asked",
+        "whether a time service synchronizes the kernel's clock, if no peer was queried",
         "switch on time synchronization (systemd-timesyncd, chrony); a virtual machine may use its host's time",
     ),
     "nat.kind": CheckMeaning(

@@ -109,7 +109,9 @@ async def evaluate_ensemble(
         check_mixture_fits([expert.source for expert in experts], max_tokens=max_tokens)
     on_progress(None, f"loading the problems of {task}")
     problems = load_task(task, split="test")
-    asked = [problems[index] for index in range(min(limit, len(problems)))] if {"route", "gate"} & set(modes) else []
+    eval_items = (
+        [problems[index] for index in range(min(limit, len(problems)))] if {"route", "gate"} & set(modes) else []
+    )
     training = {
         mode: _training_task(of, mode) for mode, of in (("cached", task), ("gate", gate_task or task)) if mode in modes
     }
@@ -121,9 +123,9 @@ async def evaluate_ensemble(
         max_tokens=max_tokens,
         seed=seed,
         progress=PartsProgress(on_progress, num_parts=len(experts) * (1 + ("gate" in modes)) + len(mixtures)),
-        routed=asked if "route" in modes else [],
+        routed=eval_items if "route" in modes else [],
         dev=_last(training["cached"], dev_prompts) if "cached" in modes else [],
-        gated=_unasked(_last(training["gate"], gate_prompts), asked) if "gate" in modes else [],
+        gated=_exclude(_last(training["gate"], gate_prompts), eval_items) if "gate" in modes else [],
         text=_read_text(text) if text is not None else "",
     )
     async with IsolatedScorer(problems, scored_only=[training["gate"]] if "gate" in modes else []) as scorer:
@@ -131,7 +133,7 @@ async def evaluate_ensemble(
         weights_by_mode = _mixture_weights(mixtures, seen, decay=decay)
         mixed = await study.mix(weights_by_mode, scorer) if mixtures else {}
     names = [expert.member.name for expert in experts]
-    rows = mixed | _selection_rows(modes, seen, problems, asked, names=names, k=k)
+    rows = mixed | _selection_rows(modes, seen, problems, eval_items, names=names, k=k)
     cached = weights_by_mode.get("cached")
     return EnsembleResult(
         task=task,
@@ -187,22 +189,22 @@ def _last(problems: Task, num_prompts: int) -> list[TaskItem]:
     return [problems[index] for index in range(max(0, len(problems) - num_prompts), len(problems))]
 
 
-def _unasked(items: list[TaskItem], asked: list[TaskItem]) -> list[TaskItem]:
+def _exclude(items: list[TaskItem], eval_items: list[TaskItem]) -> list[TaskItem]:
     """Return the problems whose prompts are not evaluated; one file for both splits would contain them twice."""
-    unasked = [item for item in items if all(item.prompt != other.prompt for other in asked)]
-    if not unasked:
+    remaining = [item for item in items if all(item.prompt != other.prompt for other in eval_items)]
+    if not remaining:
         raise TaskError(
             "the mode gate needs training prompts that are not evaluated: give a smaller --limit, or another task with "
             "--gate-task"
         )
-    return unasked
+    return remaining
 
 
 def _selection_rows(
     modes: Sequence[str],
     seen: Sequence[ExpertOutputs],
     problems: Task,
-    asked: Sequence[TaskItem],
+    eval_items: Sequence[TaskItem],
     *,
     names: Sequence[str],
     k: int,
@@ -213,18 +215,18 @@ def _selection_rows(
         "vote": lambda: vote_row("vote", answers, problems, k=k),
         "confidence": lambda: confidence_row("confidence", answers, problems, names=names, k=k),
         "route": lambda: route_row("route", answers, [each.prompts for each in seen], problems, names=names, k=k),
-        "gate": lambda: chosen_row("gate", answers, _gate_chances(seen, asked), problems, names=names, k=k),
+        "gate": lambda: chosen_row("gate", answers, _gate_chances(seen, eval_items), problems, names=names, k=k),
     }
     return {mode: make() for mode, make in makers.items() if mode in modes}
 
 
-def _gate_chances(seen: Sequence[ExpertOutputs], asked: Sequence[TaskItem]) -> list[list[float]]:
+def _gate_chances(seen: Sequence[ExpertOutputs], eval_items: Sequence[TaskItem]) -> list[list[float]]:
     """Return the probability `[J][N]` that each expert is right about each problem."""
     from ftis_node.generation.gate import train_gate
 
     rewarded = [[is_right(problem) for problem in each.gated] for each in seen]
     gate = train_gate([problem.item.prompt for problem in seen[0].gated], rewarded)
-    return gate.chances([item.prompt for item in asked])
+    return gate.chances([item.prompt for item in eval_items])
 
 
 def _read_text(path: Path) -> str:
@@ -243,7 +245,7 @@ def _mixture_weights(
     """Return how each of the mixtures weights the experts."""
     if not mixtures:
         return {}
-    from ftis_node.generation.experts import cached_mixture_weights, uniform_mixture_weights
+    from ftis_node.generation.engines.mixture_decoder import cached_mixture_weights, uniform_mixture_weights
 
     makers = {
         "posterior": lambda: uniform_mixture_weights(len(seen)),
@@ -263,7 +265,7 @@ def _text_figures(
         for name, each in zip(names, seen, strict=True)
     ]
     if weights_by_mode:
-        from ftis_node.generation.experts import mixture_nats
+        from ftis_node.generation.engines.mixture_decoder import mixture_nats
 
         windows = list(zip(*(each.windows for each in seen), strict=True))
         num_tokens = figures[0].tokens

@@ -1,7 +1,7 @@
 """Members of an ensemble: named models, and those of one operator's nodes.
 
 A folder of a swarm is an exported model, a node's home, or a folder of such folders. From a home the newest checkpoint
-is exported to a scratch folder first, with an adapter merged into its model. A node that only generates has none.
+is exported to a scratch folder first, with an adapter merged into its model. A node that trains nothing has none.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _is_home(folder: Path) -> bool:
 
 
 def _member(folder: Path, scratch: Path, on_progress: OnProgress) -> Member | None:
-    """Return the member of a folder; None for the home of a node that only generates."""
+    """Return the member of a folder; None for the home of a node that trains nothing."""
     if _is_home(folder):
         return _exported(Home(folder), scratch, on_progress)
     if not (folder / CONFIG_FILE).is_file():
@@ -109,7 +109,7 @@ def _exported(home: Home, scratch: Path, on_progress: OnProgress) -> Member | No
         role, name, domain = (str(settings.get(key) or "") for key in ("role", "name", "task"))
     except (OSError, FileError) as error:
         raise DamagedError(f"{home.settings} cannot be read: {error}; the next start of the node repairs it") from None
-    if role == "generator":
+    if role in ("generator", "exchange"):
         return None
     if newest_complete(home.checkpoints, CHECKPOINT_PREFIX) is None:
         log.warning("%s is left out: it has no checkpoint yet", home.root)

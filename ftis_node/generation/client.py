@@ -112,7 +112,7 @@ class GenerationClient(WorkerClient):
                 restart_policy=restart_policy,
                 on_started=self._bring_up,
                 on_event=self._take_event,
-                until_wanted=self._awake.wait,
+                before_restart=self._awake.wait,
                 free_memory=free_memory,
             )
         )

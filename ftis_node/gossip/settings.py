@@ -43,7 +43,7 @@ class NetworkSettings:
     check_s: float = 60.0  # rounds of dialling; also the renewal of this node's directory entry
     forward_s: float = 5.0  # period of a bootstrap node's search for runs to forward
     member_ttl_s: float = 300.0
-    num_members_wanted: int = 8  # members to dial; more may dial this node
+    num_target_members: int = 8  # members to dial; more may dial this node
     # Between rounds of dialling while no member is connected.
     retry: ExponentialBackoff = field(default_factory=ExponentialBackoff)
     # Of lost members.

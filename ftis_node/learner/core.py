@@ -83,22 +83,21 @@ class Learner:
         self._boot = boot
         self._ranks = ranks
         self._objective = make_objective(
-            boot.method,
-            boot.method_params,
-            boot.advantage_scale,
+            boot.method.name,
+            boot.loss_parameters,
+            boot.method.advantage_scale,
             kl_to_start=boot.optimizer.kl_coef,
             max_logprob_gap_nats=boot.max_logprob_gap_nats,
         )
         check_optimizer_states(boot)
-        if boot.measure_agreement and ranks.size > 1:
+        if boot.measures_agreement and ranks.size > 1:
             raise ConfigError('method.peer_weights = "agreement" needs a learner of one process: leave one of them out')
         check_kernels(boot)
         self.policy = choose_kernels(open_policy(boot, ranks), boot)
         grow_segments_after_weights(boot)
-        self._agreement = AgreementMeter(self.policy.causal_lm) if boot.measure_agreement else None
+        self._agreement = AgreementMeter(self.policy.causal_lm) if boot.measures_agreement else None
         self._reference = load_reference(self.policy, boot, ranks) if boot.optimizer.kl_coef else None
         self._masters = make_masters(self.policy.trainable(), boot)
-        self._trainable = self._masters.tensors
         self._optimizer = make_optimizer(self._masters, boot)
         recompute = partial(recompute_activations, self.policy.causal_lm) if boot.may_recompute else lambda: False
         self._oom_retry = OomRetry(boot.micro_batch_tokens, recompute=recompute)
@@ -194,9 +193,9 @@ class Learner:
             saved_step=self.saver.saved_step,
         )
 
-    def give_memory_back(self, *, asked: bool = False) -> None:
-        """Release torch's cached blocks if a generator needs them between steps, or if `asked`."""
-        if asked or self._boot.takes_turns:
+    def give_memory_back(self, *, force: bool = False) -> None:
+        """Release torch's cached blocks if a generator needs them between steps, or if `force`."""
+        if force or self._boot.takes_turns:
             torch.cuda.empty_cache()
 
     def write_weights(self, *, refused: str = "") -> PublishedWeights | None:

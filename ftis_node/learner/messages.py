@@ -29,36 +29,24 @@ from typing import Literal
 
 import msgspec
 
+from ftis_node.config.manifest import SamplingSection
+from ftis_node.config.method.method_section import MethodSection
 from ftis_node.config.optimizer import OptimizerSection
-from ftis_node.config.workers import LearnerSection
+from ftis_node.config.workers import LearnerSection, LoraSection
 from ftis_node.learner.senders import SenderStats
-from ftis_node.learner.step.schedule import learning_rate
 from ftis_node.workers.weights.shared_weights import Way  # noqa: TC001  msgspec reads the annotations
 from ftis_node.workers.weights.store import PublishedWeights, WeightProof  # noqa: TC001  msgspec reads the annotations
 from ftis_node.workers.wire import Message
-
-
-class LoraSettings(msgspec.Struct, frozen=True):
-    """The shape of an adapter; the defaults are those of the F-TIS paper. `target_modules`: "all-linear" or module
-    names.
-    """
-
-    rank: int = 128
-    alpha: int = 256
-    dropout: float = 0.0
-    target_modules: str | tuple[str, ...] = "all-linear"
 
 
 class LearnerBoot(Message, frozen=True):
     """The configuration of a learner.
 
     `model` is a folder or hub id, `model_name` its public name. `run_id` names the run that owns the checkpoints.
-    `method` and `method_params` are arguments of `algorithms.policy_loss`; `advantage_scale` None means the method's
-    own.
-
-    `temperature` is the run's sampling temperature. `optimizer` is a section of the manifest, `settings` one of
-    `node.toml`. If a field of the boot has the name of a setting, the node derived it, and the setting is ignored.
-    `max_logprob_gap_nats`: the summed log-probs of a peer's completion may be this far below the learner's.
+    `method`, `sampling` and `optimizer` are sections of the manifest, `settings` and `lora` of `node.toml`. Without
+    `lora` all weights are trained. If a field of the boot has the name of a setting, the node derived it, and the
+    setting is ignored. `max_logprob_gap_nats`: the summed log-probs of a peer's completion may be this far below the
+    learner's.
 
     `dtype` is the model's type in memory and computation; trained weights have float32 masters if it is bfloat16.
     `micro_batch_tokens` bounds the padded prompt and completion tokens of a forward pass; the learner lowers it after
@@ -80,10 +68,8 @@ class LearnerBoot(Message, frozen=True):
     run_id: str
     checkpoints_dir: str
     weights_dir: str
-    method: str = "ftis"
-    method_params: dict[str, bool | int | float | str | None] = {}
-    advantage_scale: Literal["std", "mean"] | None = None
-    temperature: float = 1.0
+    method: MethodSection = MethodSection()
+    sampling: SamplingSection = SamplingSection()
     optimizer: OptimizerSection = OptimizerSection()
     settings: LearnerSection = LearnerSection()
     max_logprob_gap_nats: float = math.inf
@@ -94,13 +80,22 @@ class LearnerBoot(Message, frozen=True):
     takes_turns: bool = False
     hand_over: Way = "file"
     memory_share: float | None = None
-    lora: LoraSettings | None = None
+    lora: LoraSection | None = None
     publish_as: Literal["model", "adapter"] = "model"
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     seed: int = 0
     num_threads: int | None = None
-    measure_agreement: bool = False
+
+    @property
+    def loss_parameters(self) -> dict[str, float | str]:
+        """Return the parameters of `policy_loss` that are set, and the completion limit that `max_len` divides by."""
+        return self.method.given() | {"max_completion_length": self.sampling.max_completion_tokens}
+
+    @property
+    def measures_agreement(self) -> bool:
+        """Return whether the learner weights each peer's advantages by the agreement of the gradients."""
+        return self.method.peer_weights == "agreement"
 
     @property
     def peak_learning_rate(self) -> float:
@@ -109,7 +104,7 @@ class LearnerBoot(Message, frozen=True):
 
     def learning_rate_at(self, step: int) -> float:
         """Return the scheduled rate of step `step`."""
-        return learning_rate(self.optimizer, step, peak=self.peak_learning_rate)
+        return self.optimizer.learning_rate_at(step, peak=self.peak_learning_rate)
 
 
 class TrainGroup(msgspec.Struct, frozen=True):

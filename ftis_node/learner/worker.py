@@ -71,7 +71,7 @@ class ModelThread:
         def between() -> None:
             emit.progress()
             if stop.is_set():
-                raise WorkerTaskError("the learner was asked to stop")
+                raise WorkerTaskError("the learner has to stop")
 
         running = asyncio.get_running_loop().run_in_executor(self._thread, piece, between)
         try:
@@ -190,7 +190,7 @@ async def _save(thread: ModelThread, learner: Learner, _: SaveRequest, emit: Emi
 
 
 async def _give_memory_back(thread: ModelThread, learner: Learner, _: GiveMemoryBack, emit: Emitter) -> MemoryGivenBack:
-    await thread.work(lambda between: learner.give_memory_back(asked=True), emit)  # after a step in progress
+    await thread.work(lambda between: learner.give_memory_back(force=True), emit)  # after a step in progress
     return MemoryGivenBack()
 
 

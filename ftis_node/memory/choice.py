@@ -79,7 +79,7 @@ def choose_training(settings: NodeSettings, manifest: RunManifest, home: Home, s
     if settings.role != "full":
         return _without_plan(settings, begun)
     if settings.lora is not None:
-        return TrainingChoice(settings, training_label(settings) + _asked(settings))
+        return TrainingChoice(settings, training_label(settings) + _requested_mode(settings))
     try:
         shape = read_shape(source)
     except ModelError:
@@ -109,7 +109,7 @@ def choose(
     options = tuple(compare(settings, manifest, shape, machine, begun))
     chosen = next((option for option in options if option.fits and not option.missing), options[-1])
     if settings.lora is not None:
-        reason = _asked(settings)
+        reason = _requested_mode(settings)
     elif begun is not None:
         reason = AS_BEGUN
     else:
@@ -230,7 +230,7 @@ def _keep_rank(settings: NodeSettings, begun: PreviousTraining | None) -> NodeSe
 def _without_plan(settings: NodeSettings, begun: PreviousTraining | None) -> TrainingChoice:
     """Return the settings for what the home began with, else for all weights."""
     if settings.lora is not None:
-        return TrainingChoice(settings, training_label(settings) + _asked(settings))
+        return TrainingChoice(settings, training_label(settings) + _requested_mode(settings))
     if begun is None:
         settings = settings.model_copy(update={"lora": False})
         return TrainingChoice(settings, f"{ALL_WEIGHTS} (no memory plan for this role, model or device)")
@@ -268,7 +268,7 @@ def training_label(settings: NodeSettings) -> str:
     return f"a LoRA adapter of rank {settings.lora_adapter.rank}" if settings.lora else ALL_WEIGHTS
 
 
-def _asked(settings: NodeSettings) -> str:
+def _requested_mode(settings: NodeSettings) -> str:
     return f", as asked ({'--lora' if settings.lora else '--full'})"
 
 

@@ -50,7 +50,7 @@ def read_previous_training(home: Home, model: str) -> PreviousTraining | None:
     newest = newest_complete(home.checkpoints, CHECKPOINT_PREFIX)
     trains = "" if newest is None else str(checkpoint_owner(newest / "state.json").get("trains", ""))
     if not trains:
-        is_same = last.get("model") == model and last.get("role") != "generator"
+        is_same = last.get("model") == model and last.get("role") not in ("generator", "exchange")
         return of_last if is_same and of_last is not None and isinstance(of_last.lora, bool) else None
     states = of_last.optimizer_states if of_last is not None else ""
     if (adapter := ADAPTER.match(trains)) is None:

@@ -52,7 +52,7 @@ def transport_of(
     settings: NodeSettings, *, on_gpu: bool, shares_gpu: bool, serves_adapters: bool, kernel: Path = KERNEL
 ) -> Way:
     """Return `choose_transport` for a node with these settings on this machine."""
-    asked = settings.memory.weight_sync
+    mode = settings.memory.weight_sync
     return choose_transport(
         on_gpu=on_gpu,
         shares_gpu=shares_gpu,
@@ -60,7 +60,7 @@ def transport_of(
         serves_adapters=serves_adapters,
         num_ranks=settings.learner.num_ranks,
         is_wsl=is_wsl(kernel),
-        fastest="ipc" if asked == "auto" else asked,
+        fastest="ipc" if mode == "auto" else mode,
     )
 
 

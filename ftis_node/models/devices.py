@@ -34,7 +34,7 @@ class Accelerator:
 
 
 def list_accelerators() -> list[Accelerator]:
-    """Return the CUDA devices that torch sees, in its order. Raises MachineError if torch cannot be asked."""
+    """Return the CUDA devices that torch sees, in its order. Raises MachineError if torch cannot be queried."""
     if (torch := sys.modules.get("torch")) is not None:
         properties = (torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count()))
         return [Accelerator(found.name, found.total_memory) for found in properties]
@@ -42,7 +42,7 @@ def list_accelerators() -> list[Accelerator]:
 
 
 def has_gpu() -> bool:
-    """Return whether torch can use a CUDA device. Raises MachineError if torch cannot be asked."""
+    """Return whether torch can use a CUDA device. Raises MachineError if torch cannot be queried."""
     if (torch := sys.modules.get("torch")) is not None:
         return bool(torch.cuda.is_available())
     return bool(list_accelerators())

@@ -64,9 +64,9 @@ class WeightRows:
 
     def why_not(self, model: Any) -> str:
         """Return why the files cannot fill `model` tensor by tensor; empty if they can."""
-        wanted = {name: value.shape for name, value in model.named_parameters()}
-        wanted |= {name: value.shape for name, value in model.named_buffers() if name in model.state_dict()}
-        for name, shape in wanted.items():
+        shapes = {name: value.shape for name, value in model.named_parameters()}
+        shapes |= {name: value.shape for name, value in model.named_buffers() if name in model.state_dict()}
+        for name, shape in shapes.items():
             _, entry = self._where.get(name, (None, None))
             if entry is None:
                 return f"{name} is not in its files"

@@ -34,23 +34,25 @@ buffer is READY, then TAKEN by a step, then RELEASED. A slot limits the own grou
 home is the data directory.
 
 A `full` node generates and learns. The roles `generator` and `learner` do one of the two, and send weights over the
-network (docs/train/roles.md). A null object (`null_workers.py`) replaces the worker that a role lacks, so the loops do
+network (docs/train/roles.md). An `exchange` node does neither: a trainer on its machine sends it groups and takes those
+of peers (`exchange/`). A null object (`null_workers.py`) replaces the worker that a role lacks, so the loops do
 not depend on the role. The proof of weights is the log-probs of fixed tokens, by which a generator checks them.
 
     learner     peers --bodies--> [pull] --> [intake] --READY--> [train] --weights n+1--> [offer] --chunks--> generators
     generator   learner --offer, chunks--> [follow] --> engine; task --> [generate] --> [publish] --> [intake], gossip
                                                         slots freed <-- [deliver] <-- confirmations of peers
 
-    | loop                          | full | learner | generator | consumes                 | produces              |
-    |-------------------------------|------|---------|-----------|--------------------------|-----------------------|
-    | generate, publish, reannounce | x    | -       | x         | as above                 |                       |
-    | pull, shards, train, check    | x    | x       | -         | as above                 |                       |
-    | audit                         | x    | x       | -         | as above                 |                       |
-    | intake, directory, peers      | x    | x       | x         | as above                 |                       |
-    | disk_space, status            | x    | x       | x         | as above                 |                       |
-    | offer                         | -    | x       | -         | weights n+1, their proof | signed offer, chunks  |
-    | follow                        | -    | -       | x         | the learner's offers     | weights n+1 in engine |
-    | deliver                       | -    | -       | x         | confirmations            | freed slots           |
+    | loop                     | full | learner | generator | exchange | consumes              | produces              |
+    |--------------------------|------|---------|-----------|----------|-----------------------|-----------------------|
+    | generate                 | x    | -       | x         | -        | as above              |                       |
+    | publish, reannounce      | x    | -       | x         | x        | as above              |                       |
+    | pull, shards             | x    | x       | -         | x        | as above              |                       |
+    | train, check, audit      | x    | x       | -         | -        | as above              |                       |
+    | intake, directory, peers | x    | x       | x         | x        | as above              |                       |
+    | disk_space, status       | x    | x       | x         | x        | as above              |                       |
+    | offer                    | -    | x       | -         | -        | weights n+1, proof    | signed offer, chunks  |
+    | follow                   | -    | -       | x         | -        | the learner's offers  | weights n+1 in engine |
+    | deliver                  | -    | -       | x         | x        | confirmations         | freed slots           |
 
 One TaskGroup owns all loops. The first loop that fails or returns ends the node with its error. A signal stops the
 node cleanly: loops, workers, network and scorer stop concurrently. The node also stops cleanly when its budget is used
@@ -74,6 +76,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
     from ftis_node.node.components import NodeComponents
+    from ftis_node.node.exchange.group_exchange import GroupExchange
     from ftis_node.node.http_api.local_api import LocalApi
     from ftis_node.node.http_api.monitoring_api import MonitoringApi
     from ftis_node.node.loops.status import StatusLoop
@@ -85,10 +88,14 @@ LINGER_POLL_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class RoleLoops:
-    """The loops of a role, and `until_done`, which returns when the node has no more work; the node then ends."""
+    """The loops of a role, and `until_done`, which returns when the node has no more work; the node then ends.
+
+    `exchange` is the link of an exchange node to its trainer, None in other roles.
+    """
 
     loops: dict[str, Coroutine[None, None, None]]
     until_done: Coroutine[None, None, None]
+    exchange: GroupExchange | None = None
 
 
 async def run_loops(

@@ -18,12 +18,12 @@ def serves_adapters(settings: NodeSettings) -> bool:
 
     Raise EngineError if the setting requires adapters and the engine is not vLLM.
     """
-    wanted = settings.generation.adapters
-    if not settings.lora or wanted == "merge" or settings.engine == "torch":
+    mode = settings.generation.adapters
+    if not settings.lora or mode == "merge" or settings.engine == "torch":
         return False
     if not settings.generates:
-        return wanted == "serve"  # "serve" is the operator's statement that all generators can serve adapters
-    if wanted == "serve":
+        return mode == "serve"  # "serve" is the operator's statement that all generators can serve adapters
+    if mode == "serve":
         choose_engine("vllm")
         return True
     return pick_device(settings.device) != "cpu" and has_vllm() and settings.lora_adapter.rank <= MAX_SERVED_RANK
@@ -36,6 +36,6 @@ def dtype_of(settings: NodeSettings) -> Any:
     return "float32" if pick_device(settings.device) == "cpu" else "bfloat16"
 
 
-def threads_of(asked: int, *, num_processes: int = 1) -> int:
+def threads_of(num_threads: int, *, num_processes: int = 1) -> int:
     """Return the number of threads for each process of a worker. The two workers share the cores."""
-    return asked or max(1, (os.cpu_count() or 2) // 2 // num_processes)
+    return num_threads or max(1, (os.cpu_count() or 2) // 2 // num_processes)

@@ -62,14 +62,14 @@ def start_counting(db: sqlite3.Connection) -> None:
     text, and a flipped bit in it makes the next insert fail.
     """
     present = dict(db.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'"))
-    wanted = {name: f"CREATE TRIGGER {name} {what}" for name, what in TRIGGERS.items()}
-    if present == wanted:
+    expected = {name: f"CREATE TRIGGER {name} {what}" for name, what in TRIGGERS.items()}
+    if present == expected:
         return
     db.execute("BEGIN IMMEDIATE")  # no group may arrive between the count and the triggers
     db.execute(SCHEMA)
     for name in present:
         db.execute(f'DROP TRIGGER "{name}"')
-    for text in wanted.values():
+    for text in expected.values():
         db.execute(text)
     db.execute("DELETE FROM counts")
     db.execute(f"INSERT INTO counts {BY_ROWS}")

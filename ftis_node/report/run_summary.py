@@ -160,7 +160,7 @@ def _began_at(facts: RunFacts) -> float:
 
 def _why_no_step(facts: RunFacts) -> list[str]:
     role = facts.status.node.role
-    if role in {"generator", "bootstrap"}:
+    if role in {"generator", "exchange", "bootstrap"}:
         return [f"Its role is {role}: it has no learner."]
     made, received = (facts.event_totals.traffic.total(kind) for kind in ("made", "received"))
     return [f"It generated {plural(made, 'group')} and accepted {received:,} from peers. A step needs more."]

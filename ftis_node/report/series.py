@@ -53,11 +53,11 @@ def smoothed(points: Sequence[Point]) -> list[Point]:
     return result
 
 
-def ticks(low: float, high: float, *, wanted: int = 4) -> list[float]:
+def ticks(low: float, high: float, *, num_ticks: int = 4) -> list[float]:
     """Return round numbers (1, 2, 5 times a power of ten) that enclose `low` and `high`."""
     largest = max(abs(low), abs(high))
     span = high - low if high - low > SAME * largest else largest or 1.0
-    rough = span / wanted
+    rough = span / num_ticks
     power = 10.0 ** math.floor(math.log10(rough))
     stride = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * 0.999)
     first, last = math.floor(low / stride + 1e-9), math.ceil(high / stride - 1e-9)

@@ -7,9 +7,12 @@ all slots.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ftis_node.backoff import ExponentialBackoff
+
+if TYPE_CHECKING:
+    from collections.abc import Container
 
 MAX_FACTOR = 64
 MAX_PEERS = 4096
@@ -52,6 +55,11 @@ class PeerBackoff:
     def succeeded(self, peer_id: str) -> None:
         """Forget the peer's failures."""
         self._pauses.pop(peer_id, None)
+
+    def keep(self, peer_ids: Container[str]) -> None:
+        """Forget the failures of all peers that are not in `peer_ids`."""
+        for peer_id in [peer_id for peer_id in self._pauses if peer_id not in peer_ids]:
+            del self._pauses[peer_id]
 
     def _put(self, peer_id: str, pause: _Pause) -> None:
         self._pauses[peer_id] = pause

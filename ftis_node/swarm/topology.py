@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 NUM_MEMBER_BUCKETS = 64
 FIRST_SHARDS = 8  # read at the start, before the traffic is known
 GROWTH_MARGIN = 0.75  # fraction of the budget that one more shard must fit in; prevents oscillation
-EXPLORE_FACTOR = 3  # up to this many times the wanted members, each round dials one more at random
-MEMBERS_PER_SHARD = 3  # connected members wanted in each shard that is read
+EXPLORE_FACTOR = 3  # up to this many times `num_target` members, each round dials one more at random
+MEMBERS_PER_SHARD = 3  # target number of connected members in each shard that is read
 
 
 def bucket_of(peer_id: str) -> int:
@@ -95,7 +95,7 @@ def choose_dials(
     connected: Collection[str],
     *,
     members: Collection[str],
-    num_wanted: int,
+    num_target: int,
     rng: random.Random,
     read: Collection[int] = (0,),
     num_shards: int = 1,
@@ -104,7 +104,7 @@ def choose_dials(
 
     The choice covers first the shards that lack members, then the total. A node with enough members dials one more at
     random. Otherwise two halves of a partitioned swarm, each with enough members, would never reconnect. A node with
-    `EXPLORE_FACTOR` times the wanted members does not do this.
+    `EXPLORE_FACTOR` times `num_target` members does not do this.
     """
     unconnected = sorted(set(candidates) - set(connected))
     rng.shuffle(unconnected)
@@ -115,8 +115,8 @@ def choose_dials(
         if need.get(shard, 0) > 0:
             need[shard] -= 1
             chosen.append(peer_id)
-    num_more = num_wanted - len(members) - len(chosen)
-    if not chosen and num_more <= 0 and len(members) < EXPLORE_FACTOR * num_wanted:
+    num_more = num_target - len(members) - len(chosen)
+    if not chosen and num_more <= 0 and len(members) < EXPLORE_FACTOR * num_target:
         num_more = 1
     others = [peer_id for peer_id in unconnected if peer_id not in chosen]
     return chosen + others[: max(0, num_more)]

@@ -64,5 +64,5 @@ def outdated_offers(
     """
     versions = sorted(requested_at, reverse=True)
     older = versions[num_newest:]
-    wanted = [version for version in older if now - requested_at[version] <= lease][: max_offered - num_newest]
-    return [version for version in older if version not in wanted]
+    leased = [version for version in older if now - requested_at[version] <= lease][: max_offered - num_newest]
+    return [version for version in older if version not in leased]

@@ -63,7 +63,7 @@ class ArithmeticProblem(NamedTuple):
         return self.left + self.right if self.kind == "add" else self.left - self.right
 
     @property
-    def is_asked(self) -> bool:
+    def is_in_task(self) -> bool:
         """Return whether the task contains the problem: its answer has two digits, as the operands have."""
         return self.answer in TWO_DIGITS
 
@@ -92,7 +92,7 @@ class ProblemPart(NamedTuple):
     def asks(self, problem: ArithmeticProblem) -> bool:
         """Return whether the part contains this problem."""
         fits = problem.kind in self.kinds and self.crossing in (None, problem.is_crossing)
-        return fits and problem.is_asked
+        return fits and problem.is_in_task
 
 
 PARTS: Final = {
@@ -192,10 +192,10 @@ def _draw(kind: Kind, seed: str) -> ArithmeticProblem:
 def _own_test(part: ProblemPart) -> tuple[ArithmeticProblem, ...]:
     """Return the test split of a part of one kind: its problems, smallest hash first, a sum in both orders."""
     (kind,) = part.kinds
-    asked = (problem for problem in _by_hash(kind) if part.asks(problem))
+    problems = (problem for problem in _by_hash(kind) if part.asks(problem))
     orders = (
         (problem, ArithmeticProblem(kind, problem.right, problem.left)) if kind == "add" else (problem,)
-        for problem in asked
+        for problem in problems
     )
     return tuple(dict.fromkeys(problem for both in orders for problem in both))[:NUM_TEST]
 
@@ -209,7 +209,7 @@ def _held_out(kind: Kind) -> tuple[ArithmeticProblem, ...]:
 def _by_hash(kind: Kind) -> tuple[ArithmeticProblem, ...]:
     """Return all problems of one kind in canonical form, smallest hash first."""
     pairs = (ArithmeticProblem(kind, left, right) for left in TWO_DIGITS for right in TWO_DIGITS if right <= left)
-    return tuple(sorted((problem for problem in pairs if problem.is_asked), key=lambda problem: _hash(problem.text)))
+    return tuple(sorted((problem for problem in pairs if problem.is_in_task), key=lambda problem: _hash(problem.text)))
 
 
 @cache

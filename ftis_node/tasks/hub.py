@@ -50,9 +50,9 @@ def _write_rows(name: str, config: str, split: str) -> None:
 
 def _answers(address: str) -> bool:
     """Return whether a server answers at the address."""
-    asked = urllib.request.Request(address, method="HEAD")
+    request = urllib.request.Request(address, method="HEAD")
     try:
-        urllib.request.urlopen(asked, timeout=PROBE_LIMIT_S).close()  # nosec B310: the hub's own address
+        urllib.request.urlopen(request, timeout=PROBE_LIMIT_S).close()  # nosec B310: the hub's own address
     except urllib.error.HTTPError:
         return True
     except OSError:

@@ -119,7 +119,7 @@ class EventLogSummary:
                 self.last_numbers[line.sender] = max(line.number, self.last_numbers.get(line.sender, 0))
         elif name == "taken" and line.group and line.step is not None:
             self._begin(line.step)
-            self._taken[line.group] = line.step
+            _put(self._taken, line.group, line.step)  # an exchange node writes no line that ends a step
             if line.sender:  # repeated here, because the admission's line may be damaged
                 _put(self._admitted, line.group, (line.sender, line.number))
         elif name == "released" and line.group:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-EVENT_SCHEMA = 3  # in each `start` event; a log without it has the names of schema 1
+EVENT_SCHEMA = 4  # in each `start` event; a log without it has the names of schema 1
 EVENTS = {  # of schema 1
     "tidied": "disk_reclaimed",
     "saved": "recovered",
@@ -22,7 +22,7 @@ EVENTS = {  # of schema 1
     "member_joined": "peer_joined",
     "member_left": "peer_left",
 }
-REASONS = {  # of schema 2, in `refused` and `reputation_changed` and in a peer's record
+REASONS = {  # of schemas 2 and 3, in `refused` and `reputation_changed` and in a peer's record
     "unasked": "unsolicited",
     "number": "sequence_reused",
     "clock": "clock_skew",
@@ -36,6 +36,10 @@ REASONS = {  # of schema 2, in `refused` and `reputation_changed` and in a peer'
     "understated": "understated_logprobs",
     "finish": "finish_reason",
     "announcement_clock": "announcement_clock_skew",
+    "copy": "duplicate_completions",
+    "copy_ours": "duplicate_of_own",
+    "weights_of": "weights_not_offered",
+    "scoring_time": "scoring_timeout",
     "mishap": "harmless",
     "flooded": "rate_limited",
     "lied": "false_claim",

@@ -129,6 +129,8 @@ def _contributing(document: Document, now: float, limits: HealthLimits) -> Healt
         return _not_connected(swarm)
     if document.get("budget", {}).get("generate_tokens", {}).get("left") == 0:
         return _yes("its token budget is used up; it still serves its groups")
+    if _is_exchange(document):
+        return _exchanging(swarm, limits)
     if generation["state"] == OFF:
         return _yes(f"{_count(swarm['peers_connected'], 'peer')} may fetch its weights")
     last, silent_s = generation.get("last_group_at"), document["node"]["uptime_s"]
@@ -139,6 +141,17 @@ def _contributing(document: Document, now: float, limits: HealthLimits) -> Healt
         return _no(f"no group generated for {duration(silent_s)}", advice)
     if not swarm["groups_sent"]:
         return _not_yet("no group sent since the start", "wait for the first")
+    return _sending(swarm, limits)
+
+
+def _exchanging(swarm: Mapping[str, Any], limits: HealthLimits) -> HealthAnswer:
+    """Return whether the groups of the trainer beside an exchange node reach peers."""
+    if not swarm["groups_sent"]:
+        return _not_yet("no group of the trainer sent since the start", "start the trainer (ftis-node docs train/trl)")
+    return _sending(swarm, limits)
+
+
+def _sending(swarm: Mapping[str, Any], limits: HealthLimits) -> HealthAnswer:
     if not swarm["groups_confirmed"]:
         why = f"{_count(swarm['groups_sent'], 'group')} sent, none confirmed by a peer"
         if swarm["groups_sent"] < limits.unconfirmed_groups:
@@ -158,6 +171,8 @@ def _not_connected(swarm: Mapping[str, Any]) -> HealthAnswer:
 
 def _learning(document: Document, now: float, limits: HealthLimits) -> HealthAnswer:
     learner, replay = document["learner"], document["replay"]
+    if _is_exchange(document):
+        return HealthAnswer(AnswerWord.NOT_APPLICABLE, "the trainer beside this node trains the model")
     if learner["state"] == OFF:
         return HealthAnswer(AnswerWord.NOT_APPLICABLE, "the learner that this node follows trains the model")
     if answer := _worker_away(document, "learner"):
@@ -217,6 +232,8 @@ def _healthy(document: Document, now: float, limits: HealthLimits) -> HealthAnsw
         reason = max(swarm["groups_refused"], key=swarm["groups_refused"].get)
         why = f"{refused} of {judged} groups refused, most as {reason!r}"
         return _no(why, "ftis-node peers shows whose; ftis-node docs reference/rejections says why")
+    if _is_exchange(document):
+        return _yes("its loops are up")
     return _yes("both workers are up" if _has_both(document) else "its worker is up")
 
 
@@ -229,6 +246,10 @@ def _worker_away(document: Document, name: str) -> HealthAnswer | None:
     if state == "starting":
         return _not_yet(f"the {name} worker is starting", f"wait while it loads; {where}")
     return _no(f"the {name} worker is {state}", where)
+
+
+def _is_exchange(document: Document) -> bool:
+    return bool(document["node"].get("role") == "exchange")
 
 
 def _has_both(document: Document) -> bool:

@@ -55,8 +55,8 @@ class ValidationContext:
     """Returns true if the sender has scoring time left. The call charges nothing."""
     charge: Callable[[str, float], None] = lambda peer_id, seconds: None
     """Charges seconds of scoring to the sender."""
-    copy_of: Callable[[Group], str | None] = lambda group: None
-    """Returns the rejection reason of a group with copied completions (`copy` or `copy_ours`), else None."""
+    duplicate_reason: Callable[[Group], str | None] = lambda group: None
+    """Returns `duplicate_completions` or `duplicate_of_own` for a group with copied completions, else None."""
     now: Callable[[], float] = time.time
     """Unix time in seconds."""
     reset_at: float = 0.0

@@ -53,18 +53,18 @@ ValidationResult = Accepted | Refused
 
 
 async def validate(
-    data: bytes, context: ValidationContext, *, asked: Container[bytes] | None = None, made: Group | None = None
+    data: bytes, context: ValidationContext, *, requested: Container[bytes] | None = None, made: Group | None = None
 ) -> ValidationResult:
     """Return the verdict on the bytes of an envelope. Never raises on any bytes.
 
-    `asked` holds the requested ids if the envelope answers a request; any other group is rejected. `made` is the group
-    that this node sealed in the envelope; its completions are not scored again.
+    `requested` holds the requested ids if the envelope answers a request; any other group is rejected. `made` is the
+    group that this node sealed in the envelope; its completions are not scored again.
     """
     envelope: Envelope | None = None
     try:
         envelope = open_envelope(data, max_bytes=context.manifest.wire.max_envelope_bytes)
-        if asked is not None and envelope.id not in asked:
-            raise RecordError("unsolicited", "a group that was not asked for")
+        if requested is not None and envelope.id not in requested:
+            raise RecordError("unsolicited", "a group that was not requested")
         unpacked = unpack_any(envelope.body, codecs=context.manifest.wire.codecs)
     except RecordError as error:
         return Refused(Refusal(error.reason, str(error)), sender=None, group_id=envelope.id if envelope else None)
@@ -133,7 +133,7 @@ async def _judge_costly(
         return group
     if refusal := _lengths_fit_prompt(group, len(prompt_ids), context):
         return refusal
-    if reason := context.copy_of(group):
+    if reason := context.duplicate_reason(group):
         return Refusal(reason, "too many of its completions were here before")
     if made is not None and made.tokens.has_same_ids(group.tokens):
         scored = replace(group, rewards=made.rewards, statuses=made.statuses)
@@ -142,7 +142,7 @@ async def _judge_costly(
     if cost.num_lost:
         return Refusal("scoring_failed", "this machine did not finish scoring it: it is busy, or its process was ended")
     if cost.num_stopped:
-        return Refusal("scoring_time", f"scoring {cost.num_stopped} of its completions took the whole time limit")
+        return Refusal("scoring_timeout", f"scoring {cost.num_stopped} of its completions took the whole time limit")
     if refusal := _rewards_agree(scored, group):
         return refusal
     retells = None if isinstance(unpacked, Group) else unpacked.retells
@@ -161,7 +161,7 @@ async def _resolve(ref: PromptRef, context: ValidationContext, cost: ScoringCost
     except TimeoutError:
         if cost.num_lost:
             return Refusal("scoring_failed", f"this machine did not finish making problem {ref}")
-        return Refusal("scoring_time", f"problem {ref} takes too long to make")
+        return Refusal("scoring_timeout", f"problem {ref} takes too long to make")
     except (MachineError, WorkerError):
         raise
     except Exception as error:

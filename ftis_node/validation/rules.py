@@ -75,9 +75,9 @@ def weights_offered(envelope: Envelope, group: Group | TextGroup, context: Valid
         return None
     newest = context.newest_offered()
     if newest is None:
-        return Refusal("weights_of", "it claims this node's weights, which are offered to nobody")
+        return Refusal("weights_not_offered", "it claims this node's weights, and this node offers none")
     if group.policy_version_newest > newest:
-        return Refusal("weights_of", f"it claims version {group.policy_version_newest} of this node's weights")
+        return Refusal("weights_not_offered", f"it claims version {group.policy_version_newest} of this node's weights")
     return None
 
 

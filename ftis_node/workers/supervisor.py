@@ -12,7 +12,7 @@ starts again. An engine that cannot be loaded again is restarted as after any qu
 
 A call waits while the worker starts, then goes to the process that is READY, and never moves to another. A call that a
 death interrupts raises WorkerDiedError, and the caller decides whether to repeat it. Before any call reaches a new
-process, `on_started` calls it directly, for example to load the newest weights. `until_wanted` is awaited before each
+process, `on_started` calls it directly, for example to load the newest weights. `before_restart` is awaited before each
 restart: a worker whose memory another process uses now need not start yet.
 """
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OnStarted: TypeAlias = Callable[[WorkerProcess], Awaitable[None]]
-UntilWanted: TypeAlias = Callable[[], Awaitable[object]]
+BeforeRestart: TypeAlias = Callable[[], Awaitable[object]]
 FreeMemory: TypeAlias = Callable[[], Awaitable[object]]
 
 
@@ -79,7 +79,7 @@ class Supervisor:
         restart_policy: RestartPolicy | None = None,
         on_started: OnStarted | None = None,
         on_event: OnEvent | None = None,
-        until_wanted: UntilWanted | None = None,
+        before_restart: BeforeRestart | None = None,
         free_memory: FreeMemory | None = None,
     ) -> None:
         """Store the worker's specification. `free_memory` is awaited before a restart after a lack of memory; it may
@@ -90,7 +90,7 @@ class Supervisor:
         self._restart_policy = restart_policy or RestartPolicy()
         self._on_started = on_started
         self._on_event = on_event
-        self._until_wanted = until_wanted
+        self._before_restart = before_restart
         self._free_memory = free_memory
         self._state = WorkerState.STOPPED
         self._keeper: asyncio.Task[None] | None = None
@@ -240,8 +240,8 @@ class Supervisor:
             self._state = WorkerState.BACKING_OFF
             logger.warning("%s; starting it again in %.1f s", error, decision.delay_s)
             await asyncio.sleep(decision.delay_s)
-            if self._until_wanted is not None:
-                await self._until_wanted()
+            if self._before_restart is not None:
+                await self._before_restart()
             if is_short and self._free_memory is not None:
                 await self._ask_for_memory(self._free_memory)
 

@@ -118,11 +118,11 @@ def enc_hook(value: Any) -> Any:
     raise NotImplementedError(f"a {type(value).__name__} has no form on the wire")
 
 
-def dec_hook(wanted: type[Any], value: Any) -> Any:
+def dec_hook(expected: type[Any], value: Any) -> Any:
     """Return the configuration section with these fields. Raises ValueError if they are not its fields."""
-    if issubclass(wanted, Section):
-        return wanted.model_validate(value)
-    raise NotImplementedError(f"a {wanted.__name__} has no form on the wire")
+    if issubclass(expected, Section):
+        return expected.model_validate(value)
+    raise NotImplementedError(f"a {expected.__name__} has no form on the wire")
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=enc_hook)

@@ -159,8 +159,8 @@ def check_case(method: str, case: Case, dtype: torch.dtype, params: dict[str, An
     assert math.isclose(loss.item(), expected.loss, rel_tol=digits, abs_tol=digits * expected.magnitude)
     gradient = tensors["learner_logprobs"].grad
     assert gradient is not None
-    wanted = torch.tensor(expected.gradient, dtype=dtype)
-    torch.testing.assert_close(gradient, wanted, rtol=digits, atol=0)
+    expected_gradient = torch.tensor(expected.gradient, dtype=dtype)
+    torch.testing.assert_close(gradient, expected_gradient, rtol=digits, atol=0)
     assert torch.all(gradient[~tensors["mask"]] == 0)
     assert metrics.keys() == {"kept_fraction", "truncated_fraction", "mean_kl"}
     for name, value in metrics.items():

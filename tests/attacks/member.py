@@ -105,7 +105,7 @@ class Member:
         self.gossip, self.identity, self.maker, self.victim_id = gossip, identity, maker, victim_id
         self._victim = victim
         self.shelf: dict[bytes, bytes] = {}
-        self.asked_for: set[bytes] = set()
+        self.requested_ids: set[bytes] = set()
         self.answers: Callable[[], Sequence[bytes]] = tuple
         self.number = 0
         gossip.serve(self._lookup, answer=self._answer)
@@ -154,12 +154,12 @@ class Member:
             envelope.id: self.claim(envelope.id, envelope.to_bytes(), **_number_of(group))
             for group, envelope in zip(groups, envelopes, strict=True)
         }
-        await self.announce_until_asked(claims, within_s=within_s)
+        await self.announce_until_requested(claims, within_s=within_s)
 
-    async def announce_until_asked(self, claims: dict[bytes, bytes], *, within_s: float = 30.0) -> None:
+    async def announce_until_requested(self, claims: dict[bytes, bytes], *, within_s: float = 30.0) -> None:
         """Says announcements, by the group's id, until the victim asked for each of those groups, or banned us."""
         async with asyncio.timeout(within_s):
-            while (missing := claims.keys() - self.asked_for) and not await patiently(self._is_banned):
+            while (missing := claims.keys() - self.requested_ids) and not await patiently(self._is_banned):
                 for group_id in missing:
                     await self.gossip.announce(claims[group_id])
                 await asyncio.sleep(AGAIN_S)
@@ -182,13 +182,13 @@ class Member:
         """Old groups; a node asks for what is new."""
         for old in list(self.shelf)[:-NUM_KEPT]:
             del self.shelf[old]
-            self.asked_for.discard(old)
+            self.requested_ids.discard(old)
 
     async def _is_banned(self) -> bool:
         return await self._victim.is_banned(self.peer_id)
 
     async def _lookup(self, ids: Sequence[bytes]) -> list[bytes]:
-        self.asked_for.update(ids)
+        self.requested_ids.update(ids)
         return [self.shelf[one] for one in ids if one in self.shelf]
 
     async def _answer(self, peer_id: str, question: bytes) -> Sequence[bytes]:

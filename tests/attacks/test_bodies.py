@@ -42,7 +42,7 @@ async def test_rubbish_for_a_body_is_refused_and_its_giver_banned(
     victim: Victim, attacker: Member, make: Callable[[], bytes]
 ) -> None:
     claims = {one: attacker.claim(one, make()) for one in (os.urandom(32) for _ in range(NUM_BODIES))}
-    await attacker.announce_until_asked(claims)
+    await attacker.announce_until_requested(claims)
     await victim.until(lambda: victim.blames(attacker.peer_id, "parse"))
     await victim.until(lambda: victim.is_banned(attacker.peer_id))
 
@@ -118,7 +118,7 @@ async def test_one_body_that_does_not_parse_is_charged_once(victim: Victim, atta
     """An honest newcomer with one bug: it announces the same group again and again."""
     group_id = os.urandom(32)
     claim = attacker.claim(group_id, os.urandom(500))
-    await attacker.announce_until_asked({group_id: claim})
+    await attacker.announce_until_requested({group_id: claim})
     await victim.until(lambda: victim.blames(attacker.peer_id, "parse"))
     for _ in range(round(CHARGED_FOR_S / ANNOUNCED_EVERY_S)):
         await attacker.gossip.announce(claim)
@@ -134,13 +134,13 @@ async def test_a_body_above_the_runs_bound_is_cut_off(victim: Victim, attacker: 
     large = bytes(2 << 20)
     claims = {group_id: attacker.claim(group_id, large, envelope_bytes=100)}
     await attacker.gossip.announce(attacker.claim(honest_size, large))
-    await attacker.announce_until_asked(claims)
+    await attacker.announce_until_requested(claims)
 
     async def is_counted() -> bool:
         return await victim.errors("fetch_errors", "too_large") > before
 
     await victim.until(is_counted)
-    assert honest_size not in attacker.asked_for
+    assert honest_size not in attacker.requested_ids
     assert (await victim.row(attacker.peer_id))["failed_pulls"] >= 1
 
 

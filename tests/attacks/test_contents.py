@@ -104,10 +104,10 @@ async def test_reasoning_copied_from_ones_own_earlier_group_is_refused(victim: V
         replace(first, number=first.number + at, created_at=time.time() + at / 10) for at in range(1, NUM_GROUPS + 1)
     ]
     await attacker.offer(first, *again)
-    await victim.until(lambda: victim.blames(attacker.peer_id, "copy"))
+    await victim.until(lambda: victim.blames(attacker.peer_id, "duplicate_completions"))
     row = await victim.until(lambda: _settled(victim, attacker, NUM_GROUPS + 1))
     assert row["groups_accepted"] == 1
-    assert row["groups_refused"] == {"copy": NUM_GROUPS}
+    assert row["groups_refused"] == {"duplicate_completions": NUM_GROUPS}
     assert row["standing"] == "probation", "who was first is not certain, so nobody is banned for it"
 
 
@@ -121,12 +121,12 @@ async def test_an_old_envelope_replayed_is_not_taken_again(victim: Victim, attac
     envelope = attacker.envelope(group)
     await attacker.offer(envelope)
     await victim.until(lambda: _settled(victim, attacker, 1))
-    attacker.asked_for.clear()
+    attacker.requested_ids.clear()
     for _ in range(5):
         await attacker.gossip.announce(attacker.claim(envelope.id, envelope.to_bytes()))
         await asyncio.sleep(0.2)
-    assert envelope.id not in attacker.asked_for, "what is here is not pulled again"
-    await attacker.announce_until_asked(  # under new ids, with the old body in their place
+    assert envelope.id not in attacker.requested_ids, "what is here is not pulled again"
+    await attacker.announce_until_requested(  # under new ids, with the old body in their place
         {bytes([at]) * 32: attacker.claim(bytes([at]) * 32, envelope.to_bytes()) for at in range(NUM_GROUPS)}
     )
     await victim.until(lambda: victim.blames(attacker.peer_id, "unsolicited"))
@@ -150,7 +150,7 @@ async def test_two_bodies_under_one_number_in_one_answer_are_refused_for_the_num
     await attacker.offer(attacker.group())
     pairs = [attacker.group(number=number) for number in range(100, 100 + NUM_GROUPS // 2) for _ in range(2)]
     envelopes = [attacker.envelope(group) for group in pairs]
-    await attacker.announce_until_asked({one.id: attacker.claim(one.id, one.to_bytes()) for one in envelopes})
+    await attacker.announce_until_requested({one.id: attacker.claim(one.id, one.to_bytes()) for one in envelopes})
     row = await victim.until(lambda: _settled(victim, attacker, 1 + len(pairs)))
     assert row["groups_accepted"] == 1 + len(pairs) // 2
     assert row["groups_refused"] == {"sequence_reused": len(pairs) // 2}
@@ -168,7 +168,7 @@ async def test_a_body_sent_twice_is_one_group(victim: Victim, attacker: Member) 
     await attacker.offer(envelope, attacker.group())  # two ids asked for: room for two bodies
     row = await victim.until(lambda: _settled(victim, attacker, 1))
     assert row["groups_accepted"] <= 2
-    assert "copy" not in row["groups_refused"]
+    assert "duplicate_completions" not in row["groups_refused"]
 
 
 async def test_anothers_envelope_with_a_new_signature_is_refused(
@@ -192,7 +192,7 @@ async def test_a_forged_sender_harms_the_forger_alone(victim: Victim, attacker: 
     claims = {
         one.id: attacker.claim(one.id, one.to_bytes(), sender=honest.peer_id, number=3 * 10**6) for one in envelopes
     }
-    await attacker.announce_until_asked(claims)
+    await attacker.announce_until_requested(claims)
     await victim.until(lambda: victim.is_banned(attacker.peer_id))
     assert await victim.blames(attacker.peer_id, "signature")
     accepted = (await victim.row(honest.peer_id))["groups_accepted"]

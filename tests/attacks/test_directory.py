@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)]
 
-NUM_ASKED = 4
+NUM_QUERIES = 4
 YEARS_S = 30 * 365 * 86400.0
 
 
@@ -55,20 +55,20 @@ async def test_rubbish_in_ones_own_record_is_counted(victim: Victim, attacker: M
 
 async def test_a_node_that_is_named_its_own_neighbour_goes_on(victim: Victim, attacker: Member) -> None:
     """hivemind asserts that this does not come; the victim's next store went wrong with it, and the node ended."""
-    table, asked = attacker.link.directory._node.protocol.routing_table, 0
+    table, num_queries = attacker.link.directory._node.protocol.routing_table, 0
     victims_place = DHTID.generate(source=Identity.load(Home(victim.node.home).identity).peer)
 
     def name_the_victim(*_: Any, exclude: Any = None, **__: Any) -> list[Any]:
-        nonlocal asked
-        asked += exclude == victims_place  # the victim asks
+        nonlocal num_queries
+        num_queries += exclude == victims_place  # the victim asks
         return [(victims_place, PeerID.from_base58(attacker.victim_id))]
 
     with patch.object(table, "get_nearest_neighbors", name_the_victim):
 
-        async def has_asked() -> bool:
-            return asked >= NUM_ASKED
+        async def has_queried() -> bool:
+            return num_queries >= NUM_QUERIES
 
-        await victim.until(has_asked)
+        await victim.until(has_queried)
     step = (await victim.status())["learner"]["step"]
 
     async def trains() -> bool:

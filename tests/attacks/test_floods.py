@@ -55,7 +55,7 @@ async def test_twenty_thousand_announcements_of_nothing_end_in_a_ban(
     accepted = (await victim.row(honest.peer_id))["groups_accepted"]
     events = victim.file_bytes("events.jsonl*")
     first = os.urandom(32)
-    await attacker.announce_until_asked({first: attacker.claim(first, b"", envelope_bytes=100)})
+    await attacker.announce_until_requested({first: attacker.claim(first, b"", envelope_bytes=100)})
 
     async def say(count: int) -> None:
         for _ in range(count):

@@ -113,7 +113,7 @@ async def test_requests_without_end_are_told_to_come_later(
 
 async def test_a_banned_peer_is_not_served(victim: Victim, attacker: Member) -> None:
     garbage = {os.urandom(32): bytes([9]) * 100 for _ in range(12)}
-    await attacker.announce_until_asked({one: attacker.claim(one, data) for one, data in garbage.items()})
+    await attacker.announce_until_requested({one: attacker.claim(one, data) for one, data in garbage.items()})
     await victim.until(lambda: victim.is_banned(attacker.peer_id))
     before = await victim.errors("serve_errors", "refused")
     assert (await attacker.gossip.fetch(victim_id(attacker), [bytes(32)])).outcome == "broken"

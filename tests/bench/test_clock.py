@@ -111,6 +111,7 @@ def test_a_process_may_end_while_it_is_slowed(family: list[psutil.Process], monk
     for process in reversed(family):
         process.kill()
         slow.take_turns(0.5)
+    assert slow.speed == pytest.approx(0.5), "the turns go on without the process"
 
 
 def options(slow: float) -> Namespace:
@@ -126,11 +127,11 @@ def test_the_run_of_unlike_nodes_does_not_wait_for_the_slow_one() -> None:
 
 
 def test_evaluations_take_the_problems_asked_for_else_the_presets() -> None:
-    asked = options(1.0)
-    assert parse_manifest(clock._manifest(asked, own=8), source="run").eval.limit == 300
-    asked.eval_problems = 0
+    parsed = options(1.0)
+    assert parse_manifest(clock._manifest(parsed, own=8), source="run").eval.limit == 300
+    parsed.eval_problems = 0
     usual = load_manifest(clock.PRESET).eval.limit
-    assert parse_manifest(clock._manifest(asked, own=8), source="run").eval.limit == usual != 300
+    assert parse_manifest(clock._manifest(parsed, own=8), source="run").eval.limit == usual != 300
 
 
 def test_a_course_ends_with_the_steps_asked_for(tmp_path: Path) -> None:

@@ -28,8 +28,8 @@ BREAKS = all_breaks()
 def test_every_package_has_breaks() -> None:
     counts = Counter(one.package for one in BREAKS)
     assert set(counts) - {BASE} == PACKAGES
-    wanted = {package: LEAST_IN_IMPORTANT if package in IMPORTANT else LEAST for package in PACKAGES}
-    assert {package for package, least in wanted.items() if counts[package] < least} == set()
+    required = {package: LEAST_IN_IMPORTANT if package in IMPORTANT else LEAST for package in PACKAGES}
+    assert {package for package, least in required.items() if counts[package] < least} == set()
 
 
 def test_each_break_is_small_and_names_tests_that_exist() -> None:

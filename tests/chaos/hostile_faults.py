@@ -97,7 +97,7 @@ async def hand_over_rubbish(attack: Attack) -> None:
     name = attack.rng.choice(sorted(RUBBISH))
     attack.note(name)
     claims = {one: attack.member.claim(one, RUBBISH[name]()) for one in _ids(NUM_GROUPS)}
-    await attack.member.announce_until_asked(claims, within_s=REFUSED_WITHIN_S)
+    await attack.member.announce_until_requested(claims, within_s=REFUSED_WITHIN_S)
     await attack.until_banned()
 
 

@@ -125,7 +125,7 @@ class Watch:
             strays = {key: words for key, words in strays.items() if key in former.strays}
             leftovers = {key: words for key, words in leftovers.items() if key in former.leftovers}
         document = read_status(node) if self._trail.events else {}
-        command = asked_status(node.home) if self._trail.events else {}
+        command = query_status(node.home) if self._trail.events else {}
         self._trail.look()
         return Observation(
             node.name,
@@ -176,7 +176,7 @@ def read_status(node: Watched) -> Mapping[str, Any]:
         return {"error": str(error)}
 
 
-def asked_status(home: Path) -> Mapping[str, Any]:
+def query_status(home: Path) -> Mapping[str, Any]:
     """What `ftis-node status --json` prints; `{"error": ...}` where it fails."""
     command = [sys.executable, "-m", "ftis_node", "status", "--json", "--home", str(home)]
     done = subprocess.run(command, capture_output=True, check=False, timeout=COMMAND_S)

@@ -225,15 +225,15 @@ def test_a_run_with_a_violation_keeps_it_and_names_the_folder_before_its_last_li
 
 
 @pytest.mark.usefixtures("_a_swarm_of_one")
-@pytest.mark.parametrize("is_asked", [False, True])
+@pytest.mark.parametrize("is_requested", [False, True])
 def test_a_run_without_one_keeps_nothing_unless_asked(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, *, is_asked: bool
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, *, is_requested: bool
 ) -> None:
     monkeypatch.setattr(invariants, "check", lambda before, after, fault: [])
-    code, lines = played(capsys, *(("--keep", "mine") if is_asked else ()))
+    code, lines = played(capsys, *(("--keep", "mine") if is_requested else ()))
     assert (code, lines[-1]) == (0, "1 faults, 0 violations")
-    assert {path.name for path in tmp_path.iterdir()} == ({"mine"} if is_asked else set())
-    assert not is_asked or (tmp_path / "mine" / "a" / "events.jsonl").exists()
+    assert {path.name for path in tmp_path.iterdir()} == ({"mine"} if is_requested else set())
+    assert not is_requested or (tmp_path / "mine" / "a" / "events.jsonl").exists()
 
 
 @pytest.mark.usefixtures("_a_swarm_of_one")

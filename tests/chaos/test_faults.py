@@ -69,7 +69,7 @@ def test_a_victim_that_is_too_busy_to_answer_is_asked_again() -> None:
     identity, victim, maker = Identity.generate(), BusyVictim(), cast("Maker", None)
     gossip: Any = LoopbackSwarm().join(identity.peer_id, run_id="ab" * 16, num_shards=1)
     member = Member(gossip, identity, maker, victim, "it")
-    asyncio.run(member.announce_until_asked({b"id": b"claim"}, within_s=30.0))
+    asyncio.run(member.announce_until_requested({b"id": b"claim"}, within_s=30.0))
     assert victim.num_questions == 2
 
 

@@ -55,8 +55,8 @@ class OneNode:
         return next((process.pid for process in family_of(self) if process.role == "learner worker"), None)
 
     def wait_for_steps(self, more: int) -> None:
-        wanted = self.steps() + more
-        self.process.wait_for(lambda: self.steps() >= wanted, timeout_s=START_S)
+        target = self.steps() + more
+        self.process.wait_for(lambda: self.steps() >= target, timeout_s=START_S)
 
 
 @dataclass

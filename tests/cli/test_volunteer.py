@@ -211,7 +211,7 @@ def test_too_small_a_gpu(
     from ftis_node.models import Accelerator
 
     monkeypatch.setattr(placement, "list_accelerators", lambda: [Accelerator("a small card", 1 << 30)])
-    monkeypatch.setattr(placement, "pick_device", lambda wanted: "cuda")
+    monkeypatch.setattr(placement, "pick_device", lambda device: "cuda")
     assert run(joining(tmp_path / "home", "--model", str(model))) == 3
     line = the_line(capsys.readouterr().err)
     assert "does not fit on the GPU" in line

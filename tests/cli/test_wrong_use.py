@@ -250,6 +250,7 @@ MIXED = 'name = "x"\ntask = "arithmetic:add+arithmetic:sub"\n'
         (MIXED, ["--generate-tokens", "5", "--role", "learner"], "a learner does not generate"),
         (MIXED, ["--learn-tokens", "5", "--role", "generator", "--follow", "x"], "a generator takes no steps"),
         (MIXED, ["--steps", "5", "--role", "generator", "--follow", "x"], "remove --steps"),
+        (MIXED, ["--steps", "5", "--role", "exchange"], "an exchange node neither generates nor trains"),
         (MIXED, ["--learn-tokens", "0"], "learn-tokens"),
     ],
 )

@@ -141,7 +141,7 @@ def test_an_unknown_run_names_the_presets() -> None:
 def test_only_what_is_set_reaches_the_loss() -> None:
     assert RunManifest(name="a", task="x").method.given() == {}
     manifest = RunManifest(name="a", task="x", method={"kl_estimator": "k1_fwd", "kl_threshold": 0.5})
-    assert manifest.loss_parameters() == {"kl_estimator": "k1_fwd", "kl_threshold": 0.5, "max_completion_length": 760}
+    assert manifest.method.given() == {"kl_estimator": "k1_fwd", "kl_threshold": 0.5}
 
 
 def test_a_completion_gets_what_the_prompt_leaves() -> None:

@@ -39,6 +39,8 @@ def test_flags_win_over_environment_over_file(tmp_path: Path, monkeypatch: pytes
         ("[learner]\nthread = 1", "unknown key 'learner.thread': did you mean 'threads'?"),
         ('role = "generator"', "--follow PEER_ID"),
         ('role = "learner"\n[roles]\nfollow = "12D3KooWx"', "follows no learner"),
+        ('role = "exchange"\n[roles]\nfollow = "12D3KooWx"', "follows no learner"),
+        ('role = "exchange"\n[budget]\nlearn_steps = 4', "neither generates nor trains"),
         ('[roles]\nweights_delay = "fixed:2000"', "at most 1800 seconds"),
         ("seed seed", "no TOML"),
         ('[generation]\nadapters = "serve"', "set lora = true"),

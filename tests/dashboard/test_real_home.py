@@ -95,7 +95,7 @@ async def test_it_reconnects_when_the_node_is_started_again(home: Home) -> None:
             await _until(pilot, lambda: "running" in _shown(app))
             machine = app.snapshot.machine
             assert machine.num_processes >= 2 and machine.resident_bytes > 50_000_000
-            asked_at = time.monotonic()
+            requested_at = time.monotonic()
             await asyncio.to_thread(node.stop)
             await _until(pilot, lambda: "start it again" in _shown(app))
-            assert time.monotonic() - asked_at < START_S
+            assert time.monotonic() - requested_at < START_S

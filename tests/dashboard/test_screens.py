@@ -77,6 +77,7 @@ async def test_looks_that_come_while_the_dashboard_ends_do_no_harm(tmp_path: Pat
         app = DashboardApp(Home(tmp_path), Restless, period_s=0.0005)
         async with app.run_test(size=(80, 24)) as pilot:
             await pilot.pause(waits.random() * 0.1)
+        assert (app.is_running, app.return_code) == (False, None)
 
 
 @pytest.mark.parametrize("keys", [("q", "g"), ("q", "q", "e"), ("enter", "q", "escape"), ("g", "e", "q", "down", "q")])
@@ -90,6 +91,7 @@ async def test_keys_after_the_one_that_quits_are_for_nobody(keys: tuple[str, ...
             async with asyncio.timeout(30):
                 while app.is_running:  # noqa: ASYNC110 - what is waited for sets no event
                     await asyncio.sleep(0.01)
+        assert app.return_code == 0
 
 
 async def test_a_look_while_a_screen_is_being_opened_waits_for_it(tmp_path: Path) -> None:

@@ -222,8 +222,8 @@ def test_peers_are_sorted_by_every_column(order: str) -> None:
 
 
 def test_peers_are_found_by_name_model_and_trust() -> None:
-    def found(wanted: str) -> list[str]:
-        return [row["peer_id"] for row in PEERS if is_found(row, wanted)]
+    def found(search_text: str) -> list[str]:
+        return [row["peer_id"] for row in PEERS if is_found(row, search_text)]
 
     assert found("QWEN2.5-7b") == [ANN] and found("ANN") == [ANN, BOB] and found("banned") == [BOB]
     assert found("") == [ANN, BOB] and found("no such") == []

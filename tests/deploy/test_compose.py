@@ -151,4 +151,4 @@ def test_docker_reads_it(profile: str) -> None:
     if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
         pytest.skip("docker compose is not installed: `apt-get install docker-compose`")
     command = [docker, "compose", "-f", str(DEPLOY / "compose.yaml"), "--profile", profile, "config", "--quiet"]
-    subprocess.run(command, check=True)
+    assert subprocess.run(command, check=False).returncode == 0

@@ -101,10 +101,10 @@ def test_what_the_steps_install_is_what_the_project_names() -> None:
 
 
 def test_the_steps_carried_out_here_run_beside_the_packages_that_an_image_gets() -> None:
-    wanted = [Requirement(line) for line in PROJECT["dependencies"]]
+    requirements = [Requirement(line) for line in PROJECT["dependencies"]]
     others = [
-        f"{one} is wanted, {metadata.version(one.name)} is here"
-        for one in wanted
+        f"{one} is required, {metadata.version(one.name)} is here"
+        for one in requirements
         if not one.specifier.contains(metadata.version(one.name), prereleases=True)
     ]
     assert not others, "\n".join(others)

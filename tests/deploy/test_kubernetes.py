@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 import os
-import shutil
+import re
 import subprocess
 from typing import TYPE_CHECKING, Any
 
 import kubernetes_validate
 import pytest
 
-from tests.deploy.files import DEPLOY, ROOT, check_command, check_variable, documents, shell_commands
+from tests.deploy.files import DEPLOY, ROOT, check_command, check_variable, documents, program, shell_commands
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +27,7 @@ def render(folder: Path, into: Path) -> list[dict[str, Any]]:
     """What `kubectl apply -k FOLDER` would send."""
     out = into / "rendered.yaml"
     with out.open("w") as file:
-        subprocess.run(["kubectl", "kustomize", str(folder)], stdout=file, check=True)
+        subprocess.run([str(program("kubectl")), "kustomize", str(folder)], stdout=file, check=True)
     return documents(out)
 
 
@@ -37,8 +37,8 @@ def objects(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     if request.param == "base":
         (kustomization,) = documents(KUBERNETES / "base" / "kustomization.yaml")
         return [one for name in kustomization["resources"] for one in documents(KUBERNETES / "base" / name)]
-    if shutil.which("kubectl") is None:
-        pytest.skip("kubectl is not installed: `apt-get install kubernetes-client`")
+    if program("kubectl") is None:
+        pytest.skip("kubectl is not installed: `make kubernetes-tools`")
     return render(KUBERNETES / request.param, tmp_path_factory.mktemp(request.param))
 
 
@@ -134,9 +134,7 @@ def test_figures_need_the_token_of_a_secret_that_only_the_pods_group_reads(objec
     assert endpoint["authorization"]["credentials"] == {"name": "ftis-observe", "key": token_file.rpartition("/")[2]}
 
 
-@pytest.mark.skipif(
-    shutil.which("kubectl") is None, reason="kubectl is not installed: `apt-get install kubernetes-client`"
-)
+@pytest.mark.skipif(program("kubectl") is None, reason="kubectl is not installed: `make kubernetes-tools`")
 def test_an_overlay_may_take_the_pod_monitor(tmp_path: Path) -> None:
     overlay = tmp_path / "overlay"
     overlay.mkdir()
@@ -146,6 +144,8 @@ def test_an_overlay_may_take_the_pod_monitor(tmp_path: Path) -> None:
     (monitor,) = of_kind(objects, "PodMonitor").values()
     template = of_kind(objects, "StatefulSet")["ftis-node"]["spec"]["template"]
     assert monitor["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    jobs = set(re.findall(r'job="([^"]*)"', (DEPLOY / "prometheus" / "alerts.yaml").read_text()))
+    assert jobs == {template["metadata"]["labels"][monitor["spec"]["jobLabel"]]}
     ports = {port["name"] for port in template["spec"]["containers"][0]["ports"]}
     assert {endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]} <= ports
 

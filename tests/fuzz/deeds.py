@@ -182,7 +182,7 @@ async def describe(battle: Battle, who: Hostile, rng: random.Random) -> None:
         name="n",
         model="m",
         tokenizer=bytes.fromhex(FINGERPRINT),
-        role=rng.choice(("full", "generator", "learner", "x")),
+        role=rng.choice(("full", "generator", "learner", "exchange", "x")),
         last_number=rng.choice((*NUMBERS, 2**64 - 1)),
         created_ms=round(battle.clock.time() * 1000),
     )

@@ -22,6 +22,7 @@ from generation_support import SETTINGS, fresh_logprobs, save_model
 from safetensors.torch import load_file, save_file
 
 from ftis_node.backoff import ExponentialBackoff
+from ftis_node.config.workers import LoraSection
 from ftis_node.errors import ModelError, WorkerDiedError
 from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.engines.base import GenerateRequest
@@ -29,7 +30,7 @@ from ftis_node.generation.engines.published import check_adapter, shapes_in
 from ftis_node.generation.engines.vllm_adapters import LoraAdapters
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.learner.checkpoint.publish_weights import Publisher, proof_of
-from ftis_node.learner.messages import LearnerBoot, LoraSettings
+from ftis_node.learner.messages import LearnerBoot
 from ftis_node.learner.model.policy_loading import load_policy
 from ftis_node.models import resolve_model
 from ftis_node.records.group import FinishReason, SamplingSettings
@@ -69,7 +70,7 @@ class Versions:
             run_id="run",
             checkpoints_dir=str(home / "checkpoints"),
             weights_dir=str(home / "weights"),
-            lora=LoraSettings(rank=RANK, alpha=2 * RANK),
+            lora=LoraSection(rank=RANK, alpha=2 * RANK),
         )
         self.policy = load_policy(boot)
         self.store = WeightStore(home / "weights")

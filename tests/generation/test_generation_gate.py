@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 DOMAINS = ("arithmetic:easy", "arithmetic:medium", "arithmetic:hard")
 
 
-def asked(text: str) -> tuple[ChatMessage, ...]:
+def prompt(text: str) -> tuple[ChatMessage, ...]:
     return ({"role": "system", "content": "Answer."}, {"role": "user", "content": text})
 
 
 def test_one_feature_by_hand() -> None:
     """All prompts alike: each weight is the same, and the chance is where cross-entropy and ridge balance."""
-    (chance,) = train_gate([asked("é")] * 8, [[True] * 6 + [False] * 2]).chances([asked("é")])
+    (chance,) = train_gate([prompt("é")] * 8, [[True] * 6 + [False] * 2]).chances([prompt("é")])
     # three features (character, word, constant) of weight w: 3 (6 - 8 p) = RIDGE * 3 w, logit p = 3 w
     logit = math.log(chance[0] / (1 - chance[0]))
     assert 6 - 8 * chance[0] == pytest.approx(RIDGE * logit / 3, abs=1e-4)
@@ -32,10 +32,10 @@ def test_one_feature_by_hand() -> None:
 def test_words_tell_who_is_right() -> None:
     """Two experts, of apples and of pears, and a third who knows all; the words come after the first 64 characters."""
     lead = "Please count these for me, slowly and with care, and tell me the number of all of them: "
-    prompts = [asked(f"{lead}{'Apples' if number % 2 else 'pears'}, {number} times") for number in range(20)]
+    prompts = [prompt(f"{lead}{'Apples' if number % 2 else 'pears'}, {number} times") for number in range(20)]
     of_apples = [bool(number % 2) for number in range(20)]
     gate = train_gate(prompts, [of_apples, [not right for right in of_apples], [True] * 20])
-    apples, pears, both = gate.chances([asked(f"{lead}apples"), asked(f"{lead}PEARS, unheard of")])
+    apples, pears, both = gate.chances([prompt(f"{lead}apples"), prompt(f"{lead}PEARS, unheard of")])
     assert apples[0] > 0.8 > 0.2 > apples[1]
     assert pears[0] < 0.2 < 0.8 < pears[1]
     assert min(both) > 0.9
@@ -58,6 +58,6 @@ def test_a_carry_is_seen_by_the_rewards_alone() -> None:
 
 
 def test_prompts_of_any_form_have_chances() -> None:
-    gate = train_gate([(), asked(""), asked("12²x"), asked("x" * 1000)], [[True, False, True, False]])
-    (chances,) = gate.chances([(), asked("٣"), asked("0")])
+    gate = train_gate([(), prompt(""), prompt("12²x"), prompt("x" * 1000)], [[True, False, True, False]])
+    (chances,) = gate.chances([(), prompt("٣"), prompt("0")])
     assert all(0.0 < chance < 1.0 for chance in chances)

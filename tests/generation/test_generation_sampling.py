@@ -33,9 +33,9 @@ def test_a_tail_far_below_the_rounding_of_float32_is_drawn_as_it_should_be() -> 
     """Beside a sum of 1, float32 would lose every one of these ids."""
     tail = 2.0**-32
     probabilities = torch.tensor([[1.0] + [tail] * 8])
-    wanted = torch.arange(1, 9)
-    uniforms = (1.0 + (wanted.double() - 0.5) * tail) / (1.0 + 8 * tail)
-    assert draw(probabilities.expand(8, 9), uniforms).tolist() == wanted.tolist()
+    expected = torch.arange(1, 9)
+    uniforms = (1.0 + (expected.double() - 0.5) * tail) / (1.0 + 8 * tail)
+    assert draw(probabilities.expand(8, 9), uniforms).tolist() == expected.tolist()
 
 
 def test_a_cut_distribution_is_the_one_that_is_drawn_from() -> None:

@@ -32,24 +32,24 @@ REFUSAL = "CUDA IPC opens no handle"
 
 
 class Learner:
-    """Writes the present weights to a file on request; `asked` has the reasons, "" for a single file."""
+    """Writes the present weights to a file on request; `requests` has the reasons, "" for a single file."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.told: list[str] = []
         self.version, self.number = 1, "-1"
         self.error: Exception | None = None
         self.has_weights = True
 
     async def write_weights(self, refused: str) -> PublishedWeights | None:
-        self.asked.append(refused)
+        self.requests.append(refused)
         if self.error is not None:
             raise self.error
         if not self.has_weights:
             return None
         written = publish(self._folder, self.version, self.number)
-        return msgspec.structs.replace(written, way="pinned", fell_back=self.asked[0])
+        return msgspec.structs.replace(written, way="pinned", fell_back=self.requests[0])
 
     def client(self, make_client: MakeClient, **options: Any) -> GenerationClient:  # noqa: F811
         return make_client(settings=SLEEPS, write_weights=self.write_weights, on_fall_back=self.told.append, **options)
@@ -83,7 +83,7 @@ async def test_shared_weights_are_served_and_no_file_is_asked_for(make_client: M
     for version in (1, 2):
         await client.update_weights(share(version, f"-{version}"), proof(version, -float(version)))
         assert await served(client) == (version, version, 0)
-    assert (client.hand_over, learner.asked, learner.told) == ("CUDA IPC", [], [])
+    assert (client.hand_over, learner.requests, learner.told) == ("CUDA IPC", [], [])
 
 
 @pytest.mark.parametrize("asleep", [True, False])
@@ -103,7 +103,7 @@ async def test_a_refusal_is_final_and_costs_no_version(
         await client.update_weights(share(1, "-1"), proof(1, -1.0))
         assert await served(client) == (1, 1, 0)
         await client.update_weights(await learner.write_weights(""), proof(1, -1.0))
-    assert learner.asked == [REFUSAL, ""]
+    assert learner.requests == [REFUSAL, ""]
     assert learner.told == [REFUSAL]
     assert client.hand_over == f"page-locked file ({REFUSAL})"
     warnings = [record.getMessage() for record in caplog.records if "as planned" in record.getMessage()]
@@ -141,7 +141,7 @@ async def test_a_worker_that_fails_over_them_begins_again_with_a_file(
         assert await served(client) == (1, 1, times)
         assert lines(tmp_path, "shared") == [f"1 {what}"] * times
     final = "the generation worker died twice over weights in the learner's memory"
-    assert (learner.asked, learner.told) == (["", final], [final])
+    assert (learner.requests, learner.told) == (["", final], [final])
 
 
 async def test_a_new_life_takes_what_the_learner_still_shares(make_client: MakeClient, tmp_path: Path) -> None:  # noqa: F811
@@ -151,7 +151,7 @@ async def test_a_new_life_takes_what_the_learner_still_shares(make_client: MakeC
     await client.update_weights(share(1, "-1"), proof(1, -1.0))
     await kill(client)
     assert await served(client) == (1, 1, 1)
-    assert (lines(tmp_path, "shared"), learner.asked) == (["1 -1", "1 -1"], [])
+    assert (lines(tmp_path, "shared"), learner.requests) == (["1 -1", "1 -1"], [])
 
 
 async def test_a_new_life_is_not_served_weights_that_the_learner_has_changed(
@@ -167,7 +167,7 @@ async def test_a_new_life_is_not_served_weights_that_the_learner_has_changed(
     learner.version, learner.number = 2, "-2"
     await kill(client)
     assert await served(client) == (2, 2, 1)
-    assert (learner.asked, learner.told) == ([""], [])
+    assert (learner.requests, learner.told) == ([""], [])
     (tmp_path / "sharing").unlink()
     await client.update_weights(share(2, "-2"), proof(2, -2.0))
     assert (client.hand_over, client.restarts) == ("CUDA IPC", 1)

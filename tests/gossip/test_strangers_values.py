@@ -187,10 +187,10 @@ async def test_two_loopback_nodes_with_one_identity_say_so() -> None:
 
 
 async def test_a_hello_that_fails_unexpectedly_ends_no_loop() -> None:
-    guard, asked = PeerGuard(), []
+    guard, queried = PeerGuard(), []
 
     async def ask(peer_id: str) -> bool:
-        asked.append(peer_id)
+        queried.append(peer_id)
         if peer_id == "odd":
             raise KeyError("nobody expected this")
         return True
@@ -200,7 +200,7 @@ async def test_a_hello_that_fails_unexpectedly_ends_no_loop() -> None:
         async with asyncio.TaskGroup() as group:
             probe.update(["odd", "good"], group)
     assert probe.members == ["good"]
-    assert asked.count("odd") == 1, "it waits after a fault"
+    assert queried.count("odd") == 1, "it waits after a fault"
     assert guard.num_faults == {Place.HELLO: 1}
 
     async def lost(peer_id: str) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from ftis_node.config.method.method_section import MethodSection
 from ftis_node.config.optimizer import OptimizerSection
 from ftis_node.config.workers import LearnerSection
 from ftis_node.lab.train_groups import pack_train_group
@@ -21,7 +22,13 @@ SETTINGS = {*LearnerSection.model_fields} - {"micro_batch_tokens", "recompute_ac
 
 
 def make_boot(model_folder, home, **changes):
-    """A boot; `changes` are its fields or those of its sections, one `learning_rate` for both that a run has."""
+    """A boot; `changes` are its fields or those of its sections, one `learning_rate` for both that a run has.
+
+    `method` is the name of the section's method.
+    """
+    method = {name: changes.pop(name) for name in MethodSection.model_fields if name in changes}
+    if "method" in changes:
+        method["name"] = changes.pop("method")
     optimizer = {name: changes.pop(name) for name in OptimizerSection.model_fields if name in changes}
     rate = optimizer.get("learning_rate", 1e-3)
     if "num_processes" in changes:
@@ -35,6 +42,7 @@ def make_boot(model_folder, home, **changes):
         "weights_dir": str(home / "weights"),
         "settings": LearnerSection(**{"checkpoint_every_steps": 1} | node),
         # A copy is not validated: tests also take values that no manifest may have.
+        "method": MethodSection().model_copy(update=method),
         "optimizer": OptimizerSection().model_copy(
             update=optimizer | {"learning_rate": rate, "lora_learning_rate": rate}
         ),

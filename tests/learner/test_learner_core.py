@@ -15,16 +15,17 @@ from learner_rig import PROMPT, make_boot, make_group, one_by_one_logprobs, rand
 from safetensors.torch import load_file
 from tiny_models import make_model
 
+from ftis_node.config.manifest import SamplingSection
 from ftis_node.config.optimizer import OptimizerSection
+from ftis_node.config.workers import LoraSection
 from ftis_node.errors import ConfigError, FtisError, MachineError
 from ftis_node.learner.checkpoint import checkpoint
 from ftis_node.learner.checkpoint.export import export_newest, export_policy
 from ftis_node.learner.core import Learner
-from ftis_node.learner.messages import LoraSettings
 from ftis_node.models import load_causal_lm, load_tokenizer, resolve_model
 from ftis_node.workers.weights.store import WeightStore, probe_logprobs
 
-LORA = LoraSettings(rank=8, alpha=16)
+LORA = LoraSection(rank=8, alpha=16)
 
 
 def share_of_low_ids(ids):
@@ -267,10 +268,18 @@ def test_out_of_memory_says_what_to_change(model_folder, tmp_path, monkeypatch):
     assert learner.train(random_groups(), step=1).report.num_updates == 1
 
 
+def test_the_loss_gets_what_is_set_and_the_completion_limit(model_folder, tmp_path):
+    boot = make_boot(model_folder, tmp_path, kl_estimator="k1_fwd", kl_threshold=0.5)
+    boot = msgspec.structs.replace(boot, sampling=SamplingSection(max_completion_tokens=300))
+    learner = Learner(boot)
+    assert learner._objective.params == {"kl_estimator": "k1_fwd", "kl_threshold": 0.5, "max_completion_length": 300}
+    assert learner._objective.advantage_scale == "std"
+
+
 def test_paper_learning_rates(model_folder, tmp_path):
     boot = msgspec.structs.replace(make_boot(model_folder, tmp_path), optimizer=OptimizerSection())
     assert boot.peak_learning_rate == 1e-6
-    boot = msgspec.structs.replace(boot, lora=LoraSettings())
+    boot = msgspec.structs.replace(boot, lora=LoraSection())
     assert boot.peak_learning_rate == 1e-4
     assert (boot.lora.rank, boot.lora.alpha, boot.lora.dropout, boot.optimizer.max_grad_norm) == (128, 256, 0.0, 1.0)
     optimizer = Learner(boot)._optimizer

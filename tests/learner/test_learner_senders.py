@@ -18,7 +18,7 @@ COMPLETIONS = [[1, 2, 3], [4, 5]]
 
 @pytest.fixture
 def learner(model_folder, tmp_path):
-    return Learner(make_boot(model_folder, tmp_path, method="ftis", method_params={"kl_threshold": 10.0}))
+    return Learner(make_boot(model_folder, tmp_path, method="ftis", kl_threshold=10.0))
 
 
 def groups_of(learner, *, far=4.5):
@@ -64,7 +64,7 @@ def test_figures_survive_the_wire_and_the_checkpoint(learner, model_folder, tmp_
     report = learner.train(groups_of(learner), step=1).report
     assert msgspec.json.decode(msgspec.json.encode(report), type=StepReport) == report
     learner.save_if_behind()
-    again = Learner(make_boot(model_folder, tmp_path, method="ftis", method_params={"kl_threshold": 10.0}))
+    again = Learner(make_boot(model_folder, tmp_path, method="ftis", kl_threshold=10.0))
     assert without_times(again.state().last_report) == without_times(report)
 
 

@@ -25,10 +25,10 @@ from learner_rig import (
 )
 
 from ftis_node.backoff import ExponentialBackoff
+from ftis_node.config.workers import LoraSection
 from ftis_node.errors import FtisError, ModelError, WorkerDiedError
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.core import Learner
-from ftis_node.learner.messages import LoraSettings
 from ftis_node.workers.durable import is_complete
 from ftis_node.workers.restart_policy import RestartPolicy
 from ftis_node.workers.spec import Timing
@@ -97,7 +97,7 @@ async def test_killed_in_mid_step_it_resumes_and_does_the_step_once(model_folder
     assert undisturbed.train(random_groups(seed=2, **SMALL), step=2).proof == second.proof
 
 
-@pytest.mark.parametrize("lora", [None, LoraSettings(rank=4, alpha=8)], ids=["full", "lora"])
+@pytest.mark.parametrize("lora", [None, LoraSection(rank=4, alpha=8)], ids=["full", "lora"])
 async def test_killed_after_a_step_it_goes_on_bit_for_bit(model_folder, tmp_path, lora):
     """SIGKILL between steps 3 and 4: reports, weights and moments after step 6 are those of a run that saw nothing."""
     settings = {
@@ -126,9 +126,9 @@ async def test_killed_after_a_step_it_goes_on_bit_for_bit(model_folder, tmp_path
     assert [without_times(reply.report) for reply in replies] == [without_times(reply.report) for reply in expected]
     assert [reply.proof for reply in replies] == [reply.proof for reply in expected]
     assert [reply.saved_step for reply in replies] == [1, 2, 3, 4, 5, 6]
-    found, wanted = (checkpoint_tensors(tmp_path / name, step=6) for name in ("killed", "straight"))
-    assert found.keys() == wanted.keys()
-    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    found, uninterrupted = (checkpoint_tensors(tmp_path / name, step=6) for name in ("killed", "straight"))
+    assert found.keys() == uninterrupted.keys()
+    assert all(torch.equal(found[name], uninterrupted[name]) for name in uninterrupted)
 
 
 async def test_the_newest_step_is_saved_though_no_next_one_comes(model_folder, tmp_path):

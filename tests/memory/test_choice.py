@@ -211,7 +211,7 @@ def test_a_generator_and_settings_that_say_nothing_have_begun_nothing(tmp_path: 
 def card(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """GiB of the one card that torch is made to see; [] to begin with: none."""
     seen: list[float] = []
-    monkeypatch.setattr(placement, "pick_device", lambda wanted: "cuda" if seen else "cpu")
+    monkeypatch.setattr(placement, "pick_device", lambda device: "cuda" if seen else "cpu")
     monkeypatch.setattr(placement, "list_accelerators", lambda: [Accelerator("card", int(gib * GIB)) for gib in seen])
     monkeypatch.setattr(placement.psutil, "virtual_memory", lambda: SimpleNamespace(available=64 * GIB))
     monkeypatch.setattr(memory_choice, "read_shape", lambda source: QWEN["3B"])
@@ -240,8 +240,8 @@ def test_lora_alone_keeps_the_rank_of_the_home(tmp_path: Path, card: list[float]
     home = Home(tmp_path / "home")
     begin(home, trains="LoRA of rank 32, alpha 64, dropout 0.0 on all", lora=True)
     assert choose_training(settings(lora=True), RUN, home, SOURCE).settings.lora_adapter.rank == 32
-    asked = settings(lora=True, lora_adapter={"rank": 16})
-    assert choose_training(asked, RUN, home, SOURCE).settings.lora_adapter.rank == 16, (
+    explicit = settings(lora=True, lora_adapter={"rank": 16})
+    assert choose_training(explicit, RUN, home, SOURCE).settings.lora_adapter.rank == 16, (
         "and the learner refuses it by name"
     )
 

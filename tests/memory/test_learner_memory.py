@@ -21,8 +21,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
+from ftis_node.config.workers import LoraSection
 from ftis_node.learner.data.batch import MicroBatch, SequenceSpan
-from ftis_node.learner.messages import LoraSettings
 from ftis_node.learner.model import attention, logprobs
 from ftis_node.learner.model.gated import save_memory
 from ftis_node.learner.model.logprobs import completion_logprobs
@@ -179,7 +179,7 @@ class Step:
         self.model.set_attn_implementation(attention.ATTENTION)
         if lora:
             self.model.requires_grad_(False)
-            add_adapter(self.model, LoraSettings(rank=8, alpha=8))
+            add_adapter(self.model, LoraSection(rank=8, alpha=8))
         if recompute:
             recompute_activations(self.model)
         save_memory(self.model)
@@ -251,7 +251,7 @@ def test_published_models_and_their_adapters_have_the_tensors_that_are_planned(n
     assert engine.weights == full.weights
     model.requires_grad_(False)
     with torch.device("meta"):
-        add_adapter(model, LoraSettings(rank=128, alpha=256))
+        add_adapter(model, LoraSection(rank=128, alpha=256))
     adapter = learner_memory(shape, workload(lora=True, adapter_rank=128))
     assert adapter.weights == sum(2 * value.numel() for value in model.parameters())
     assert engine.adapters == 3 * sum(2 * value.numel() for value in model.parameters() if value.requires_grad)

@@ -404,7 +404,7 @@ def test_the_boots_have_what_was_arranged(tmp_path: Path) -> None:
 
 
 def test_the_learner_is_told_what_the_plan_has_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(makers, "pick_device", lambda wanted: "cuda")
+    monkeypatch.setattr(makers, "pick_device", lambda device: "cuda")
     source = ModelSource(name="m", folder=tmp_path)
 
     def booted(*gpus_gib: float, **changes: Any) -> tuple[bool, bool, int]:

@@ -163,9 +163,9 @@ def test_several_ranks_recompute_for_they_cannot_change_back() -> None:
 def test_changes_are_put_together_until_they_fit() -> None:
     now = planned(THREE_B, 24)
 
-    def place(asked: Workload) -> MemoryPlan:
-        fits = asked.lora and asked.recompute_activations
-        return replace(now, fits=fits, peak_bytes=now.peak_bytes - asked.lora - asked.recompute_activations - 1)
+    def place(workload: Workload) -> MemoryPlan:
+        fits = workload.lora and workload.recompute_activations
+        return replace(now, fits=fits, peak_bytes=now.peak_bytes - workload.lora - workload.recompute_activations - 1)
 
     changes = list(suggest_changes(Workload.of(settings(), RUN, on_gpu=True), now, place))
     assert (changes[-1].name, changes[-1].fits) == ("--lora (rank 128) + learner.recompute_activations = true", True)
@@ -232,10 +232,10 @@ def test_the_torch_engine_cannot_sleep() -> None:
 
 def test_a_cache_shrinks_to_what_has_room_but_not_below_one_group() -> None:
     lora = {"lora": True, "learner": {"recompute_activations": True, "micro_batch_tokens": 4096}}
-    wanted = planned(THREE_B, 80, **lora).kv_cache_bytes
+    unlimited = planned(THREE_B, 80, **lora).kv_cache_bytes
     tight = planned(THREE_B, 25, **lora)
     assert tight.placement == "shared"
-    assert wanted / 2 < tight.kv_cache_bytes < wanted
+    assert unlimited / 2 < tight.kv_cache_bytes < unlimited
     assert tight.peak_bytes == int(USABLE_SHARE * 25 * GIB)
     assert planned(THREE_B, 8, **lora).kv_cache_bytes == 2 * 36 * 256 * 2 * 12 * 760
 
@@ -259,9 +259,9 @@ def test_shorter_completions_are_named_where_one_sets_the_micro_batch() -> None:
 
 def test_on_a_cpu_published_weights_take_memory_only_where_dev_shm_has_room() -> None:
     def made(memory_disk_gib: float) -> MemoryPlan:
-        asked = settings(dtype="bfloat16", lora=True, **small_steps())
+        node_settings = settings(dtype="bfloat16", lora=True, **small_steps())
         sizes = {"host_bytes": 64 * GIB, "memory_disk_bytes": int(memory_disk_gib * GIB)}
-        return plan(HALF_B, (), asked, RUN, **sizes)
+        return plan(HALF_B, (), node_settings, RUN, **sizes)
 
     version = 2 * HALF_B.num_parameters
     on_disk, in_memory = made(0.0), made(2 * 3 * version / GIB + 0.01)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ftis_node.config.workers import LoraSection
 from ftis_node.errors import ModelError
-from ftis_node.learner.messages import LoraSettings
 from ftis_node.learner.model.policy import add_adapter
 from ftis_node.models import ModelSource, read_shape, shape_of
 from tests.models.tiny_models import make_model, save_tiny
@@ -58,7 +58,7 @@ def test_an_adapter_has_the_size_of_peft_s() -> None:
     model = make_model()
     shape = shape_of(model.config.to_dict())
     model.requires_grad_(False)
-    add_adapter(model, LoraSettings(rank=6, alpha=6))
+    add_adapter(model, LoraSection(rank=6, alpha=6))
     assert shape.adapter_parameters(6) == sum(value.numel() for value in model.parameters() if value.requires_grad)
 
 

@@ -55,11 +55,11 @@ def test_the_recorder_sees_an_address_and_a_question(internet: Internet, tmp_pat
         ask = "q = bytes(12) + b'\\x05stats\\x07example\\x00\\x00\\x01\\x00\\x01'; s.sendto(q, ('127.0.0.53', 53))\n"
         call = "t = socket.socket(); t.setblocking(False); t.connect_ex(('198.51.100.9', 443))\n"
         host.run(sys.executable, "-I", "-S", "-c", speak + ask + call)
-        wanted = {"udp 192.0.2.7:99", "dns stats.example", "tcp 198.51.100.9:443"}
+        expected = {"udp 192.0.2.7:99", "dns stats.example", "tcp 198.51.100.9:443"}
         deadline = time.monotonic() + 20
-        while not wanted <= said() and time.monotonic() < deadline:
+        while not expected <= said() and time.monotonic() < deadline:
             time.sleep(0.02)
-        assert said() == wanted
+        assert said() == expected
 
 
 @pytest.mark.timeout(600)

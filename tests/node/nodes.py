@@ -70,7 +70,7 @@ class RecordingBuffer(ReplayBuffer):
         self.released.append((step, reason))
         super().release_step(step, reason)
 
-    def reconcile(self, step: int, last_groups: Any) -> int:
+    def reconcile(self, step: int, last_groups: Any = None) -> int:
         self.reconciled.append(step)
         return super().reconcile(step, last_groups)
 

@@ -171,8 +171,7 @@ def _boot(model: Path, home: Path, manifest: RunManifest) -> LearnerBoot:
         run_id=manifest.run_id,
         checkpoints_dir=str(home / "checkpoints"),
         weights_dir=str(home / "weights"),
-        method=manifest.method.name,
-        advantage_scale=manifest.method.advantage_scale,
+        method=manifest.method,
         num_threads=1,
         device="cpu",
         micro_batch_tokens=64,
@@ -249,8 +248,8 @@ async def test_a_run_that_ignores_other_tokenizers_moves_nothing(
             await asyncio.sleep(0.2)
         (announced,) = read_events(alice.home.events, name="announced")
         assert (bob.context.peer_id, bytes.fromhex(announced["group"])) not in sent, "a request is the ids"
-        asked = await bob.gossip.fetch(alice.context.peer_id, [bytes.fromhex(announced["group"])], as_text=True)
-        assert asked.bodies == ()
+        fetched = await bob.gossip.fetch(alice.context.peer_id, [bytes.fromhex(announced["group"])], as_text=True)
+        assert fetched.bodies == ()
         assert bob.gossip.counters.announcements_received == 1
         assert alice.gossip.counters.bodies_out == 0
         assert bob.reader.ready_counts() == (0, 0)

@@ -280,10 +280,11 @@ def test_a_record_beyond_its_bounds_is_malformed(change: dict[str, Any]) -> None
     assert caught.value.reason == "malformed"
 
 
-def test_a_role_that_is_not_known_here_counts_as_none() -> None:
+@pytest.mark.parametrize(("role", "known"), [("observer", ""), ("exchange", "exchange"), ("Exchange", "")])
+def test_a_role_that_is_not_known_here_counts_as_none(role: str, known: str) -> None:
     info = pb.PeerInfo.FromString(RECORD_BODY)
-    info.role = "observer"
-    assert open_peer_record(signed_record(info.SerializeToString())).role == ""
+    info.role = role
+    assert open_peer_record(signed_record(info.SerializeToString())).role == known
 
 
 def test_the_last_time_that_is_taken_is_in_the_calendar() -> None:

@@ -27,7 +27,7 @@ from ftis_node.records import envelope as envelope_file
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.byte_planes import decompress
 from ftis_node.records.compact import pack_logprobs
-from ftis_node.swarm.pulling.assignment import assignment_order
+from ftis_node.swarm.pulling.assignment import NUM_TURNS, assignment_order
 from ftis_node.swarm.topology import NUM_MEMBER_BUCKETS, bucket_of, shard_of
 from tests.records import wire_example as example
 
@@ -192,6 +192,7 @@ def test_the_pages_bounds_are_those_of_the_code() -> None:
         "A bucket keeps 256 members": door.MAX_MEMBERS_PER_BUCKET == 256,
         "16 keys are looked up and 256 stored": (door.MAX_KEYS_PER_FIND, door.MAX_KEYS_PER_STORE) == (16, 256),
         "modulo 64": NUM_MEMBER_BUCKETS == 64,
+        "k modulo 8": NUM_TURNS == 8,
         "the oldest group first, at most 256": MAX_ANSWERS == 256,
         "The secret is 32 bytes or more": secret_file.MIN_SECRET_BYTES == 32,
     }

@@ -124,22 +124,22 @@ def test_a_chart_ends_where_the_trail_ends(page: Page) -> None:
 
 def test_what_happened_is_told_in_order(page: Page) -> None:
     told = [re.sub(r"<[^>]+>", "", text) for text in re.findall(r"</time><span>(.*?)</span>", page.source, re.S)]
-    wanted = [
+    expected = [
         "Started",
         "Joined: ",
         "No signal: steps 12 to 17 had no effect",
         "38 groups rejected: reward_mismatch 37, &lt;script&gt;",
     ]
-    wanted += [" is banned: &lt;script&gt;", "Restarted after an end without a stop event"]
-    wanted += ["The learner died in step 45 and was restarted: see …/learner.log &lt;script&gt;"]
-    wanted += ["Implausible log-probs from &lt;script&gt;", "&lt;script&gt;"]
-    wanted += ["The buffer lost writes and started empty: 2 groups missing, 1 in a wrong state"]
-    wanted += ["Resumed at step 43 of the newest valid checkpoint; step 44 was done"]
-    wanted += ["Resumed at step 46 of a checkpoint; this home recorded 44"]
-    wanted += ["clock was moved by -3,600 s", "Caught up with missed groups: 321 groups"]
-    wanted += ["Stopped at step 60"]
-    assert len(told) == len(wanted)
-    for part, text in zip(wanted, told, strict=True):
+    expected += [" is banned: &lt;script&gt;", "Restarted after an end without a stop event"]
+    expected += ["The learner died in step 45 and was restarted: see …/learner.log &lt;script&gt;"]
+    expected += ["Implausible log-probs from &lt;script&gt;", "&lt;script&gt;"]
+    expected += ["The buffer lost writes and started empty: 2 groups missing, 1 in a wrong state"]
+    expected += ["Resumed at step 43 of the newest valid checkpoint; step 44 was done"]
+    expected += ["Resumed at step 46 of a checkpoint; this home recorded 44"]
+    expected += ["clock was moved by -3,600 s", "Caught up with missed groups: 321 groups"]
+    expected += ["Stopped at step 60"]
+    assert len(told) == len(expected)
+    for part, text in zip(expected, told, strict=True):
         assert part in text
 
 

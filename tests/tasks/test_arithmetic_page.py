@@ -72,8 +72,8 @@ def problem(task: str, index: int) -> tuple[str, str]:
         larger, smaller = max(a, b), min(a, b)
         if kind == "-":
             a, b = larger, smaller
-        is_asked = answer(kind, a, b) in OPERANDS and asks(task, a, b)
-        if is_asked and not is_held_out(task, kind, larger, smaller):
+        is_in_task = answer(kind, a, b) in OPERANDS and asks(task, a, b)
+        if is_in_task and not is_held_out(task, kind, larger, smaller):
             return f"{a}{kind}{b}=", str(answer(kind, a, b))
     raise AssertionError
 

@@ -1,4 +1,4 @@
-"""Event logs of schemas 1 and 2 are read under the present names, by every reader."""
+"""Event logs of schemas 1 to 3 are read under the present names, by every reader."""
 
 from __future__ import annotations
 

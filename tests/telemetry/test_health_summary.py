@@ -29,6 +29,11 @@ WELL = Status(
     swarm=SwarmStatus(state="connected", peers_connected=1, groups_sent=40, groups_confirmed=4, groups_received=40),
     health=HealthStatus(healthy=True, ready=True, taken_at=NOW - 1),
 )
+EXCHANGE: dict[str, Any] = {
+    "node": {"role": "exchange"},
+    "generation": {"state": "off", "last_group_at": None},
+    "learner": {"state": "off"},
+}
 YES, NO, NOT_YET, NOT_APPLICABLE = AnswerWord.YES, AnswerWord.NO, AnswerWord.NOT_YET, AnswerWord.NOT_APPLICABLE
 
 
@@ -62,6 +67,9 @@ def _document(**changes: Any) -> dict[str, Any]:
         ({"generation": {"last_group_at": NOW - 1000}, "replay": {"ready": 4}}, (YES, YES, YES), ""),
         ({"generation": {"last_group_at": None}}, (NO, YES, YES), "no group generated for 2 h 13 min"),
         ({"learner": {"state": "off"}}, (YES, NOT_APPLICABLE, YES), "follows"),
+        ({**EXCHANGE}, (YES, NOT_APPLICABLE, YES), "the trainer beside this node"),
+        ({**EXCHANGE, "swarm": {"groups_sent": 0}}, (NOT_YET, NOT_APPLICABLE, YES), "start the trainer"),
+        ({**EXCHANGE, "swarm": {"groups_confirmed": 0}}, (NO, NOT_APPLICABLE, YES), "none confirmed"),
         ({"learner": {"state": "failed"}}, (YES, NO, NO), "failed for good"),
         ({"learner": {"last_step_at": NOW - 3601}}, (YES, NO, YES), "no step for 1 h"),
         ({"learner": {"last_step_at": None}, "node": {"uptime_s": 60.0}}, (YES, NOT_YET, YES), "wait for the first"),

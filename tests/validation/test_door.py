@@ -336,7 +336,7 @@ async def test_a_text_that_takes_the_whole_time_limit_refuses_its_group_for_good
     group = _ours(identity, completions=(_ours(identity).completions[0], slow))
     verdict = await validate(seal_group(group, identity).to_bytes(), _context())
     assert isinstance(verdict, Refused)
-    assert (verdict.refusal.reason, verdict.signed) == ("scoring_time", True)
+    assert (verdict.refusal.reason, verdict.signed) == ("scoring_timeout", True)
 
 
 @pytest.mark.parametrize(
@@ -345,7 +345,7 @@ async def test_a_text_that_takes_the_whole_time_limit_refuses_its_group_for_good
         (KeyError("no such problem"), "prompt_mismatch"),
         (ValueError("no problem after many attempts"), "prompt_mismatch"),
         (RecursionError(), "prompt_mismatch"),
-        (TimeoutError(), "scoring_time"),
+        (TimeoutError(), "scoring_timeout"),
     ],
 )
 async def test_whatever_making_the_problem_raises_is_a_refusal(

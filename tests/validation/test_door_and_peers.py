@@ -38,8 +38,8 @@ async def verdict_on(context: ValidationContext, **changes: Any) -> ValidationRe
         ({"within_quota": lambda peer_id: peer_id != ME.peer_id}, "quota", False),
         ({"now": lambda: time.time() - 61.0}, "clock_skew", True),
         ({"now": lambda: time.time() + MANIFEST.step.max_age_s + 1.0}, "stale", True),
-        ({"copy_of": lambda group: "copy"}, "copy", True),
-        ({"copy_of": lambda group: "copy_ours"}, "copy_ours", True),
+        ({"duplicate_reason": lambda group: "duplicate_completions"}, "duplicate_completions", True),
+        ({"duplicate_reason": lambda group: "duplicate_of_own"}, "duplicate_of_own", True),
     ],
 )
 async def test_a_fact_about_the_peer_or_the_clock_refuses(facts: dict[str, Any], reason: str, signed: bool) -> None:

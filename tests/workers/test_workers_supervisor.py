@@ -291,10 +291,10 @@ async def test_a_worker_that_lacks_memory_at_its_next_starts_waits_for_room_and_
     make_supervisor: MakeSupervisor, tmp_path: Path, fault: str, gives_up: bool
 ) -> None:
     """Four times, where two quick deaths would be its end; also where whoever has the memory cannot give it back."""
-    asked_at: list[int] = []
+    builds_seen: list[int] = []
 
     async def free_memory() -> None:
-        asked_at.append(num_builds(tmp_path))
+        builds_seen.append(num_builds(tmp_path))
         if gives_up:
             raise WorkerDiedError("the learner worker is not running")
 
@@ -303,7 +303,7 @@ async def test_a_worker_that_lacks_memory_at_its_next_starts_waits_for_room_and_
     await die(supervisor)
     assert (await supervisor.call(ECHO, EchoReply)).payload == ECHO.payload
     assert (supervisor.restarts, supervisor.state) == (5, WorkerState.READY)
-    assert asked_at == [2, 3, 4, 5], "before each new try, and not after an ordinary death"
+    assert builds_seen == [2, 3, 4, 5], "before each new try, and not after an ordinary death"
 
 
 @pytest.mark.parametrize(

@@ -203,8 +203,8 @@ def _run(kind: _Kind, pairs: tuple[str, ...], out: Path, *, model_seeds: int, jo
 
     out.mkdir(parents=True, exist_ok=True)
     with show_fraction(f"{len(kind.trials)} trials") as show:
-        wanted = {name: how for seed in range(model_seeds) for name, how in tiny_models(pairs, seed=seed).items()}
-        make_models(wanted, out / "models", jobs=jobs, watch=show)
+        specs = {name: how for seed in range(model_seeds) for name, how in tiny_models(pairs, seed=seed).items()}
+        make_models(specs, out / "models", jobs=jobs, watch=show)
         show(None, "starting")
         results = run_trials(kind.trials, out, jobs=jobs, watch=_watch_trials(show))
     return kind.write_report(results, out)

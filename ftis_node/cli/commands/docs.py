@@ -61,16 +61,16 @@ def _list(pages: dict[str, Path]) -> None:
         typer.echo(f"{name:<{width}}  {documentation.title_of(path.read_text(encoding='utf-8'))}")
 
 
-def _find(asked: str, pages: dict[str, Path]) -> tuple[str, str]:
+def _find(page: str, pages: dict[str, Path]) -> tuple[str, str]:
     """Return a page's name and anchor. `troubleshooting` and a path below docs/ are valid names, too."""
-    name, _, anchor = asked.strip().lower().partition("#")
+    name, _, anchor = page.strip().lower().partition("#")
     name = name.removeprefix("docs/").removesuffix(".md").strip("/")
     same = [known for known in pages if known == name] or [known for known in pages if known.endswith(f"/{name}")]
     if len(same) != 1:
         last_parts = {known.rpartition("/")[2]: known for known in pages}
         close = _closest(name, [*pages, *last_parts])
         hint = _hint(last_parts.get(close, close)) or "; ftis-node docs --list lists all"
-        raise UsageError(f"no page {asked!r}{hint}")
+        raise UsageError(f"no page {page!r}{hint}")
     if anchor:
         anchors = documentation.sections(pages[same[0]].read_text(encoding="utf-8"))
         if anchor not in anchors:

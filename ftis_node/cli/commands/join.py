@@ -74,7 +74,7 @@ PeersOption = Annotated[
 ]
 NoPeersOption = Annotated[bool, typer.Option("--no-peers", help="Forget the peers of the last start.")]
 RoleOption = Annotated[
-    str | None, typer.Option("--role", help="full, generator or learner.", autocompletion=one_of(*ROLES))
+    str | None, typer.Option("--role", help="full, generator, learner or exchange.", autocompletion=one_of(*ROLES))
 ]
 FollowOption = Annotated[
     str | None,
@@ -133,8 +133,8 @@ def join(
     """Generate, share and learn: run a node until stopped or until its budget, such as --steps, is used up.
 
     A learner (--role learner) trains on groups from peers. A generator (--role generator) uses weights from a learner.
-    See ftis-node docs train/roles. A home keeps its run, model, peers and engine: a restart resumes it. Without peers
-    the node runs standalone.
+    An exchange node (--role exchange) shares the groups of a TRL trainer. See ftis-node docs train/roles. A home keeps
+    its run, model, peers and engine: a restart resumes it. Without peers the node runs standalone.
     """
     if log_format is LogFormat.JSON:
         log_as_json()

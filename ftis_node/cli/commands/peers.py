@@ -116,12 +116,12 @@ def parse_length_s(text: str) -> float:
     return float(match[1]) * UNIT_S[match[2]]
 
 
-def _change(path: Any, action: str, peer: str, as_json: bool, **asked: Any) -> None:
+def _change(path: Any, action: str, peer: str, as_json: bool, **options: Any) -> None:
     home = home_at(path)
     if home.running_url():
-        row = post_document(home, f"/peers/{action}", {"peer": peer, **asked})
+        row = post_document(home, f"/peers/{action}", {"peer": peer, **options})
     else:
-        row = _change_stopped(home, action, peer, **asked)
+        row = _change_stopped(home, action, peer, **options)
     if as_json:
         print_json(row)
     else:
@@ -129,14 +129,14 @@ def _change(path: Any, action: str, peer: str, as_json: bool, **asked: Any) -> N
         typer.echo(f"{row['peer_id']} is {row['standing']}{f' until {_clock(until)}' if until else ''}")
 
 
-def _change_stopped(home: Home, action: str, peer: str, **asked: Any) -> dict[str, Any]:
+def _change_stopped(home: Home, action: str, peer: str, **options: Any) -> dict[str, Any]:
     """Change the reputation in the files of a stopped node, with the settings of its last start."""
     from ftis_node.node.peers.operator_actions import stopped_peers
 
     if not home.peers.exists() and not home.settings.exists():
         raise ConfigError(f"no node has run in {home.root}: give its home with --home")
     with stopped_peers(home) as control:
-        return control.change(action, {"peer": peer, **asked})
+        return control.change(action, {"peer": peer, **options})
 
 
 def _table(rows: list[dict[str, Any]], *, now: float) -> list[str]:

@@ -105,9 +105,9 @@ def _require(kind: str, name: str, known: Iterable[str], group: str, package: st
     except ConfigError as error:
         raise ValueError(str(error)) from None
     if entry is None:
-        wanted = f"install {package}" if package else f"install the package that adds it (entry point {group})"
+        remedy = f"install {package}" if package else f"install the package that adds it (entry point {group})"
         names = ", ".join(f"'{one}'" for one in known)
-        raise ValueError(f"no {kind} {name:.64} is installed: {wanted}, or use {names}")
+        raise ValueError(f"no {kind} {name:.64} is installed: {remedy}, or use {names}")
     if package is not None and _normalized(describe(entry).package) != _normalized(package):
         raise ValueError(f"{describe(entry)} is installed, but the run needs that of {package}: exchange the packages")
     return name

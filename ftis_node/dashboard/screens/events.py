@@ -33,7 +33,7 @@ class EventsScreen(Page):
     def __init__(self) -> None:
         super().__init__()
         self._shows_all = self._is_turned = False
-        self._wanted = ""
+        self._search_text = ""
 
     def compose(self) -> ComposeResult:
         with Scroller(id="scroll"):
@@ -53,11 +53,11 @@ class EventsScreen(Page):
         was_at_end = scroll.is_vertical_scroll_end
         events = snapshot.history.events
         lines = [event_line(event) for event in (events if self._shows_all else notable_events(events))]
-        if self._wanted:
-            lines = [one for one in lines if self._wanted.casefold() in text_of(one).casefold()]
+        if self._search_text:
+            lines = [one for one in lines if self._search_text.casefold() in text_of(one).casefold()]
         if self._is_turned:
             lines.reverse()
-        none = "no event has this text" if self._wanted else "no events yet"
+        none = "no event has this text" if self._search_text else "no events yet"
         self.query_one("#trail", TextLines).write(lines or [line(Span(none, Tone.FAINT))])
         if was_at_end and not self._is_turned:
             scroll.scroll_end(animate=False)
@@ -77,7 +77,7 @@ class EventsScreen(Page):
 
     @on(Input.Changed, "#search")
     def search(self, event: Input.Changed) -> None:
-        self._wanted = event.value
+        self._search_text = event.value
         self._again()
 
     def _again(self) -> None:

@@ -85,7 +85,7 @@ def contributing(snapshot: NodeSnapshot) -> Line:
         return _answer("contributing", answer.word, f"not running; {tally}", tone=Tone.FAINT)
     if answer.word is AnswerWord.NO or snapshot.phase is NodePhase.STARTING:
         return _answer("contributing", answer.word, problem_text(answer))
-    if status.generation.state == OFF:
+    if status.generation.state == OFF and status.node.role != "exchange":
         return _answer("contributing", answer.word, f"{swarm.weights_bytes_out / 1e6:.1f} MB of weights sent")
     share = f" ({percent(swarm.groups_confirmed, swarm.groups_sent)})" if swarm.groups_confirmed else ""
     return _answer("contributing", answer.word, tally + share)
@@ -95,6 +95,8 @@ def learning(snapshot: NodeSnapshot) -> Line:
     """Return whether steps change the model, with the trend of the reward."""
     status = snapshot.status
     answer = health_of(snapshot).learning
+    if answer.word is AnswerWord.NOT_APPLICABLE and status.node.role == "exchange":
+        return _answer("learning", answer.word, sanitized(answer.why))
     if answer.word is AnswerWord.NOT_APPLICABLE:
         age_s = status.swarm.weights_age_s
         words = f"it follows a learner; version {status.generation.policy_version}"

@@ -43,10 +43,10 @@ def sorted_peers(peers: Iterable[Mapping[str, Any]], by: str = "accepted") -> li
     return sorted(peers, key=lambda row: (key(row), -row.get("groups_accepted", 0), _refused(row), row["peer_id"]))
 
 
-def is_found(row: Mapping[str, Any], wanted: str) -> bool:
+def is_found(row: Mapping[str, Any], search_text: str) -> bool:
     """Return whether a peer's id, name, model, role or trust contains the text, ignoring case."""
     texts = (str(row.get(key) or "") for key in ("peer_id", "name", "model", "role", "standing"))
-    return any(wanted.casefold() in text.casefold() for text in texts)
+    return any(search_text.casefold() in text.casefold() for text in texts)
 
 
 def peer_row(row: Mapping[str, Any], *, now: float) -> tuple[Span, ...]:

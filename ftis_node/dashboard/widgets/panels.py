@@ -35,8 +35,8 @@ class Overview(TextLines):
             lines.append(line(Span(sanitized(snapshot.problem), Tone.WARN)))
         lines += next_lines(snapshot)
         tone = worst_tone(snapshot)
-        for name, wanted in BORDERS.items():
-            self.set_class(tone is wanted, name)
+        for name, border_tone in BORDERS.items():
+            self.set_class(tone is border_tone, name)
         self.write(lines)
 
 

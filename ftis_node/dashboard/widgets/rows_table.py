@@ -51,14 +51,14 @@ class RowsTable(DataTable[Text]):
 
     def show_rows(self, rows: Mapping[str, Row]) -> None:
         """Replace the rows; update cells in place if ids, order and widths are unchanged."""
-        wanted = dict(rows)
-        if list(wanted.items()) == list(self._shown.items()):
+        new_rows = dict(rows)
+        if list(new_rows.items()) == list(self._shown.items()):
             return
-        if list(wanted) == list(self._shown) and self._widths == self._widths_for(wanted):
-            self._update_cells(wanted)
+        if list(new_rows) == list(self._shown) and self._widths == self._widths_for(new_rows):
+            self._update_cells(new_rows)
         else:
-            self._refill(wanted)
-        self._shown = wanted
+            self._refill(new_rows)
+        self._shown = new_rows
 
     def selected_key(self) -> str | None:
         """Return the id of the row under the cursor."""
@@ -75,21 +75,21 @@ class RowsTable(DataTable[Text]):
         widest = [max(column) for column in columns] or [0] * len(self._labels)
         return tuple(max(width, cell_len(label)) + self._gap for width, label in zip(widest, self._labels, strict=True))
 
-    def _update_cells(self, wanted: Mapping[str, Row]) -> None:
-        for key, row in wanted.items():
+    def _update_cells(self, new_rows: Mapping[str, Row]) -> None:
+        for key, row in new_rows.items():
             for label, span, former in zip(self._labels, row, self._shown[key], strict=True):
                 if span != former:
                     self.update_cell(key, label, as_text((span,)))
 
-    def _refill(self, wanted: Mapping[str, Row]) -> None:
-        selected, keys = self.selected_key(), list(wanted)
-        self._widths = self._widths_for(wanted)
+    def _refill(self, new_rows: Mapping[str, Row]) -> None:
+        selected, keys = self.selected_key(), list(new_rows)
+        self._widths = self._widths_for(new_rows)
         self.clear(columns=True)
         for label, width in zip(self._labels, self._widths, strict=True):
             self.add_column(label, key=label, width=width)
-        for key, row in wanted.items():
+        for key, row in new_rows.items():
             self.add_row(*(as_text((span,)) for span in row), key=key)
-        if selected is not None and selected in wanted:
+        if selected is not None and selected in new_rows:
             self.move_cursor(row=keys.index(selected), animate=False)
 
 
@@ -101,14 +101,14 @@ class PeersTable(RowsTable):
     def __init__(self, *, id: str) -> None:
         super().__init__(PEER_COLUMNS, id=id, is_dense=True)
         self.border_title = "peers"
-        self._order, self._wanted = "accepted", ""
+        self._order, self._search_text = "accepted", ""
         self._snapshot: NodeSnapshot | None = None
 
     def show(self, snapshot: NodeSnapshot) -> None:
         self._snapshot = snapshot
-        found = [row for row in snapshot.peers if is_found(row, self._wanted)]
+        found = [row for row in snapshot.peers if is_found(row, self._search_text)]
         order = "" if self._order == "accepted" else f", by {self._order}"
-        search = f", {len(found)} with {sanitized(self._wanted)!r}" if self._wanted else ""
+        search = f", {len(found)} with {sanitized(self._search_text)!r}" if self._search_text else ""
         connected = f"{snapshot.status.swarm.peers_connected} connected, " if snapshot.is_live else ""
         self.border_title = Text(f"peers: {connected}{len(snapshot.peers)} known{order}{search}")
         shown = sorted_peers(found, self._order)[:MAX_ROWS]
@@ -116,7 +116,7 @@ class PeersTable(RowsTable):
 
     def search(self, text: str) -> None:
         """Show only the peers that contain the text; "" shows all."""
-        self._wanted = text
+        self._search_text = text
         self._again()
 
     def sort_next(self) -> None:

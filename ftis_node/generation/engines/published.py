@@ -76,14 +76,14 @@ def check_adapter(folder: Path, own: Shapes, *, max_rank: int | None) -> None:
         raise ModelError(f"the adapter in {folder} is of rank {rank}: ranks from 1 to {max_rank} are served")
     if not isinstance(targets, list) or not targets:
         raise ModelError(f"{folder / ADAPTER_CONFIG_FILE} names no layers in target_modules")
-    wanted: dict[str, tuple[int, ...]] = {}  # by peft's rule: a target is a layer's name or its suffix
+    expected: dict[str, tuple[int, ...]] = {}  # by peft's rule: a target is a layer's name or its suffix
     for name, shape in own.items():
         layer = name.removesuffix(".weight")
         if len(shape) == 2 and layer != name and any(f".{layer}".endswith(f".{target}") for target in targets):
-            wanted[f"{PEFT_PREFIX}{layer}.lora_A.weight"] = (rank, shape[1])
-            wanted[f"{PEFT_PREFIX}{layer}.lora_B.weight"] = (shape[0], rank)
+            expected[f"{PEFT_PREFIX}{layer}.lora_A.weight"] = (rank, shape[1])
+            expected[f"{PEFT_PREFIX}{layer}.lora_B.weight"] = (shape[0], rank)
     path = folder / ADAPTER_FILE
-    _compare(f"weights in {path}", read_header(path).tensors, wanted, optional=())
+    _compare(f"weights in {path}", read_header(path).tensors, expected, optional=())
 
 
 def _compare(what: str, entries: Mapping[str, Any], own: Shapes, *, optional: Iterable[str]) -> None:

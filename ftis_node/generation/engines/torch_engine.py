@@ -222,9 +222,9 @@ class TorchEngine:
         except Exception as error:
             for sleeper in self._sleepers:
                 sleeper.fail(error)
-        wanted = [sleeper for sleeper in self._sleepers if not sleeper.answer.done()]
-        self._is_asleep = self._is_asleep or bool(wanted)
-        for sleeper in wanted:
+        pending = [sleeper for sleeper in self._sleepers if not sleeper.answer.done()]
+        self._is_asleep = self._is_asleep or bool(pending)
+        for sleeper in pending:
             sleeper.end(None)
         self._sleepers.clear()
 

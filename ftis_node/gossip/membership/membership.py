@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NUM_BUCKETS_PER_READ = 16
-CANDIDATES_FACTOR = 2  # read buckets until this many times the wanted members are known
+CANDIDATES_FACTOR = 2  # read buckets until this many times `num_target_members` are known
 MAX_KNOWN = 512
 SEEN_TTLS = 2  # an entry outlives its owner by up to one TTL
 MAX_LISTED = 1024  # members of the own shard
@@ -105,12 +105,16 @@ class Membership:
 
     async def keep(self, session: Session) -> None:
         """Run all loops for one p2pd session. Raises OSError or EOFError in a group when the session ends."""
-        timeout_s = self._settings.dial_timeout_s
+        timeout_s, first_pause_s = self._settings.dial_timeout_s, self._settings.poll_s
         self._probe = MemberProbe(
-            lambda peer_id: session.is_run_member(peer_id, self._run_id, timeout_s=timeout_s), guard=self._guard
+            lambda peer_id: session.is_run_member(peer_id, self._run_id, timeout_s=timeout_s),
+            guard=self._guard,
+            first_pause_s=first_pause_s,
         )
         self._batches = MemberProbe(
-            lambda peer_id: session.reads_batches(peer_id, self._run_id, timeout_s=timeout_s), guard=self._guard
+            lambda peer_id: session.reads_batches(peer_id, self._run_id, timeout_s=timeout_s),
+            guard=self._guard,
+            first_pause_s=first_pause_s,
         )
         self._next_round_at = 0.0
         async with asyncio.TaskGroup() as group:
@@ -179,7 +183,7 @@ class Membership:
         listed: dict[str, None] = {}
         num_found = 0
         for at in range(0, NUM_MEMBER_BUCKETS, NUM_BUCKETS_PER_READ):
-            if at >= len(first) and num_found >= CANDIDATES_FACTOR * self._settings.num_members_wanted:
+            if at >= len(first) and num_found >= CANDIDATES_FACTOR * self._settings.num_target_members:
                 break
             found = await session.directory.members(self._run_id, [*first, *others][at : at + NUM_BUCKETS_PER_READ])
             for peer_id, claimed in found.items():
@@ -205,12 +209,12 @@ class Membership:
         return first, self._rng.sample(others, len(others))
 
     async def _dial_members(self, session: Session) -> None:
-        num_wanted = self._settings.num_members_wanted
+        num_target = self._settings.num_target_members
         chosen = choose_dials(
-            sample_by_block(self._known, per_block=num_wanted, rng=self._rng),
+            sample_by_block(self._known, per_block=num_target, rng=self._rng),
             await connected_ids(session),
             members=self.members,
-            num_wanted=num_wanted,
+            num_target=num_target,
             rng=self._rng,
             read=self.read_shards,
             num_shards=self._num_shards,

@@ -26,10 +26,10 @@ def check_free(addresses: Iterable[ListenAddress]) -> None:
             raise UsageError(f"cannot listen on {address.text}: {_reason(error, address)}") from None
 
 
-def pin_ports(wanted: Sequence[ListenAddress], actual: Iterable[str]) -> tuple[ListenAddress, ...]:
-    """Return `wanted` with port 0 replaced by the chosen port, so that a restarted p2pd keeps its address."""
+def pin_ports(requested: Sequence[ListenAddress], actual: Iterable[str]) -> tuple[ListenAddress, ...]:
+    """Return `requested` with port 0 replaced by the chosen port, so that a restarted p2pd keeps its address."""
     pinned = []
-    for address in wanted:
+    for address in requested:
         family = "ip6" if ":" in address.host else "ip4"
         parts = [text.split("/") for text in actual if text.startswith(f"/{family}/")]
         ports = [int(part[4]) for part in parts if part[3] == address.transport]

@@ -42,12 +42,12 @@ async def read_bodies(
     `on_taken` is called with the id of each body when the next one is requested.
     """
     for at in range(0, len(ids), limits.num_bodies_per_lookup):
-        asked = ids[at : at + limits.num_bodies_per_lookup]
-        bodies = await lookup(asked)
-        if bodies and len(bodies) != len(asked):  # the ids of these bodies are uncertain, so look up one by one
-            found = [(one, body) for one in asked for body in await lookup([one])]
+        chunk = ids[at : at + limits.num_bodies_per_lookup]
+        bodies = await lookup(chunk)
+        if bodies and len(bodies) != len(chunk):  # the ids of these bodies are uncertain, so look up one by one
+            found = [(one, body) for one in chunk for body in await lookup([one])]
         else:
-            found = list(zip(asked, bodies, strict=False))
+            found = list(zip(chunk, bodies, strict=False))
         for one, body in found:
             yield body
             on_taken(one)
@@ -75,7 +75,7 @@ class ItemCollector:
     def add(self, item: bytes) -> None:
         """Add an item. Raises RecordError if it is one too many or too large."""
         if len(self._items) >= self._max_items:
-            raise RecordError("frame_count", f"more than the {self._max_items} items asked for")
+            raise RecordError("frame_count", f"more than the {self._max_items} requested items")
         if len(item) > self.next_max_bytes:
             raise RecordError("frame_size", f"{len(item)} bytes where at most {self.next_max_bytes} are allowed")
         self._bytes_left -= len(item)

@@ -148,7 +148,10 @@ class StreamServer:
     async def _answer(
         self, peer_id: str, protocol: str, ciphertext: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Serve while the peer is connected, so that a peer that has left occupies no slot during look-ups."""
+        """Serve while the peer is connected, so that a peer that has left occupies no slot during look-ups.
+
+        A caller that only ended its writing half cannot get an answer: p2pd closes this socket whole in both cases.
+        """
         sending = asyncio.create_task(self._send_items(peer_id, protocol, ciphertext, writer))
         gone = asyncio.create_task(reader.read(1))
         try:

@@ -246,7 +246,7 @@ class InProcessLearner:
     async def give_memory_back(self) -> None:
         """Free the memory that torch caches."""
         if self._learner is not None:
-            self._learner.give_memory_back(asked=True)
+            self._learner.give_memory_back(force=True)
 
     async def write_weights(self, refused: str = "") -> PublishedWeights | None:
         """Write the current weights to a file, as after a step."""

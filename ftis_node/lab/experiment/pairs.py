@@ -76,24 +76,24 @@ class Pair:
 
 def tiny_models(pairs: tuple[str, ...], *, seed: int) -> dict[str, dict[str, Any]]:
     """Return the arguments of `make_tiny` for the models of these pairings, by model name."""
-    wanted: dict[str, dict[str, Any]] = {}
+    specs: dict[str, dict[str, Any]] = {}
     if "size" in pairs:
-        wanted["s"] = {"size": "s"}
+        specs["s"] = {"size": "s"}
     if "size" in pairs or "peft" in pairs:
-        wanted["m"] = {"size": "m"}
+        specs["m"] = {"size": "m"}
     if "expertise" in pairs:
         for kind, mistake in MISTAKES.items():
-            wanted[kind] = {"size": "s", "expert_in": kind, "mistake": mistake}
+            specs[kind] = {"size": "s", "expert_in": kind, "mistake": mistake}
     if "blind" in pairs:
         for kind, mistake in MISTAKES.items():
-            wanted[f"blind-{kind}"] = {"size": "s", "expert_in": kind, "mistake": mistake, "blind": True}
+            specs[f"blind-{kind}"] = {"size": "s", "expert_in": kind, "mistake": mistake, "blind": True}
     for pair, sizes in SUMS_PAIRS.items():
         if pair in pairs:
-            wanted |= {f"sums-{size}": {"size": size, "task": "sums"} for size in sizes}
+            specs |= {f"sums-{size}": {"size": size, "task": "sums"} for size in sizes}
     if HDEE in pairs:
         for size in RECIPES:
-            wanted[f"graded-{size}"] = {"size": size, "graded": True, "mistake": GRADED_MISTAKE}
-    return {f"{name}-{seed}": arguments | {"seed": seed} for name, arguments in wanted.items()}
+            specs[f"graded-{size}"] = {"size": size, "graded": True, "mistake": GRADED_MISTAKE}
+    return {f"{name}-{seed}": arguments | {"seed": seed} for name, arguments in specs.items()}
 
 
 def resolve_pair(name: str, models: Path, *, seed: int) -> Pair:

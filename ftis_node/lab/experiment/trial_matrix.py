@@ -230,10 +230,10 @@ class TrialSetting:
                 step.update(generated_groups=int(match[3]))
         elif match := CHOICE.fullmatch(self.share):
             self._share_evenly(step)
-            made, wanted = step["foreign_groups"], int(match[2] or step["foreign_groups"])
-            if wanted > made:
+            made, target = step["foreign_groups"], int(match[2] or step["foreign_groups"])
+            if target > made:
                 raise UsageError(f"{self.share}: the others of {nodes} nodes make {made} groups an update")
-            step.update(foreign_groups=wanted, group_selection=match[1])
+            step.update(foreign_groups=target, group_selection=match[1])
         elif self.share == "horizontal":
             if sampling["group_size"] % nodes:
                 raise UsageError(f"{nodes} nodes cannot share groups of {sampling['group_size']} completions evenly")

@@ -189,8 +189,8 @@ def grade(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, lessons: 
     prompts = lessons.exam()
     texts: list[str] = []
     for start in range(0, len(prompts), NUM_GRADED_AT_ONCE):
-        asked = prompts[start : start + NUM_GRADED_AT_ONCE]
-        texts += _decode_greedily(model, tokenizer, asked, max_tokens=lessons.max_answer_tokens)
+        batch = prompts[start : start + NUM_GRADED_AT_ONCE]
+        texts += _decode_greedily(model, tokenizer, batch, max_tokens=lessons.max_answer_tokens)
     return lessons.grade(texts)
 
 

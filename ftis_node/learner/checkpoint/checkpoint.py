@@ -27,6 +27,7 @@ from ftis_node.files import read_file
 from ftis_node.learner.checkpoint.checksum import check_file, read_checksums, write_checksums
 from ftis_node.learner.distributed.sharded_tensors import is_sharded, part_like, whole
 from ftis_node.learner.messages import CheckpointSkipped, StepReport
+from ftis_node.learner.model.policy import ADAPTED_LAYERS
 from ftis_node.learner.step.optimizer import moment_shapes, moments_of, restore_moments
 from ftis_node.models import model_fingerprint, other_model
 from ftis_node.workers.durable import complete_folder, is_complete, keep_newest, remove_leftovers
@@ -105,7 +106,7 @@ def owner_of(policy: Policy, boot: LearnerBoot) -> CheckpointOwner:
         run_id=boot.run_id,
         model=policy.source.name,
         model_fingerprint=model_fingerprint(policy.source),
-        trains="full" if lora is None else f"LoRA of rank {lora.rank}, alpha {lora.alpha}, on {lora.target_modules}",
+        trains="full" if lora is None else f"LoRA of rank {lora.rank}, alpha {lora.alpha}, on {ADAPTED_LAYERS}",
     )
 
 

@@ -226,13 +226,13 @@ def cut_evenly(cut: Callable[[int], list[MicroBatch]], *, max_tokens: int, size:
     largest = cut(max_tokens)
     if size == 1:
         return largest
-    num_wanted = -(-len(largest) // size) * size
+    num_target = -(-len(largest) // size) * size
     num_tokens = sum(micro_batch.token_ids.numel() for micro_batch in largest)
     for step in BUDGET_STEPS:
-        budget = int(step * num_tokens / max(1, num_wanted)) + 1
+        budget = int(step * num_tokens / max(1, num_target)) + 1
         if budget >= max_tokens:
             break
-        if len(found := cut(budget)) <= num_wanted:
+        if len(found := cut(budget)) <= num_target:
             return found
     return largest
 

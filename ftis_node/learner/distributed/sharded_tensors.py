@@ -106,7 +106,7 @@ class TensorGatherer:
     def take(self, name: str, tensor: Tensor) -> Tensor:
         """Return the next tensor in full. The caller names it, to verify the order."""
         expected, _ = next(self._left)
-        assert name == expected, f"{name} was asked for when {expected} was next"
+        assert name == expected, f"{name} was requested, but {expected} is next"
         return whole(self._change(name, tensor).detach().to(self._dtype))
 
     def rest(self) -> None:

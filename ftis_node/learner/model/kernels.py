@@ -64,7 +64,7 @@ def check_kernels(boot: LearnerBoot) -> None:
             f"learner.kernels = '{boot.settings.kernels}' is for a learner of one process: use 'auto', or leave "
             "learner.gpus and learner.processes out"
         )
-    if boot.settings.kernels == "compile" and boot.measure_agreement:
+    if boot.settings.kernels == "compile" and boot.measures_agreement:
         raise ConfigError(
             "learner.kernels = 'compile' leaves out the hooks of method.peer_weights = \"agreement\": use 'plain'"
         )
@@ -72,7 +72,7 @@ def check_kernels(boot: LearnerBoot) -> None:
 
 def choose_kernels(policy: Policy, boot: LearnerBoot) -> Policy:
     """Return `policy` with the kernels that `boot` sets, or with the fastest correct ones."""
-    if boot.settings.kernels == "plain" or boot.measure_agreement or policy.root is not None:
+    if boot.settings.kernels == "plain" or boot.measures_agreement or policy.root is not None:
         return policy
     if boot.settings.kernels != "auto":
         problem = _problem(policy, boot.settings.kernels)
@@ -189,8 +189,8 @@ def measure(policy: Policy, micro_batch: MicroBatch) -> KernelMeasurement:
     decoder = policy.causal_lm.get_decoder()
     all_layers, on_gpu = decoder.layers, policy.causal_lm.device.type == "cuda"
     decoder.layers = all_layers[:1]
-    wanted = [value for value in decoder.layers.parameters() if value.requires_grad]
-    once = partial(_pass, policy, micro_batch, wanted)
+    trainable = [value for value in decoder.layers.parameters() if value.requires_grad]
+    once = partial(_pass, policy, micro_batch, trainable)
     before = 0
     try:
         with one_out_of_memory_error():
@@ -214,10 +214,10 @@ def measure(policy: Policy, micro_batch: MicroBatch) -> KernelMeasurement:
     return KernelMeasurement(float(np.median(seconds)), torch.cuda.max_memory_allocated() - before if on_gpu else 0)
 
 
-def _pass(policy: Policy, micro_batch: MicroBatch, wanted: list[torch.Tensor]) -> None:
+def _pass(policy: Policy, micro_batch: MicroBatch, trainable: list[torch.Tensor]) -> None:
     with torch.enable_grad():
         hidden = decode(policy.causal_lm, micro_batch)
-        torch.autograd.grad(hidden.float().square().mean(), wanted)
+        torch.autograd.grad(hidden.float().square().mean(), trainable)
 
 
 def _micro_batch(policy: Policy, num_tokens: int) -> MicroBatch:

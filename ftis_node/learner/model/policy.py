@@ -37,13 +37,15 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Parameter
 
-    from ftis_node.learner.messages import LearnerBoot, LoraSettings
+    from ftis_node.config.workers import LoraSection
+    from ftis_node.learner.messages import LearnerBoot
 
 Result = TypeVar("Result")
 
 log = logging.getLogger(__name__)
 
 ADAPTER = "default"  # peft's default adapter name.
+ADAPTED_LAYERS = "all-linear"  # peft's word for all linear layers but the output head
 # Nats, on average over the probe. In bfloat16 a logit of 20 is a multiple of 0.125: single log-probs may
 # differ by that much between two ways of computing them. A soft cap or a logit scale moves them by far more.
 LOGITS_TOLERANCE = 0.25
@@ -140,21 +142,20 @@ def build_policy(boot: LearnerBoot, source: ModelSource, tokenizer: PromptTokeni
         causal_lm=causal_lm,
         adapted=adapted,
         compute_dtype=getattr(torch, boot.dtype),
-        temperature=boot.temperature,
+        temperature=boot.sampling.temperature,
         head_chunk_tokens=boot.head_chunk_tokens,
     )
 
 
-def add_adapter(causal_lm: Any, lora: LoraSettings) -> Any:
+def add_adapter(causal_lm: Any, lora: LoraSection) -> Any:
     """Add a LoRA adapter to `causal_lm`, in its number format. Returns peft's wrapper. Raises ConfigError."""
     if lora.dropout != 0:
         raise ConfigError("LoRA dropout must be 0: the two passes over a batch would not see the same model")
-    targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
     with quiet_library_logging():
         from peft import LoraConfig, get_peft_model
 
         config = LoraConfig(
-            r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=targets, task_type="CAUSAL_LM"
+            r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=ADAPTED_LAYERS, task_type="CAUSAL_LM"
         )
         try:
             return get_peft_model(causal_lm, config, autocast_adapter_dtype=False).eval()

@@ -7,6 +7,8 @@ Three routes change the node: `POST /peers/ban`, `/peers/unban`, `/peers/trust`.
 
     {"peer": "12D3Koo...", "for_s": 7200}  ->  200 {"peer_id": ..., "standing": ..., ...} | 4xx {"error": "one line"}
 
+An exchange node has two more (`exchange_api.py`).
+
 A web page that the operator visits can reach this port too. So each of these requests must carry the token of the home
 (0600, new at every start) in a custom header. A page cannot read the token, and the browser sends no custom header to a
 server that did not allow it.
@@ -23,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from ftis_node.config.home import TOKEN_HEADER
 from ftis_node.errors import UsageError
 from ftis_node.files import check_no_folder, parse_json
 from ftis_node.node.http_api.auth import is_same_secret, own_names_only
@@ -33,7 +36,7 @@ from ftis_node.telemetry.secrets import keep_secret
 from ftis_node.telemetry.terminal_text import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
     from ftis_node.node.loops.status import StatusLoop
@@ -45,7 +48,6 @@ EVENT_PERIOD_S = 1.0
 INDEX_PATHS = ("/status", "/peers", "/events", "/metrics", "/healthz", "/readyz")
 MAX_STREAMS = 32  # of `/events`; a client can keep its stream open for any time
 WRITE_S = 10.0  # for a client to read one event
-TOKEN_HEADER = "X-Ftis-Token"
 TOKEN_BYTES = 16
 MAX_REQUEST_BYTES = 4096
 BODY_S = 10.0
@@ -61,12 +63,24 @@ async def show_index(request: web.Request) -> web.Response:
 class LocalApi:
     """Handlers over the status loop's latest snapshot, the peer table and the operator's actions."""
 
-    def __init__(self, status: StatusLoop, peer_table: PeerTable, *, control: PeerControl, token_file: Path) -> None:
-        """`token_file` gets a new token when the port opens. Requests for changes must contain it."""
+    def __init__(
+        self,
+        status: StatusLoop,
+        peer_table: PeerTable,
+        *,
+        control: PeerControl,
+        token_file: Path,
+        add_exchange: Callable[[web.Application, str], None] | None = None,
+    ) -> None:
+        """`token_file` gets a new token when the port opens. Requests for changes must contain it.
+
+        `add_exchange` adds the routes for a trainer, with this token.
+        """
         self._status = status
         self._peer_table = peer_table
         self._control = control
         self._token_file = token_file
+        self._add_exchange = add_exchange
         self._num_streams = 0
 
     async def show_status(self, request: web.Request) -> web.Response:
@@ -112,13 +126,16 @@ class LocalApi:
         app.router.add_get("/swarm", self.show_swarm)
         app.router.add_get("/events", self.stream_events)
         add_probes(app, MonitoringApi(self._status))
-        add_control(app, self._control, self._token_file)
+        token = write_token(self._token_file)
+        add_control(app, self._control, token)
+        if self._add_exchange is not None:
+            self._add_exchange(app, token)
         async with HttpGuard(self._status.http_refused).serving(app, HOST, port) as url:
             yield url
 
 
-def add_control(app: web.Application, control: PeerControl, token_file: Path) -> None:
-    """Add the routes, and write a new token to `token_file`."""
+def write_token(token_file: Path) -> str:
+    """Return a new token, written to `token_file`."""
     token = secrets.token_hex(TOKEN_BYTES)
     keep_secret(token)
     check_no_folder(token_file)
@@ -126,6 +143,11 @@ def add_control(app: web.Application, control: PeerControl, token_file: Path) ->
     descriptor = os.open(token_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(token)
+    return token
+
+
+def add_control(app: web.Application, control: PeerControl, token: str) -> None:
+    """Add the routes of the operator's actions."""
     for action in ACTIONS:
         app.router.add_post(f"/peers/{action}", partial(_handle, control, action, token))
 
@@ -137,10 +159,10 @@ async def _handle(control: PeerControl, action: str, token: str, request: web.Re
         return _refused(f"a request has at most {MAX_REQUEST_BYTES} bytes", 413)
     try:
         async with asyncio.timeout(BODY_S):
-            asked = parse_json(await request.read(), source="the request")
-        if not isinstance(asked, dict):
+            arguments = parse_json(await request.read(), source="the request")
+        if not isinstance(arguments, dict):
             raise UsageError("a request is a JSON object with the key `peer`")
-        return web.json_response(control.change(action, asked))
+        return web.json_response(control.change(action, arguments))
     except TimeoutError:
         return _refused(f"a request is complete within {BODY_S:.0f} s", 408)
     except (UsageError, ValueError) as error:

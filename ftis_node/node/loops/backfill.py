@@ -141,7 +141,7 @@ class BackfillLoop:
             duration_s = round(report.elapsed_s, 1)
             self._context.events.write("caught_up", num_groups=report.num_here, duration_s=duration_s)
         elif report.time_left_s is None:
-            log.debug("catching up: %d groups were missed and are asked for", report.num_left)
+            log.debug("catching up: %d missed groups are requested", report.num_left)
         else:
             whole = report.num_here + report.num_left
             log.debug(
@@ -164,11 +164,11 @@ class BackfillLoop:
         able = [peer for peer in members if self._may_ask(peer)]  # without those in a pause after a failure
         if not able:
             return
-        asked = sender if sender in able and not gap.tries else random.choice(able)
+        peer_id = sender if sender in able and not gap.tries else random.choice(able)
         question = BackfillRequest(sender=sender, first_number=gap.first, last_number=gap.last)
-        _, _, outcome = await self._ask(asked, question)
+        _, _, outcome = await self._ask(peer_id, question)
         tracker = self._announcements.tracker_of(sender)
-        tracker.note_query(gap, is_final=asked == sender and outcome is FetchOutcome.COMPLETE)
+        tracker.note_query(gap, is_final=peer_id == sender and outcome is FetchOutcome.COMPLETE)
 
     async def _query_silent_members(self) -> None:
         """Query members that announced nothing for SILENCE_S, if a step lacks foreign groups."""

@@ -72,15 +72,21 @@ class ConfirmationLoop:
 
     async def confirm(self, verdicts: Sequence[ValidationResult], *, source: str) -> None:
         """Send each sender the ids of its accepted groups. `source` is the peer that sent the bodies."""
-        checked: dict[str, list[bytes]] = defaultdict(list)
+        accepted: dict[str, list[Accepted]] = defaultdict(list)
         for verdict in verdicts:
             if isinstance(verdict, Accepted):
-                checked[verdict.group.sender].append(verdict.announced_id)
-                self._announcements.tracker_of(verdict.group.sender).note(verdict.group.number, at=time.monotonic())
-        reachable = {source, *await self._gossip.members()} if checked else set()
-        for sender, ids in checked.items():
-            if sender in reachable and (rest := self._gather(sender, ids)):
-                await self._send(sender, rest)
+                accepted[verdict.group.sender].append(verdict)
+        reachable = {source, *await self._gossip.members()} if accepted else set()
+        for sender, groups in accepted.items():
+            with self._guard.work_for(sender, Place.CONFIRM):
+                self._note_numbers(sender, groups)
+                if sender in reachable and (rest := self._gather(sender, [group.announced_id for group in groups])):
+                    await self._send(sender, rest)
+
+    def _note_numbers(self, sender: str, groups: Sequence[Accepted]) -> None:
+        tracker = self._announcements.tracker_of(sender)
+        for accepted in groups:
+            tracker.note(accepted.group.number, at=time.monotonic())
 
     def _gather(self, sender: str, ids: Sequence[bytes]) -> Sequence[bytes]:
         """Gather the ids if a confirmation to `sender` went a moment ago; return those to send at once."""
@@ -90,7 +96,7 @@ class ConfirmationLoop:
         return [group_id for group_id in ids if not self._gathered.add(sender, group_id)]
 
     async def _send(self, sender: str, ids: Sequence[bytes]) -> None:
-        self._window.sent(sender, now=time.monotonic())
         with self._guard.work_for(sender, Place.CONFIRM):
+            self._window.sent(sender, now=time.monotonic())
             if not await self._gossip.confirm(sender, ids):
                 log.debug("%s did not take the confirmation of %d groups", sender, len(ids))

@@ -3,9 +3,9 @@
     consumes: confirmations of peers     produces: freed slots
     waits for: a confirmation; age       unblocked by: a learner that pulls, time
 
-It replaces the train loop in a node that does not learn. Learners pull only groups that they will use. So a generator
-makes as many groups as learners pull, plus one for each slot. If no learner pulls a group, it becomes stale and its
-slot is free again.
+It replaces the train loop in a node that does not learn: a generator or an exchange node. Learners pull only groups
+that they will use. So a generator makes as many groups as learners pull, plus one for each slot. If no learner pulls a
+group, it becomes stale and its slot is free again.
 """
 
 from __future__ import annotations

@@ -53,14 +53,14 @@ COMMIT_CAPACITY = 64  # groups in one commit
 class Arrival:
     """An envelope in the queue for validation.
 
-    `origin` is the peer that delivered it; only the signature proves its sender. `asked` holds the ids that this node
-    requested from `origin`, None if it did not request by id. `made` is the group if this node generated it.
+    `origin` is the peer that delivered it; only the signature proves its sender. `requested` holds the ids that this
+    node requested from `origin`, None if it did not request by id. `made` is the group if this node generated it.
     """
 
     data: bytes
     origin: str
     made: Group | None
-    asked: Container[bytes] | None
+    requested: Container[bytes] | None
     verdict: asyncio.Future[ValidationResult]
 
     @property
@@ -129,7 +129,7 @@ class IntakeLoop:
             ),
             is_banned=self._peers.is_banned,
             within_quota=self._peers.within_quota,
-            copy_of=self._peers.copy_of,
+            duplicate_reason=self._peers.duplicate_reason,
             reset_at=self._reader.reset_at(),
             limits=self._peers.limits,
             own_id=self._context.identity.peer_id,
@@ -137,14 +137,14 @@ class IntakeLoop:
         )
 
     async def submit(
-        self, data: bytes, *, origin: str, made: Group | None = None, asked: Container[bytes] | None = None
+        self, data: bytes, *, origin: str, made: Group | None = None, requested: Container[bytes] | None = None
     ) -> ValidationResult:
         """Submit an envelope and wait for its verdict. If it is Accepted, the group is on disk.
 
-        `made` is the scored group if this node signed it; None for an envelope of a peer. `asked` holds the ids that
-        this node requested from `origin`; None if it did not request by id.
+        `made` is the scored group if this node signed it; None for an envelope of a peer. `requested` holds the ids
+        that this node requested from `origin`; None if it did not request by id.
         """
-        arrival = Arrival(data, origin, made, asked, asyncio.get_running_loop().create_future())
+        arrival = Arrival(data, origin, made, requested, asyncio.get_running_loop().create_future())
         is_new_peer = not arrival.own and self._peers.is_new_peer(origin)
         await (self._new_peers if is_new_peer else self._known).arrivals.put(arrival)
         return await arrival.verdict
@@ -174,7 +174,7 @@ class IntakeLoop:
     async def _judge(self, arrival: Arrival, context: ValidationContext) -> ValidationResult | None:
         """Return the verdict; None if validation raises. Then refuse the envelope and charge its origin."""
         with self._work_for(arrival, Place.JUDGE):
-            verdict = await validate(arrival.data, context, asked=arrival.asked, made=arrival.made)
+            verdict = await validate(arrival.data, context, requested=arrival.requested, made=arrival.made)
             if isinstance(verdict, Accepted):
                 if late := self._refuse_if_admitted(verdict):
                     return late
@@ -190,7 +190,7 @@ class IntakeLoop:
             refusal = Refusal("duplicate", "this group was admitted a moment ago")
         elif (group.sender, group.number) in self._passed:
             refusal = Refusal("sequence_reused", f"number {group.number} of this sender was used a moment ago")
-        elif reason := self._peers.copy_of(group):
+        elif reason := self._peers.duplicate_reason(group):
             refusal = Refusal(reason, "too many of its completions were here before")
         else:
             return None

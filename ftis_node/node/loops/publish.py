@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ftis_node.node.training.slots import SlotPool
     from ftis_node.records.envelope import Announcement
     from ftis_node.records.group import Group
+    from ftis_node.validation import ValidationResult
 
 log = logging.getLogger(__name__)
 
@@ -80,9 +81,10 @@ class PublishLoop:
         while True:
             with waiting_for("a scored group"):
                 group = await self._scored.get()
-            await self._publish(group)
+            await self.publish(group)
 
-    async def _publish(self, group: Group) -> None:
+    async def publish(self, group: Group) -> ValidationResult:
+        """Publish a scored group that holds a slot, and return its verdict. One call at a time."""
         group = replace(group, number=self._last_number + 1)
         envelope = seal_group(group, self._context.identity, codec=self._context.settings.swarm.codec)
         data = envelope.to_bytes()
@@ -91,7 +93,7 @@ class PublishLoop:
         if not isinstance(verdict, Accepted):
             log.error("an own group failed validation: %s", verdict.refusal.detail)
             self._slots.cancel()
-            return
+            return verdict
         self._last_number = group.number
         self._slots.fill()
         self._gathered.append(announce_group(envelope, group, envelope_bytes=len(data)))
@@ -99,6 +101,7 @@ class PublishLoop:
             self._has_gathered.set()
         else:
             await self._announce()
+        return verdict
 
     async def _may_wait(self, num_bytes: int) -> bool:
         """Return whether the gathered groups may wait for others: small, not a full message, and one went just now."""

@@ -135,8 +135,8 @@ class PullLoop:
         self._queue.drop_older(oldest)
         for item in self._later.due(now=time.monotonic()):
             with self._guard.work_for(item.sender, Place.PULL):
-                is_wanted = item.created_at > oldest and not self._announcements.has(item)
-                if is_wanted and self._announcements.can_serve(item.sender, item.id):
+                is_missing = item.created_at > oldest and not self._announcements.has(item)
+                if is_missing and self._announcements.can_serve(item.sender, item.id):
                     self._queue.add(item, holder=item.sender)
         self._queue.reroute(self._slots.is_able)
         if self._space.why_full:
@@ -207,7 +207,7 @@ class PullLoop:
         """Return the present demand; set the members among whom groups are assigned."""
         _, num_ready = self._reader.ready_counts()
         known = await self._gossip.known_members()
-        wanted = pull_demand(
+        demand = pull_demand(
             self._context.settings.swarm.pull_policy,
             num_members=len(known),
             small_swarm=self._context.settings.swarm.pull_all_max_peers,
@@ -215,11 +215,11 @@ class PullLoop:
             num_ready=num_ready,
             num_in_flight=self._queue.num_in_flight,
         )
-        takes_assigned = wanted.need is not None and wanted.takes_assigned
+        takes_assigned = demand.need is not None and demand.takes_assigned
         self._announcements.members = (
             AssignmentMembers(known, await self._gossip.shard_members()) if takes_assigned else None
         )
-        return wanted
+        return demand
 
     async def _keep_to_budget(self, batch: PullRequest) -> None:
         if self._allowance is None:
@@ -247,8 +247,8 @@ class PullLoop:
         timeout_s = self._context.settings.swarm.pull_timeout_s
         fetched = await self._gossip.fetch(peer_id, ids, as_text=as_text, timeout_s=timeout_s)
         self._spend_the_rest(batch, fetched.bodies)
-        asked = None if as_text else frozenset(ids)  # a group as text has a different id
-        judged = [self._intake.submit(data, origin=peer_id, asked=asked) for data in fetched.bodies]
+        requested = None if as_text else frozenset(ids)  # a group as text has a different id
+        judged = [self._intake.submit(data, origin=peer_id, requested=requested) for data in fetched.bodies]
         with waiting_for("validation verdicts"):  # the intake loop has time limits
             verdicts = await asyncio.gather(*judged)
         here = self._settle(batch, verdicts)

@@ -75,7 +75,7 @@ class PullSlots:
             return not any(map(self.backoff.has_failed, self._asking))
         if self._is_proven(peer_id):
             return self._asking[peer_id] < max(1, self._num_slots // 2)
-        num_unproven = sum(not self._is_proven(asked) for asked in self._asking)
+        num_unproven = sum(not self._is_proven(peer) for peer in self._asking)
         return not self._asking[peer_id] and num_unproven < max(1, self._num_slots - 1)
 
     def _is_proven(self, peer_id: str) -> bool:

@@ -1,13 +1,15 @@
 """Peer manager: records the conduct of peers, and decides which peers to refuse and how much each may send.
 
-The loops report events (`note`, `settle`) and query decisions (`is_banned`, `within_quota`, `copy_of`, `share_cap`).
-The manager connects the pure rules of `swarm/` with the clock, `peers.sqlite` and the event log, and adds no rule.
+The loops report events (`note`, `settle`). They query decisions: `is_banned`, `within_quota`, `duplicate_reason`,
+`share_cap`. The manager connects the pure rules of `swarm/` with the clock, `peers.sqlite` and the event log, and adds
+no rule.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
     from ftis_node.config.admission import Admission
     from ftis_node.records.group import Group, GroupHeader
+    from ftis_node.records.token_batch import TokenBatch
     from ftis_node.replay.buffer import StoredGroup
     from ftis_node.telemetry.events import EventLog
     from ftis_node.validation import ValidationResult
@@ -36,6 +39,7 @@ log = logging.getLogger(__name__)
 
 SAVE_EVERY_S = 10.0
 MAX_NETWORKS = 4096
+NUM_LANES = 2  # groups that intake validates concurrently
 UNCHARGED = frozenset({"banned", "quota", "scoring_quota"})  # these refusals cost little; a charge would extend itself
 
 
@@ -81,6 +85,7 @@ class PeerManager:
                 validation.duplicate_min_tokens, validation.duplicate_max_fraction, validation.duplicate_history_size
             ),
         )
+        self._described: deque[tuple[TokenBatch, list[SeenCompletion]]] = deque(maxlen=NUM_LANES)
 
     def close(self) -> None:
         """Save and close the file."""
@@ -157,7 +162,7 @@ class PeerManager:
     def remember(self, accepted: Accepted) -> None:
         """Add the completions of an accepted group to the catalog that detects copies."""
         group = accepted.group
-        self._duplicates.remember(group.sender, str(group.prompt_ref), _seen_completions(group))
+        self._duplicates.remember(group.sender, self._seen_completions(group))
 
     def settle(self, verdict: ValidationResult, *, origin: str) -> None:
         """Note the verdict on a group that `origin` delivered, and charge the peer that is responsible."""
@@ -191,10 +196,26 @@ class PeerManager:
             is_new_peer = self._is_new_peer(peer_id)
             self._quotas.spend_scoring(peer_id, seconds, is_new_peer=is_new_peer, now=time.monotonic())
 
-    def copy_of(self, group: Group) -> str | None:
+    def duplicate_reason(self, group: Group) -> str | None:
         """Return the reason to refuse a group with copied completions; None if they are new."""
-        found = self._duplicates.judge(group.sender, str(group.prompt_ref), _seen_completions(group))
+        found = self._duplicates.judge(group.sender, self._seen_completions(group))
         return None if found is None else found.value
+
+    def _seen_completions(self, group: Group) -> list[SeenCompletion]:
+        """Return the completions in the form of the catalog that detects copies, hashed once for a group in intake."""
+        for tokens, seen in self._described:
+            if tokens is group.tokens:
+                return seen
+        tokens = group.tokens
+        means = np.array(group.mean_logprobs) if group.mean_logprobs else tokens.mean_logprobs()
+        seen = self._duplicates.describe(
+            str(group.prompt_ref),
+            tokens.token_ids.tobytes(),
+            lengths=tokens.lengths.tolist(),
+            surprises=(-means * tokens.lengths).tolist(),
+        )
+        self._described.append((tokens, seen))
+        return seen
 
     def share_cap(self) -> ShareCap:
         """Return the limit on each peer's places in the buffer."""
@@ -276,17 +297,3 @@ class PeerManager:
         )
         if standing is TrustLevel.BANNED:
             log.warning("%s is refused for %.0f s: %s", peer_id, (row["banned_until"] or 0) - self._clock(), why)
-
-
-def _seen_completions(group: Group) -> list[SeenCompletion]:
-    """Return the completions in the form of the catalog that detects copies."""
-    return [
-        SeenCompletion(
-            completion.token_ids.tobytes(),
-            len(completion.token_ids),
-            -float(completion.logprobs.sum(dtype=np.float64))
-            if completion.mean_logprob is None
-            else -completion.mean_logprob * len(completion.token_ids),
-        )
-        for completion in group.completions
-    ]

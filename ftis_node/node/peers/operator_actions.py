@@ -33,19 +33,19 @@ class PeerControl:
         self._book = book
         self._rows = rows
 
-    def change(self, action: str, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Do one of ACTIONS for the peer that `asked["peer"]` names, and return its new row.
+    def change(self, action: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Do one of ACTIONS for the peer that `arguments["peer"]` names, and return its new row.
 
         `ban` takes `for_s` (seconds, by default the settings' longest time), `trust` takes `trusted`. Raise UsageError.
         """
-        peer_id = find_peer(str(asked.get("peer", "")), self._rows())
+        peer_id = find_peer(str(arguments.get("peer", "")), self._rows())
         match action:
             case "ban":
-                self._book.ban(peer_id, _ban_length_s(asked.get("for_s")))
+                self._book.ban(peer_id, _ban_length_s(arguments.get("for_s")))
             case "unban":
                 self._book.unban(peer_id)
             case "trust":
-                self._book.trust(peer_id, asked.get("trusted", True) is True)
+                self._book.trust(peer_id, arguments.get("trusted", True) is True)
             case _:
                 raise UsageError(f"{action!r} is none of {', '.join(ACTIONS)}")
         return {"peer_id": peer_id, **self._book.row(peer_id)}
@@ -84,9 +84,9 @@ def _admission_of(settings: Mapping[str, Any], home: Home) -> Admission:
         ) from None
 
 
-def _ban_length_s(asked: object) -> float | None:
-    if asked is None:
+def _ban_length_s(duration_s: object) -> float | None:
+    if duration_s is None:
         return None
-    if isinstance(asked, bool) or not isinstance(asked, int | float) or not 0 < asked <= MAX_BAN_S:
-        raise UsageError(f"a ban lasts more than 0 and at most {MAX_BAN_S:.0f} s, not {asked!r:.40}")
-    return float(asked)
+    if isinstance(duration_s, bool) or not isinstance(duration_s, int | float) or not 0 < duration_s <= MAX_BAN_S:
+        raise UsageError(f"a ban lasts more than 0 and at most {MAX_BAN_S:.0f} s, not {duration_s!r:.40}")
+    return float(duration_s)

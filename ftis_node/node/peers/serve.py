@@ -99,25 +99,25 @@ class PeerRequestHandler:
     async def answer(self, peer_id: str, question: bytes) -> list[bytes]:
         """Return announcements of stored groups, oldest first; an empty list for a malformed request."""
         try:
-            asked = open_backfill_request(question)
+            request = open_backfill_request(question)
         except RecordError as error:
             self._counters.refused[f"question_{error.reason}"] += 1
             self._registry.note_refusal(peer_id, "question", error)
             return []
         fresh = time.time() - self._context.manifest.step.max_age_s
-        held = await self._disk(self._find, replace(asked, since=max(asked.since, fresh)))
-        self._context.events.write("backfill_requested", peer=peer_id, sender=asked.sender, num_groups=len(held))
+        held = await self._disk(self._find, replace(request, since=max(request.since, fresh)))
+        self._context.events.write("backfill_requested", peer=peer_id, sender=request.sender, num_groups=len(held))
         return held
 
-    def _find(self, asked: BackfillRequest) -> list[bytes]:
+    def _find(self, request: BackfillRequest) -> list[bytes]:
         """Return the announcements of the requested groups. Runs in the disk thread, on a separate connection."""
         reader = ReplayReader(self._replay_file)
         try:
             found = reader.find_held(
-                sender=asked.sender,
-                first_number=asked.first_number,
-                last_number=asked.last_number,
-                since=asked.since,
+                sender=request.sender,
+                first_number=request.first_number,
+                last_number=request.last_number,
+                since=request.since,
                 limit=MAX_ANSWERS,
             )
             return [self._announcer.announcement_of(held).to_bytes() for held in found]

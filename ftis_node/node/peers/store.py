@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from ftis_node.swarm.reputation.reputation_table import ReputationTable
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 SAVE_BUSY_TIMEOUT_MS = 200  # short, since the event loop waits; the next save follows soon
 JOURNAL_PAGES = 64  # of 4 KiB: few rows change per commit, and SQLite's default of 1000 pages is larger than the file
 SCHEMA = """
@@ -62,9 +62,9 @@ class PeerStore:
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.execute(f"PRAGMA wal_autocheckpoint = {JOURNAL_PAGES}")
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if version not in (0, 1, SCHEMA_VERSION):
+            if version not in (0, 1, 2, SCHEMA_VERSION):
                 raise ConfigError(f"{path} has schema {version}; this version of ftis-node knows {SCHEMA_VERSION}")
-            if version == 1:
+            if version in (1, 2):
                 _rename_reasons(self._db)
             self._db.executescript(MAKE)
         except sqlite3.DatabaseError as error:
@@ -145,7 +145,7 @@ def copy_peers(damaged: sqlite3.Connection, new: Path) -> int:
 
 
 def _rename_reasons(db: sqlite3.Connection) -> None:
-    """Replace the names of reasons of schema 1 by the present ones, in one transaction. Keep other names."""
+    """Replace the names of reasons of schemas 1 and 2 by the present ones, in one transaction. Keep other names."""
     db.execute("BEGIN IMMEDIATE")
     rows = db.execute("SELECT peer_id, ban_reason, reasons FROM peers").fetchall()
     for peer_id, ban_reason, reasons in rows:
@@ -154,7 +154,7 @@ def _rename_reasons(db: sqlite3.Connection) -> None:
             "UPDATE peers SET ban_reason = ?, reasons = ? WHERE peer_id = ?",
             (present_reason(ban_reason), renamed, peer_id),
         )
-    db.execute("PRAGMA user_version = 2")
+    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     db.execute("COMMIT")
 
 

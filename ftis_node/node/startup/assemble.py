@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 
     from ftis_node.config.home import Home
     from ftis_node.config.node import NodeSettings
+    from ftis_node.config.step import StepSection
     from ftis_node.gossip.interface import Gossip
     from ftis_node.models import ModelSource
     from ftis_node.node.protocols import Generation, Learning
@@ -71,6 +72,7 @@ log = logging.getLogger(__name__)
 
 NAME_LENGTH = 8
 LARGE_BYTES = 1e9
+EXCHANGE_SLOTS = 64  # a trainer's batch has its own size, whatever the run's step is
 
 
 @asynccontextmanager
@@ -171,7 +173,7 @@ def _assembled(stack: AsyncExitStack, prepared: PreparedNode, makers: NodeFactor
         buffer=buffer,
         reader=reader,
         disk=disk,
-        slots=SlotPool(step.num_generated * (1 + step.max_async_level), held=reader.own_held()),
+        slots=SlotPool(_num_slots(settings, step), held=reader.own_held()),
         counters=NodeCounters(),
         registry=registry,
         confirmations=Confirmations(registry),
@@ -183,6 +185,12 @@ def _assembled(stack: AsyncExitStack, prepared: PreparedNode, makers: NodeFactor
         tracking=make_tracking(settings, manifest, home, name=name, peer_id=identity.peer_id, model=source.name),
         division=division_of(manifest, prepared.domain.name),
     )
+
+
+def _num_slots(settings: NodeSettings, step: StepSection) -> int:
+    """Return the number of own groups between generation and training; in an exchange node until a peer has them."""
+    num_slots = step.num_generated * (1 + step.max_async_level)
+    return max(num_slots, EXCHANGE_SLOTS) if settings.role == "exchange" else num_slots
 
 
 def _workers(makers: NodeFactory, ingredients: NodeInputs, state: NodeState) -> tuple[Generation, Learning]:
@@ -203,7 +211,14 @@ async def _start(parts: NodeComponents, on_progress: OnProgress) -> None:
     context, settings = parts.context, parts.context.settings
     done = context.state.step
     model = f"{parts.source.name} ({_size_of(parts.source)})"
-    waited_for = ["generation", "learner", "gossip"]
+    components: dict[str, Generation | Learning | Gossip] = {
+        "generation": parts.generation,
+        "learner": parts.learner,
+        "gossip": parts.gossip,
+    }
+    if settings.role == "exchange":  # it loads nothing
+        components = {"gossip": parts.gossip}
+    waited_for = [*components]
 
     async def start(name: str, part: Generation | Learning | Gossip) -> None:
         await part.start()
@@ -216,7 +231,7 @@ async def _start(parts: NodeComponents, on_progress: OnProgress) -> None:
     )
     log.debug("%s; what they print is in %s", _who_starts(settings), parts.home.logs)
     async with asyncio.TaskGroup() as tasks:
-        for name, part in (("generation", parts.generation), ("learner", parts.learner), ("gossip", parts.gossip)):
+        for name, part in components.items():
             tasks.create_task(start(name, part), name=f"start-{name}")
     state = parts.learner.state
     assert state is not None, "a started learner has a state"
@@ -225,9 +240,9 @@ async def _start(parts: NodeComponents, on_progress: OnProgress) -> None:
         context.events.write("checkpoint_fallback", step=state.step, done=done)
     if settings.learns:
         log_unknown_steps(state, done=done, holds=parts.reader.held, events=context.events)
-    where = _begins_at(state.step) if settings.learns else f"following {settings.roles.follow}"
+    where = _begins_at(state.step) if settings.learns else f"following {settings.roles.follow or 'no learner'}"
     log.debug("%s: %s parameters, %s", parts.source.name, f"{state.parameters:,}", where)
-    if not settings.generates:
+    if settings.role == "learner":
         log.info("generators take this learner's weights by --role generator --follow %s", context.peer_id)
 
 
@@ -245,6 +260,8 @@ def _size_of(source: ModelSource) -> str:
 
 
 def _who_starts(settings: NodeSettings) -> str:
+    if settings.role == "exchange":
+        return "connecting; no model is loaded"
     if not settings.learns:
         return "loading the model into the generator, which takes a minute or more"
     if not settings.generates:

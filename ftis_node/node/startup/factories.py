@@ -18,7 +18,7 @@ from ftis_node.generation.messages import GenerationBoot
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.gossip import GossipLimits, NetworkSettings
 from ftis_node.learner.client import LearnerClient
-from ftis_node.learner.messages import HostsConnected, LearnerBoot, LoraSettings
+from ftis_node.learner.messages import HostsConnected, LearnerBoot
 from ftis_node.memory.learner_memory import micro_batch_tokens_of, recomputes
 from ftis_node.memory.placement import WorkerPlacement, arrange, place_single_worker, visible_gpus
 from ftis_node.models import pick_device
@@ -102,6 +102,8 @@ class ProcessNodeFactory:
         The plan divides the memory between two workers. A single worker gets all memory that the settings allow.
         """
         self._preloading = preloading_of(settings, source, log_path=self._log_path)
+        if settings.role == "exchange":
+            return WorkerPlacement()
         if settings.role != "full":
             return place_single_worker(settings)
         return arrange(settings, manifest, source)
@@ -234,7 +236,6 @@ def learner_boot(
     adapters: bool = False,
 ) -> LearnerBoot:
     """Return how to build the learner worker. It publishes into `weights`; with `adapters`, only its adapter."""
-    adapter = settings.lora_adapter
     is_on_gpu, planned = pick_device(settings.device) != "cpu", arrangement.recompute_activations
     return LearnerBoot(
         model=str(source.folder),
@@ -242,21 +243,18 @@ def learner_boot(
         run_id=manifest.run_id,
         checkpoints_dir=str(home.checkpoints),
         weights_dir=str(weights),
-        method=manifest.method.name,
-        method_params=dict(manifest.loss_parameters()),
-        advantage_scale=manifest.method.advantage_scale,
-        temperature=manifest.sampling.temperature,
+        method=manifest.method,
+        sampling=manifest.sampling,
         optimizer=manifest.optimizer,
         settings=settings.learner,
         max_logprob_gap_nats=math.inf if manifest.sampling.is_cut else settings.validation.max_logprob_gap_nats,
         micro_batch_tokens=micro_batch_tokens_of(settings, on_gpu=is_on_gpu),
-        lora=LoraSettings(rank=adapter.rank, alpha=adapter.alpha, dropout=adapter.dropout) if settings.lora else None,
+        lora=settings.lora_adapter if settings.lora else None,
         publish_as="adapter" if adapters else "model",
         dtype=dtype_of(settings),
         device=pick_device(settings.device),
         seed=settings.seed,
         num_threads=threads_of(settings.learner.threads, num_processes=settings.learner.num_processes),
-        measure_agreement=manifest.method.peer_weights == "agreement",
         takes_turns=arrangement.takes_turns,
         hand_over="file" if adapters else arrangement.hand_over,
         memory_share=arrangement.learner_share,

@@ -1,4 +1,4 @@
-"""Builds and runs the loops of each role: `full`, `learner` and `generator`. `node/daemon.py` lists the loops."""
+"""Builds and runs the loops of each role. `node/daemon.py` lists the loops."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from ftis_node.node.daemon import RoleLoops, run_loops
+from ftis_node.node.http_api.exchange_api import ExchangeApi
 from ftis_node.node.http_api.local_api import LocalApi
 from ftis_node.node.peers.operator_actions import PeerControl
 from ftis_node.node.startup.null_workers import NullBackfill
@@ -15,6 +16,10 @@ from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.swarm.topology import shard_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aiohttp.web import Application
+
     from ftis_node.node.components import NodeComponents
     from ftis_node.node.http_api.monitoring_api import MonitoringApi
     from ftis_node.node.supervision.watchdog import Watchdog
@@ -45,8 +50,23 @@ async def run_node(
         }
     )
     control = PeerControl(node.peers, wiring.peer_table.rows)
-    api = LocalApi(status, wiring.peer_table, control=control, token_file=node.home.control_token)
+    api = LocalApi(
+        status,
+        wiring.peer_table,
+        control=control,
+        token_file=node.home.control_token,
+        add_exchange=_routes_of(work, node),
+    )
     await run_loops(node, work=work, status=status, api=api, observed=observed)
+
+
+def _routes_of(work: RoleLoops, node: NodeComponents) -> Callable[[Application, str], None] | None:
+    """Return what adds the routes of an exchange node; None in another role."""
+    exchange = work.exchange
+    if exchange is None:
+        return None
+    max_bytes = node.context.manifest.wire.max_envelope_bytes
+    return ExchangeApi(exchange, max_group_bytes=max_bytes).add_routes
 
 
 async def work_of_role(wiring: Wiring, *, last_step: int | None) -> RoleLoops:
@@ -56,6 +76,8 @@ async def work_of_role(wiring: Wiring, *, last_step: int | None) -> RoleLoops:
             return _learner_work(wiring, last_step)
         case "generator":
             return await _generator_work(wiring)
+        case "exchange":
+            return await _exchange_work(wiring)
         case _:
             return _full_work(wiring, last_step)
 
@@ -105,6 +127,28 @@ async def _generator_work(wiring: Wiring) -> RoleLoops:
         "directory": wiring.directory_loop(NullBackfill()).run(),
     }
     return RoleLoops(loops, _wait_until_generated(wiring))
+
+
+async def _exchange_work(wiring: Wiring) -> RoleLoops:
+    """Return the work of a node that exchanges the groups of a trainer on this machine. It ends by a signal."""
+    publish = wiring.publish_loop(asyncio.Queue())  # nothing enters the queue: the exchange calls the loop itself
+    exchange = wiring.group_exchange(publish)
+    await exchange.resume()
+    loops = {
+        "publish": publish.run(),
+        "pull": wiring.pull.run(),
+        "intake": wiring.intake.run(),
+        "deliver": wiring.deliver_loop().run(),
+        "reannounce": wiring.reannounce_loop().run(),
+        "shards": wiring.shards_loop().run(),
+        "directory": wiring.directory_loop(wiring.backfill).run(),
+    }
+    return RoleLoops(loops, _until_canceled(), exchange)
+
+
+async def _until_canceled() -> None:
+    with waiting_for("a signal"):
+        await asyncio.Event().wait()
 
 
 async def _wait_until_generated(wiring: Wiring) -> None:

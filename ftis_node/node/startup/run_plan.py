@@ -68,16 +68,16 @@ def plan_run(
     else:
         manifest = load_manifest(run or preset_for_task(task or ""))
     mixture = parse_spec(manifest.task)
-    asked = parse_spec(task) if task else None if own is None else kept_domain(home, manifest)
-    manifest = manifest.model_copy(update={"task": (asked or mixture).canonical})
+    requested = parse_spec(task) if task else None if own is None else kept_domain(home, manifest)
+    manifest = manifest.model_copy(update={"task": (requested or mixture).canonical})
     domain = None
     is_run_meant = run is not None or own is not None  # else the preset is only a template for a run of this task
     is_own = own is not None and own.run_id == manifest.run_id  # from an older version: a task's part was its whole run
-    if asked is not None and is_run_meant and not is_own and is_domain(asked, mixture):
-        domain = _checked_domain(asked, manifest)
+    if requested is not None and is_run_meant and not is_own and is_domain(requested, mixture):
+        domain = _checked_domain(requested, manifest)
         manifest = manifest.model_copy(update={"task": mixture.canonical})
     _check_same_run(manifest, own, home)
-    spec = _with_paths(parse_spec(manifest.task), dict(data_paths or {}) | (asked.paths if asked else {}))
+    spec = _with_paths(parse_spec(manifest.task), dict(data_paths or {}) | (requested.paths if requested else {}))
     held_out = parse_spec(eval_task) if eval_task else held_out_spec(spec)
     return RunPlan(
         manifest=manifest,

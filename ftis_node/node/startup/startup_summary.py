@@ -23,7 +23,12 @@ if TYPE_CHECKING:
     from ftis_node.telemetry.status import BudgetStatus, Status
 
 LABEL_WIDTH = 10
-DOES = {"full": "generates with and trains", "learner": "trains", "generator": "generates with"}
+DOES = {
+    "full": "generates with and trains",
+    "learner": "trains",
+    "generator": "generates with",
+    "exchange": "exchanges groups of",
+}
 CONTENT = "groups (prompts, completions, log-probs, rewards)"
 
 
@@ -91,6 +96,8 @@ def finished_lines(last: Status, home: Home, *, settings: NodeSettings) -> list[
 
 
 def _steps(settings: NodeSettings, step: int) -> str:
+    if settings.role == "exchange":
+        return "it serves a trainer on this machine"
     if not settings.learns:
         return f"follows {settings.roles.follow}"
     limit = settings.budget.learn_steps
@@ -111,7 +118,8 @@ def _shared(settings: NodeSettings) -> str:
     """Return the data that the node sends to other machines, as text."""
     what = "weights" if settings.role == "learner" else CONTENT
     whom = "members of the run" if settings.peers else "peers that dial it"
-    more = f"; figures go to {', '.join(settings.tracking.to)}" if settings.tracking.to else ""
+    watchers = [*settings.tracking.to, *filter(None, [settings.observe.collector])]
+    more = f"; figures go to {', '.join(watchers)}" if watchers else ""
     return f"{what}, name and addresses, with {whom}; no other file leaves{more}"
 
 
@@ -122,6 +130,8 @@ def _heading(before: Status, after: Status) -> str:
         steps += f" ({first} to {last})"
     elif not last:
         steps = f"{_count(after.generation.groups_made - before.generation.groups_made, 'group')} generated"
+    if after.node.role == "exchange":
+        steps = f"{_count(after.generation.groups_made - before.generation.groups_made, 'group')} of the trainer shared"
     spent = duration(after.node.uptime_s)
     if after.node.end == EndWord.FINISHED:
         return f"finished: {steps} in {spent}"
@@ -142,6 +152,8 @@ def _groups(before: Status, after: Status, counters: NodeCounters) -> str:
     own, foreign = counters.groups_trained_own, counters.groups_trained_foreign
     made = after.generation.groups_made - before.generation.groups_made
     swarm = after.swarm
+    if after.node.role == "exchange":
+        return f"{swarm.groups_sent} sent, {swarm.groups_confirmed} confirmed by peers; {foreign} given to the trainer"
     return (
         f"trained on {own} own and {foreign} foreign; {made} generated, {swarm.groups_sent} sent, "
         f"{swarm.groups_confirmed} confirmed by peers"
@@ -149,6 +161,8 @@ def _groups(before: Status, after: Status, counters: NodeCounters) -> str:
 
 
 def _tokens(before: Status, after: Status) -> str:
+    if after.node.role == "exchange":
+        return ""
     made = after.generation.tokens_made - before.generation.tokens_made
     trained = after.budget.learn_tokens.used - before.budget.learn_tokens.used
     return f"{made:,} generated, {trained:,} trained on"

@@ -6,6 +6,7 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ftis_node.node.exchange.group_exchange import GroupExchange
 from ftis_node.node.loops.audit import AuditLoop
 from ftis_node.node.loops.deliver import DeliverLoop
 from ftis_node.node.loops.directory import DirectoryLoop
@@ -97,6 +98,38 @@ class Wiring(SharedComponents):
             counters=node.counters,
             confirmations=node.confirmations,
             last_number=node.buffer.last_number(),
+        )
+
+    def group_exchange(self, publish: PublishLoop) -> GroupExchange:
+        node = self.node
+        return GroupExchange(
+            context=node.context,
+            about=node.about,
+            task=node.task,
+            tokenizer=node.tokenizer,
+            scorer=node.scorer,
+            buffer=node.buffer,
+            disk=node.disk,
+            slots=node.slots,
+            space=node.space,
+            peers=node.peers,
+            counters=node.counters,
+            guard=node.gossip.guard,
+            selection=self._step_selection(),
+            publish=publish.publish,
+        )
+
+    def _step_selection(self) -> StepSelection:
+        node = self.node
+        return StepSelection(
+            context=node.context,
+            buffer=node.buffer,
+            reader=node.reader,
+            disk=node.disk,
+            peers=node.peers,
+            guard=node.gossip.guard,
+            division=node.division,
+            own_domain=self.own_domain,
         )
 
     def check_loop(self) -> CheckLoop:
@@ -250,21 +283,10 @@ class Wiring(SharedComponents):
     def train_loop(self, gate: StepGate, *, last_step: int | None, deliver: DeliverWeights | None = None) -> TrainLoop:
         """Return the train loop. `deliver` takes new weights; None delivers them to this node's generation worker."""
         node = self.node
-        guard = node.gossip.guard
-        selection = StepSelection(
-            context=node.context,
-            buffer=node.buffer,
-            reader=node.reader,
-            disk=node.disk,
-            peers=node.peers,
-            guard=guard,
-            division=node.division,
-            own_domain=self.own_domain,
-        )
         return TrainLoop(
             context=node.context,
             gate=gate,
-            selection=selection,
+            selection=self._step_selection(),
             learner=node.learner,
             generation=node.generation,
             deliver=deliver or partial(update_engine, generation=node.generation, events=node.context.events),
@@ -272,7 +294,11 @@ class Wiring(SharedComponents):
                 buffer=node.buffer, reader=node.reader, disk=node.disk, slots=node.slots, limits=self.limits
             ),
             peers=StepPeers(
-                context=node.context, peers=node.peers, registry=node.registry, counters=node.counters, guard=guard
+                context=node.context,
+                peers=node.peers,
+                registry=node.registry,
+                counters=node.counters,
+                guard=node.gossip.guard,
             ),
             step_shares=self.step_shares,
             reporter=self.reporter,

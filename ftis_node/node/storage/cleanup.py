@@ -52,7 +52,7 @@ async def reclaim(
 
     `measure` returns the present disk use of the home.
     """
-    wanted_bytes = (await measure()).used_bytes - missing_bytes
+    target_bytes = (await measure()).used_bytes - missing_bytes
     saved_step = _saved_step(home) if learns else None
     steps: tuple[tuple[str, Callable[[int], Awaitable[object]]], ...] = (
         ("free pages", lambda _: disk(buffer.shrink)),
@@ -63,9 +63,9 @@ async def reclaim(
     )
     for what, remove in steps:
         before = (await measure()).used_bytes
-        if before <= wanted_bytes:
+        if before <= target_bytes:
             return
-        await remove(before - wanted_bytes)
+        await remove(before - target_bytes)
         if (freed_bytes := before - (await measure()).used_bytes) > 0:
             yield what, freed_bytes
 

@@ -27,7 +27,9 @@ def limit_of(settings: NodeSettings, source: ModelSource) -> HomeLimit:
     checkpoint = checkpoint_bytes(source, settings) if settings.learns else 0
     limits, reserve = settings.limits, checkpoint + GROUPS_BYTES
     if not limits.home_bytes:
-        num_followed = 0 if settings.learns else settings.roles.max_pending_versions + 1  # plus the download
+        num_followed = (
+            settings.roles.max_pending_versions + 1 if settings.role == "generator" else 0
+        )  # plus the download
         usual = usual_home_bytes(
             limits,
             buffer_bytes=max(settings.buffer.max_disk_bytes, settings.buffer.max_ready_bytes),
@@ -51,6 +53,8 @@ def num_versions(settings: NodeSettings, way: Way = "file") -> int:
 
     With the `way` "ipc" the learner writes a file only for an engine that cannot map its GPU memory.
     """
+    if settings.role == "exchange":
+        return 0
     at_once = VERSIONS_AS_A_RESERVE if way == "ipc" else VERSIONS_AT_ONCE
     return at_once + (0 if settings.generates else settings.roles.max_published_versions)
 

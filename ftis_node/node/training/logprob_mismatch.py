@@ -32,12 +32,12 @@ class MismatchLimits:
 LIMITS = {"float32": MismatchLimits(1e-4, 0.01), "bfloat16": MismatchLimits(2e-3, 0.9)}
 
 
-def limits_of(asked: MismatchSection, *, dtype: str) -> MismatchLimits:
+def limits_of(section: MismatchSection, *, dtype: str) -> MismatchLimits:
     """Return the limits of the settings; for an unset limit, the limit of `dtype`."""
     usual = LIMITS[dtype]
     return MismatchLimits(
-        max_kl=usual.max_kl if asked.max_kl is None else asked.max_kl,
-        max_share=usual.max_share if asked.max_share is None else asked.max_share,
+        max_kl=usual.max_kl if section.max_kl is None else section.max_kl,
+        max_share=usual.max_share if section.max_share is None else section.max_share,
     )
 
 

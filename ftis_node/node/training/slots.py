@@ -27,6 +27,12 @@ class SlotPool:
             await self._changed.wait()
         self.waiting += 1
 
+    def try_charge(self) -> bool:
+        """Take a slot if one is free, and return whether it did."""
+        is_free = self.waiting + self._held < self.capacity
+        self.waiting += is_free
+        return is_free
+
     def fill(self) -> None:
         """Note that the group of a charged slot is stored. WAITING -> READY."""
         self.waiting -= 1

@@ -82,7 +82,7 @@ class TimedStepGate:
         while True:
             self._stored.clear()
             await self._release_unusable()
-            self._needs = self._wanted()
+            self._needs = self._current_quota()
             outlook = await self._outlook()
             if may_start(self._needs, outlook):
                 self._plan_next()
@@ -107,7 +107,7 @@ class TimedStepGate:
         """Return whether own groups may replace foreign ones: the run allows it and the node still generates."""
         return self._context.manifest.step.backfill_with_own and self._step_shares.makes_more
 
-    def _wanted(self) -> StepQuota:
+    def _current_quota(self) -> StepQuota:
         """Return the manifest's quota; with `step.backfill_with_own`, own groups replace missing foreign ones."""
         needs = StepQuota.of(self._context.manifest)
         if not self._fills:

@@ -65,13 +65,13 @@ class StepSelection:
         return groups
 
     def _rule(self, step: int) -> ChoiceRule:
-        wanted, domain = self._context.manifest.step, self._own_domain
-        if wanted.group_selection == "sapo":
+        section, domain = self._context.manifest.step, self._own_domain
+        if section.group_selection == "sapo":
             return partial(choose_sapo, seed=step, domain=domain)
         neighbour = self._peers.share_cap().neighbour
-        if wanted.prompt_sharing == "horizontal":
+        if section.prompt_sharing == "horizontal":
             return partial(choose_same_prompts, neighbour=neighbour)
-        if wanted.group_selection == "useful":
+        if section.group_selection == "useful":
             rates = pass_rates(self._reader.own_rewards())
             return partial(choose_useful, pass_rates=rates, neighbour=neighbour, domain=domain, turn=step)
         return partial(choose_newest, neighbour=neighbour, domain=domain, turn=step)

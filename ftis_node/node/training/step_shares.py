@@ -45,7 +45,10 @@ class StepShares:
     def of_next_step(self, needs: StepQuota | None = None) -> tuple[int, int]:
         """Return the own and foreign groups of the next step, by signer. `needs` defaults to the manifest's quota."""
         needs = needs or StepQuota.of(self._context.manifest)
-        generates = self._context.settings.generates
+        settings = self._context.settings
+        if settings.role == "exchange":  # the trainer beside it makes the own groups
+            return needs.own, needs.foreign
+        generates = settings.generates
         if not generates or self.makes_more or not needs.foreign:
             return shares_of_step(needs, generates=generates)
         own_left, _ = self._reader.ready_counts()
@@ -65,13 +68,13 @@ class ForeignShortfall:
         extra = min(self.extra, foreign)
         return own + extra, foreign - extra
 
-    def note(self, wanted: int, senders: Sequence[str]) -> None:
-        """Note the start of a step that takes up to `wanted` foreign groups. `senders` has one entry per READY group.
+    def note(self, num_foreign: int, senders: Sequence[str]) -> None:
+        """Note the start of a step of up to `num_foreign` foreign groups. `senders` has an entry per READY group.
 
         Groups left from the last step are no surplus, because the buffer's stock shrinks: only new arrivals count.
         """
         ready, sharers = len(senders), 1 + len(set(senders))
-        missing, plenty = wanted - ready, ready - self._left - wanted
+        missing, plenty = num_foreign - ready, ready - self._left - num_foreign
         self._left = max(0, -missing)
         if missing > 0:
             self.extra += -(-missing // sharers)

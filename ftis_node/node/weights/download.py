@@ -158,8 +158,8 @@ class Download:
         await asyncio.sleep(0 if fetched.bodies else self._pause_s)
 
     def _is_right(self, index: int, chunk: bytes) -> bool:
-        wanted = self._hashes[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
-        return len(chunk) == self._offer.size_of(index) and hashlib.sha256(chunk).digest() == wanted
+        expected = self._hashes[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
+        return len(chunk) == self._offer.size_of(index) and hashlib.sha256(chunk).digest() == expected
 
     def _note_wrong(self) -> None:
         self.progress.num_wrong += 1

@@ -94,7 +94,7 @@ class VersionStore:
         shutil.rmtree(self._path(version))
 
     def clear_partial(self, *, but: bytes) -> None:
-        """Remove partial files of versions that are no longer wanted; `but` is the hash of the wanted one."""
+        """Remove partial files, except of the version with the hash `but`."""
         for path in self.partial.glob("*"):
             if path.stem != but.hex():
                 path.unlink()

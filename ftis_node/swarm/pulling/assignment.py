@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
 MIN_MEMBERS_PER_SHARD = 4  # on average; with fewer, some shard contains only its sender
+NUM_TURNS = 8  # members to which one group is assigned in turn; a node announces a group at most 5 times
 
 
 def is_assigned(
@@ -33,11 +34,13 @@ def is_assigned(
     """Return whether `peer_id` is the member assigned to a group at this `attempt`.
 
     `members` has no duplicates. Its entries that are the `sender` or not `is_eligible` do not count; `peer_id` counts
-    even if it is absent. `attempt` counts the earlier announcements of the group.
+    even if it is absent. `attempt` counts the earlier announcements of the group. It is a peer's claim, and counts
+    modulo `NUM_TURNS`, because a large one would cost a hash for each member.
 
     The expected number of hashes is logarithmic in the members, since most nodes soon find a higher hash. Therefore
     nothing else here is done for every member of an unassigned group: no copy, and no call of `is_eligible`.
     """
+    attempt %= NUM_TURNS
     own, excluded = _weight(group_id, peer_id), (peer_id, sender)
     num_above = 0
     for member in members:

@@ -2,7 +2,7 @@
 
 A node pulls all groups in a small swarm, and as many as its learner needs in a large one.
 
-The run's `step.own_domain_fraction` is the fraction wanted among the groups that wait for the learner. A sender's
+The run's `step.own_domain_fraction` is the target fraction among the groups that wait for the learner. A sender's
 domain is only a claim, so it affects only the order of pulls. If one side has too few groups, the other fills the gap.
 The task of a stored group is verified, and steps select by it (`algorithms/group_choice.py`).
 """

@@ -52,12 +52,12 @@ class PullRequest(NamedTuple):
 
 @dataclass(slots=True)
 class _Known:
-    """An item, the holder to ask next, other known holders, and the peers already asked."""
+    """An item, the holder to ask next, other known holders, and the peers already tried."""
 
     item: PullItem
     holder: str
     spare: tuple[str, ...] = ()
-    asked: frozenset[str] = frozenset()
+    tried: frozenset[str] = frozenset()
 
 
 class PullQueue:
@@ -103,7 +103,7 @@ class PullQueue:
             if len(self._by_id) > self._capacity:
                 self._evict()
             return True
-        is_other = holder != known.holder and holder not in known.spare and holder not in known.asked
+        is_other = holder != known.holder and holder not in known.spare and holder not in known.tried
         if is_other and not item.as_text and len(known.spare) < MAX_HOLDERS:
             known.spare = (*known.spare, holder)
         if item.is_assigned and not known.item.is_assigned:
@@ -163,9 +163,9 @@ class PullQueue:
             known = self._in_flight.pop(group_id, None)
             if known is None:
                 continue
-            known.asked |= {request.source.peer_id}
-            left = [peer for peer in (*known.spare, *others) if peer not in known.asked and can_serve(peer, group_id)]
-            if not left or len(known.asked) >= MAX_TRIES or known.item.as_text:  # only its sender has the text form
+            known.tried |= {request.source.peer_id}
+            left = [peer for peer in (*known.spare, *others) if peer not in known.tried and can_serve(peer, group_id)]
+            if not left or len(known.tried) >= MAX_TRIES or known.item.as_text:  # only its sender has the text form
                 del self._by_id[group_id]
                 given_up.append(known.item)
                 continue

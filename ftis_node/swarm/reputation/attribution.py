@@ -27,10 +27,10 @@ NO_FAULT = frozenset(
     }
 )
 SIGNER_FAULT = {
-    "scoring_time": Behaviour.SLOW,
+    "scoring_timeout": Behaviour.SLOW,
     "reward_mismatch": Behaviour.FALSE_CLAIM,
-    "copy_ours": Behaviour.FALSE_CLAIM,
-    "copy": Behaviour.COPIED,
+    "duplicate_of_own": Behaviour.FALSE_CLAIM,
+    "duplicate_completions": Behaviour.COPIED,
 }
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MIN_SURPRISE_NATS = 20.0
 KEY_BYTES = 16
+ID_BYTES = 4  # of a token id
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +32,17 @@ class DuplicateRules:
 
 
 class SeenCompletion(NamedTuple):
-    """Token ids as bytes, number of tokens, and surprise: minus the sum of the log-probs, in nats."""
+    """A long completion: hash of its prompt and token ids, and surprise (minus the sum of the log-probs, in nats)."""
 
-    token_ids: bytes
-    num_tokens: int
+    key: bytes
     surprise: float
 
 
 class DuplicateKind(StrEnum):
     """Source of copied completions; the values are rejection reasons."""
 
-    OURS = "copy_ours"  # a group of this node, which is certain
-    OTHERS = "copy"  # a group of another peer, or an earlier one of the sender
+    OURS = "duplicate_of_own"  # a group of this node, which is certain
+    OTHERS = "duplicate_completions"  # a group of another peer, or an earlier one of the sender
 
 
 class DuplicateDetector:
@@ -56,38 +56,49 @@ class DuplicateDetector:
     def __len__(self) -> int:
         return len(self._seen)
 
-    def judge(self, sender: str, prompt: str, completions: Sequence[SeenCompletion]) -> DuplicateKind | None:
+    def describe(
+        self, prompt: str, token_ids: bytes, *, lengths: Sequence[int], surprises: Sequence[float]
+    ) -> list[SeenCompletion]:
+        """Return those completions of a group that are long enough to count as copies.
+
+        `token_ids` holds the int32 ids of all completions, one completion after the other.
+        """
+        of_prompt = hashlib.blake2b(prompt.encode() + b"\0", digest_size=KEY_BYTES)
+        ids, begin, seen = memoryview(token_ids), 0, []
+        for length, surprise in zip(lengths, surprises, strict=True):
+            end = begin + ID_BYTES * length
+            if length >= self._rules.min_tokens:
+                hashed = of_prompt.copy()
+                hashed.update(ids[begin:end])
+                seen.append(SeenCompletion(hashed.digest(), surprise))
+            begin = end
+        return seen
+
+    def judge(self, sender: str, completions: Sequence[SeenCompletion]) -> DuplicateKind | None:
         """Return the kind of copy, None if the group is not a copy. A node's own group never is.
 
         The surprise is the one that the first sender reported, because a copy may claim any value. For repetitions
         within one group it is that group's value.
         """
-        long_ones = [completion for completion in completions if completion.num_tokens >= self._rules.min_tokens]
-        if sender == self._own_id or not long_ones:
+        if sender == self._own_id or not completions:
             return None
         firsts, in_group = Counter[str](), set[bytes]()
-        for completion in long_ones:
-            key = _key(prompt, completion)
+        for key, surprise in completions:
             if first := self._seen.get(key):
                 firsts[first] += 1
-            elif key in in_group and completion.surprise >= MIN_SURPRISE_NATS:
+            elif key in in_group and surprise >= MIN_SURPRISE_NATS:
                 firsts[sender] += 1
             in_group.add(key)
-        most = self._rules.max_share * len(long_ones)
+        most = self._rules.max_share * len(completions)
         if firsts.total() <= most:
             return None
         return DuplicateKind.OURS if firsts[self._own_id] > most else DuplicateKind.OTHERS
 
-    def remember(self, sender: str, prompt: str, completions: Sequence[SeenCompletion]) -> None:
-        """Add the long and surprising completions of an accepted group. Known ones keep their first sender."""
-        for completion in completions:
-            if completion.num_tokens >= self._rules.min_tokens and completion.surprise >= MIN_SURPRISE_NATS:
-                key = _key(prompt, completion)
+    def remember(self, sender: str, completions: Sequence[SeenCompletion]) -> None:
+        """Add the surprising completions of an accepted group. Known ones keep their first sender."""
+        for key, surprise in completions:
+            if surprise >= MIN_SURPRISE_NATS:
                 self._seen.setdefault(key, sender)
                 self._seen.move_to_end(key)
         while len(self._seen) > self._rules.max_kept:
             self._seen.popitem(last=False)
-
-
-def _key(prompt: str, completion: SeenCompletion) -> bytes:
-    return hashlib.blake2b(prompt.encode() + b"\0" + completion.token_ids, digest_size=KEY_BYTES).digest()

@@ -75,7 +75,7 @@ def _claim(folder: Path, *, num_bytes: int) -> bool:
             shutil.rmtree(folder)  # left by a node that was killed: this process holds the home's lock
         free_bytes = shutil.disk_usage(folder.parent).free
         if not has_space(num_bytes, free_bytes):
-            log.debug("weights go through the home: %s has %d bytes free, %d are wanted", folder, free_bytes, num_bytes)
+            log.debug("weights go through the home: %s has %d bytes free, %d are needed", folder, free_bytes, num_bytes)
             return False
         folder.mkdir(mode=0o700)  # raises if another user has created anything at this path
     except OSError as error:

@@ -192,7 +192,7 @@ async def identities_of_one_hand(scene: Scene) -> int:
 
     async with scene.member(prepare=prepare) as member:
         await asyncio.sleep(2 * STAY_S)
-        return len(member.asked_for)
+        return len(member.requested_ids)
 
 
 async def status_port(scene: Scene) -> int:

@@ -35,10 +35,10 @@ LIES = [*test_contents.LIES, "weights of the victim"]
 async def _hand_over(member: Member, claims: dict[bytes, bytes]) -> int:
     """Announces until all were asked for or the node has banned us; returns how many were."""
     with suppress(TimeoutError):
-        await member.announce_until_asked(claims, within_s=WITHIN_S)
-    asked = len(claims.keys() & member.asked_for)
-    await asyncio.sleep(JUDGED_WITHIN_S if asked else 0)
-    return asked
+        await member.announce_until_requested(claims, within_s=WITHIN_S)
+    num_requested = len(claims.keys() & member.requested_ids)
+    await asyncio.sleep(JUDGED_WITHIN_S if num_requested else 0)
+    return num_requested
 
 
 def _claims(member: Member, envelopes: list[Envelope]) -> dict[bytes, bytes]:
@@ -77,7 +77,7 @@ def _of_others(member: Member) -> dict[bytes, bytes]:
     return _claims(member, [sign_body(body, member.identity) for body in bodies])
 
 
-def _unasked(member: Member) -> dict[bytes, bytes]:
+def _unsolicited(member: Member) -> dict[bytes, bytes]:
     data = member.envelope(member.group(run_id="cd" * 16)).to_bytes()
     return {one: member.claim(one, data) for one in (os.urandom(32) for _ in range(NUM_GROUPS))}
 
@@ -95,7 +95,7 @@ BODIES: dict[str, Callable[[Member], dict[bytes, bytes]]] = {
     },
     "a codec that the run does not take": partial(_changed, lambda body: None, "lossy"),
     "another's envelope": _of_others,
-    "bodies that nobody asked for": _unasked,
+    "bodies that nobody asked for": _unsolicited,
 }
 
 

@@ -37,8 +37,8 @@ class Crawler(Visitor):
         async with host(folder) as crawler:
             for _ in range(self._num_rounds):
                 await crawler.connect(target)
-                asked = FIND_NODE + os.urandom(32)
-                await asyncio.gather(*(crawler.say(target, name, asked) for name in CRAWLED))
+                query = FIND_NODE + os.urandom(32)
+                await asyncio.gather(*(crawler.say(target, name, query) for name in CRAWLED))
                 await crawler.disconnect(target)
         return self._num_rounds * (1 + len(CRAWLED))
 

@@ -68,7 +68,7 @@ def _told_by_p2pd(raw: bytes) -> None:
 def _dialled(known: dict[str, list[str]]) -> None:
     rng = random.Random(0)
     chosen = choose_dials(
-        sample_by_block(known, per_block=2, rng=rng), [], members=[], num_wanted=8, rng=rng, read=(0, 1), num_shards=2
+        sample_by_block(known, per_block=2, rng=rng), [], members=[], num_target=8, rng=rng, read=(0, 1), num_shards=2
     )
     for peer_id in chosen:
         shard_of(peer_id, 2)

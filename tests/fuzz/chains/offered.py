@@ -82,15 +82,15 @@ async def _once(loop: FollowLoop) -> None:
 def _learner(
     offer: bytes, hashes: Sequence[bytes], chunks: Sequence[bytes]
 ) -> Callable[[str, bytes], AsyncGenerator[bytes, None]]:
-    num_asked = 0
+    num_requests = 0
 
     async def give(peer_id: str, data: bytes) -> AsyncGenerator[bytes, None]:
-        nonlocal num_asked
-        num_asked += 1
+        nonlocal num_requests
+        num_requests += 1
         question = open_weights_request(data)
         if question.part is WeightsPart.OFFER:
             yield offer
-        elif num_asked < MAX_QUESTIONS:
+        elif num_requests < MAX_QUESTIONS:
             for one in hashes if question.part is WeightsPart.HASHES else chunks[question.first :]:
                 yield one
 

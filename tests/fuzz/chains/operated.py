@@ -49,9 +49,9 @@ async def chain(items: Sequence[Item]) -> None:
 
 def _change(control: PeerControl, action: str, body: bytes) -> None:
     try:
-        asked = parse_json(body, source="the request")
-        if isinstance(asked, dict):
-            json.dumps(control.change(action, asked), allow_nan=False)
+        arguments = parse_json(body, source="the request")
+        if isinstance(arguments, dict):
+            json.dumps(control.change(action, arguments), allow_nan=False)
     except (UsageError, ValueError) as error:  # what `control_port` answers with 400
         if isinstance(error, json.JSONDecodeError | UsageError | UnicodeDecodeError):
             one_line(str(error)).encode()

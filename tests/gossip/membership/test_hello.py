@@ -13,10 +13,10 @@ class Answers:
 
     def __init__(self, **answers: bool) -> None:
         self.by_peer = answers
-        self.asked: list[str] = []
+        self.queried: list[str] = []
 
     async def __call__(self, peer_id: str) -> bool | None:
-        self.asked.append(peer_id)
+        self.queried.append(peer_id)
         return self.by_peer.get(peer_id)
 
 
@@ -31,15 +31,29 @@ async def test_those_who_answer_are_asked_once() -> None:
     probe = MemberProbe(answers)
     for _ in range(3):
         assert await _look(probe, "member", "bootstrap") == ["member"]
-    assert answers.asked == ["bootstrap", "member"]
+    assert answers.queried == ["bootstrap", "member"]
 
 
-async def test_the_silent_are_asked_at_every_look() -> None:
+async def test_the_silent_are_asked_again_after_pauses_that_grow_to_a_minute() -> None:
+    """As a peer that has banned this node: it ends each stream without an answer."""
+    answers, now = Answers(), 0
+    probe = MemberProbe(answers, clock=lambda: now)
+    queried_at = []
+    for now in range(200):
+        num_queries = len(answers.queried)
+        assert await _look(probe, "banned us") == []
+        queried_at += [now] * (len(answers.queried) - num_queries)
+    assert queried_at == [0, 1, 3, 7, 15, 31, 63, 127, 191]
+    answers.by_peer["banned us"], now = True, 255
+    assert await _look(probe, "banned us") == ["banned us"]
+
+
+async def test_a_silent_peer_that_connects_again_is_queried_at_once() -> None:
     answers = Answers()
-    probe = MemberProbe(answers)
-    assert await _look(probe, "slow") == []
-    answers.by_peer["slow"] = True
-    assert await _look(probe, "slow") == ["slow"]
+    probe = MemberProbe(answers, clock=lambda: 0.0)
+    for connected in (["silent"], ["silent"], [], ["silent"]):
+        await _look(probe, *connected)
+    assert answers.queried == ["silent", "silent"]
 
 
 async def test_who_said_no_is_asked_again_in_the_next_round() -> None:
@@ -51,7 +65,7 @@ async def test_who_said_no_is_asked_again_in_the_next_round() -> None:
     probe.recheck()
     assert probe.members == ["member"]
     assert sorted(await _look(probe, "starting", "member")) == ["member", "starting"]
-    assert answers.asked.count("member") == 1
+    assert answers.queried.count("member") == 1
 
 
 async def test_who_has_gone_is_forgotten_and_asked_when_back() -> None:
@@ -60,15 +74,15 @@ async def test_who_has_gone_is_forgotten_and_asked_when_back() -> None:
     await _look(probe, "member")
     assert await _look(probe) == []
     assert await _look(probe, "member") == ["member"]
-    assert answers.asked == ["member", "member"]
+    assert answers.queried == ["member", "member"]
 
 
 async def test_questions_in_flight_are_bounded() -> None:
-    gate, num_asked = asyncio.Event(), 0
+    gate, num_queries = asyncio.Event(), 0
 
     async def ask(peer_id: str) -> bool:
-        nonlocal num_asked
-        num_asked += 1
+        nonlocal num_queries
+        num_queries += 1
         await gate.wait()
         return True
 
@@ -78,10 +92,10 @@ async def test_questions_in_flight_are_bounded() -> None:
         for _ in range(2):
             probe.update(peers[:2], group)
             await asyncio.sleep(0)
-        assert num_asked == 2
+        assert num_queries == 2
         probe.update(peers, group)
         await asyncio.sleep(0)
-        assert num_asked == MAX_HELLOS_IN_FLIGHT
+        assert num_queries == MAX_HELLOS_IN_FLIGHT
         gate.set()
     await eventually(lambda: _look(probe, *peers))
     assert sorted(probe.members) == sorted(peers)

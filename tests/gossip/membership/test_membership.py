@@ -79,12 +79,12 @@ class FakeSession:
     def __init__(self, control: FakeControl, directory: FakeDirectory, *, old: frozenset[str] = frozenset()) -> None:
         self.client = control
         self.directory = directory
-        self.asked: list[str] = []
+        self.queried: list[str] = []
         self.old = old  # members that read no batches
 
     async def is_run_member(self, peer_id: str, run_id: str, *, timeout_s: float) -> bool | None:
-        self.asked.append(peer_id)
-        if run_id != "r" or self.asked.count(peer_id) < 2:
+        self.queried.append(peer_id)
+        if run_id != "r" or self.queried.count(peer_id) < 2:
             return None  # no answer yet
         return peer_id != GIVEN
 
@@ -142,7 +142,7 @@ async def test_a_small_run_is_read_whole_and_a_large_one_in_part(tmp_path: Path)
 async def test_what_is_remembered_of_members_is_bounded(tmp_path: Path) -> None:
     many = [Identity.from_seed(number.to_bytes(32, "big")).peer_id for number in range(MAX_KNOWN + 50)]
     control, directory = FakeControl([GIVEN, *many]), FakeDirectory(many)
-    async with kept(tmp_path, control, directory, num_members_wanted=MAX_KNOWN + 50) as membership:
+    async with kept(tmp_path, control, directory, num_target_members=MAX_KNOWN + 50) as membership:
         await eventually(lambda: membership.state().state is SwarmPhase.CONNECTED)
     assert len(control.dialled) - 1 == MAX_KNOWN
 

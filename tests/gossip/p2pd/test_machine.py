@@ -42,8 +42,18 @@ def test_the_key_file_is_private_and_replaces_an_old_one(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_free_port_is_free() -> None:
-    check_free([parse_listen_address("/ip4/127.0.0.1/tcp/0"), parse_listen_address("/ip4/127.0.0.1/udp/0/quic-v1")])
+@pytest.mark.parametrize("address", ["/ip4/127.0.0.1/tcp/{}", "/ip4/127.0.0.1/udp/{}/quic-v1"])
+def test_a_port_is_free_after_the_check(address: str) -> None:
+    kind = socket.SOCK_STREAM if "/tcp/" in address else socket.SOCK_DGRAM
+    with socket.socket(type=kind) as unused:
+        unused.bind(("127.0.0.1", 0))
+        place = unused.getsockname()
+        with pytest.raises(UsageError):
+            check_free([parse_listen_address(address.format(place[1]))])
+    check_free([parse_listen_address(address.format(place[1]))])
+    with socket.socket(type=kind) as p2pd:
+        p2pd.bind(place)
+        assert p2pd.getsockname() == place
 
 
 def test_an_address_of_another_machine_is_refused() -> None:
@@ -62,9 +72,9 @@ def test_a_port_shared_by_so_reuseport_is_taken() -> None:
 
 
 def test_a_restarted_node_keeps_its_ports() -> None:
-    wanted = [parse_listen_address(text) for text in ("/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/0", "/ip4/0.0.0.0/tcp/7")]
+    requested = [parse_listen_address(text) for text in ("/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/0", "/ip4/0.0.0.0/tcp/7")]
     actual = ["/ip4/10.0.0.1/tcp/4001", "/ip4/10.0.0.1/udp/9/quic-v1", "/ip6/::1/tcp/4002"]
-    pinned = [address.text for address in pin_ports(wanted, actual)]
+    pinned = [address.text for address in pin_ports(requested, actual)]
     assert pinned == ["/ip4/0.0.0.0/tcp/4001", "/ip6/::/tcp/4002", "/ip4/0.0.0.0/tcp/7"]
 
 

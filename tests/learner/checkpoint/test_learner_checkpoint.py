@@ -13,12 +13,12 @@ from learner_rig import checkpoint_tensors, make_boot, random_groups, without_ti
 from safetensors.torch import load_file, save_file
 from tiny_models import save_tiny
 
+from ftis_node.config.workers import LoraSection
 from ftis_node.errors import ConfigError, ModelError
 from ftis_node.learner.checkpoint.checksum import PIECE_BYTES, checksum_of, write_checksums
 from ftis_node.learner.core import Learner
-from ftis_node.learner.messages import LoraSettings
 
-LORA = LoraSettings(rank=4, alpha=8)
+LORA = LoraSection(rank=4, alpha=8)
 FILES = ("weights.safetensors", "optimizer.safetensors", "state.json")
 SMALL = {"num_groups": 2, "group_size": 3, "max_length": 6}
 

@@ -12,10 +12,11 @@ import pytest
 import torch
 from learner_rig import make_boot, random_groups
 
+from ftis_node.config.workers import LoraSection
 from ftis_node.learner import core
 from ftis_node.learner.client import worker_environment
 from ftis_node.learner.core import Learner
-from ftis_node.learner.messages import LoraSettings, StateRequest, TrainRequest, WeightsWritten, WriteWeights
+from ftis_node.learner.messages import StateRequest, TrainRequest, WeightsWritten, WriteWeights
 from ftis_node.learner.model.policy import own_tensors
 from ftis_node.learner.worker import build
 from ftis_node.workers.weights.page_locked import LockedFiles
@@ -24,7 +25,7 @@ from ftis_node.workers.weights.store import WeightStore, file_checksums
 from ftis_node.workers.weights.tensor_file import checksum, read_tensors
 from tests import cpu_sharing
 
-LORA = LoraSettings(rank=4, alpha=8)
+LORA = LoraSection(rank=4, alpha=8)
 BFLOAT16 = {"dtype": "bfloat16", "learning_rate": 1e-3}
 
 

@@ -24,6 +24,7 @@ from ranks_program import SIZES, train
 
 import ftis_node
 from ftis_node.backoff import ExponentialBackoff
+from ftis_node.config.workers import LoraSection
 from ftis_node.errors import ModelError, WorkerDiedError, WorkerTaskError
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.core import Learner
@@ -31,7 +32,6 @@ from ftis_node.learner.data.batch import make_batch, make_micro_batches
 from ftis_node.learner.distributed import ranks
 from ftis_node.learner.distributed.launch import COMMUNICATION, RankAddress
 from ftis_node.learner.distributed.ranks import RankGroup, cut_evenly, empty_micro_batch
-from ftis_node.learner.messages import LoraSettings
 from ftis_node.workers.restart_policy import RestartPolicy
 from ftis_node.workers.spec import Timing
 from ftis_node.workers.weights.store import WeightStore
@@ -42,8 +42,8 @@ LIMIT_S = 240  # seconds on two free cores: about 20 each
 NUMBERS = 1e-5
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d")
 LONG = {"num_groups": 12, "group_size": 8, "max_length": 60}
-ADAPTER = {"lora": LoraSettings(rank=3, alpha=6), "learning_rate": 1e-2, "recompute_activations": True}
-TIED_TOGETHER = {"method_params": {"denominator": "kept"}}  # a loss that needs two passes
+ADAPTER = {"lora": LoraSection(rank=3, alpha=6), "learning_rate": 1e-2, "recompute_activations": True}
+TIED_TOGETHER = {"denominator": "kept"}  # a loss that needs two passes
 FORMS = {"full": {}, "lora": ADAPTER | TIED_TOGETHER}
 
 
@@ -84,11 +84,11 @@ def test_two_ranks_learn_as_one_and_take_over_each_others_checkpoints(model_fold
     found = run_two_ranks(tasks, tmp_path)
 
     sixth = {form: train(learner, 6, 6) for form, learner in alone.items()}
-    for result, wanted in zip(found, [*expected.values(), *sixth.values()], strict=True):
-        assert result["packs"] is wanted["packs"] is True
+    for result, figures in zip(found, [*expected.values(), *sixth.values()], strict=True):
+        assert result["packs"] is figures["packs"] is True
         for figure in ("loss", "entropy", "kl_to_start", "proof"):
-            assert result[figure] == pytest.approx(wanted[figure], abs=NUMBERS, rel=0)
-        assert result["grad_norm"] == pytest.approx(wanted["grad_norm"], rel=NUMBERS)
+            assert result[figure] == pytest.approx(figures[figure], abs=NUMBERS, rel=0)
+        assert result["grad_norm"] == pytest.approx(figures["grad_norm"], rel=NUMBERS)
     for form in FORMS:
         home = tmp_path / f"{form}-together"
         published, own = WeightStore(home / "weights").load(5), alone[form].policy

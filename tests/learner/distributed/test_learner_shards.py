@@ -13,10 +13,10 @@ from test_learner_ranks import LIMIT_S, run_two_ranks
 from tiny_models import EMBEDDING_ROWS, make_tokenizer, save_tiny
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from ftis_node.learner.messages import LoraSettings
+from ftis_node.config.workers import LoraSection
 from ftis_node.models import ModelSource, WeightRows, empty_causal_lm, load_causal_lm
 
-LORA = LoraSettings(rank=4, alpha=8)
+LORA = LoraSection(rank=4, alpha=8)
 
 
 def save_shape(folder, **sizes):

@@ -8,8 +8,8 @@ from learner_rig import make_boot, random_groups
 from tiny_models import make_model
 from torch.autograd.graph import saved_tensors_hooks
 
+from ftis_node.config.workers import LoraSection
 from ftis_node.learner.data.batch import make_batch, make_micro_batches
-from ftis_node.learner.messages import LoraSettings
 from ftis_node.learner.model.gated import save_memory
 from ftis_node.learner.model.logprobs import completion_logprobs
 from ftis_node.learner.model.policy_loading import load_policy
@@ -60,7 +60,7 @@ def test_values_and_gradients_are_the_same(micro_batch, dtype):
 
 
 def test_with_an_adapter_the_product_is_kept_too(model_folder, tmp_path, micro_batch):
-    policy = load_policy(make_boot(model_folder, tmp_path, lora=LoraSettings(rank=4, alpha=8)))
+    policy = load_policy(make_boot(model_folder, tmp_path, lora=LoraSection(rank=4, alpha=8)))
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in policy.trainable().values():

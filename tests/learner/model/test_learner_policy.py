@@ -10,17 +10,17 @@ from learner_rig import make_boot, random_groups
 from tiny_models import make_model, save_tiny
 from torch.nn.functional import scaled_dot_product_attention
 
+from ftis_node.config.workers import LoraSection
 from ftis_node.errors import ConfigError, ModelError
 from ftis_node.learner.checkpoint.publish_weights import gathering_of
 from ftis_node.learner.data.batch import make_batch, make_micro_batches
-from ftis_node.learner.messages import LoraSettings
 from ftis_node.learner.model import policy as policies
 from ftis_node.learner.model.attention import ATTENTION
 from ftis_node.learner.model.layout_choice import difference_from
 from ftis_node.learner.model.policy import check_logits, recompute_activations
 from ftis_node.learner.model.policy_loading import load_policy
 
-LORA = LoraSettings(rank=4, alpha=8)
+LORA = LoraSection(rank=4, alpha=8)
 
 
 @pytest.fixture(scope="module")
@@ -132,12 +132,13 @@ def test_one_seed_gives_one_adapter(model_folder, tmp_path):
 
 def test_dropout_is_refused(model_folder, tmp_path):
     with pytest.raises(ConfigError, match="dropout must be 0"):
-        load_policy(make_boot(model_folder, tmp_path, lora=LoraSettings(rank=4, dropout=0.1)))
+        load_policy(make_boot(model_folder, tmp_path, lora=LoraSection(rank=4, dropout=0.1)))
 
 
-def test_adapter_for_no_layer_is_refused(model_folder, tmp_path):
+def test_adapter_for_no_layer_is_refused(model_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("ftis_node.learner.model.policy.ADAPTED_LAYERS", ["nowhere"])
     with pytest.raises(ConfigError, match="does not fit the model"):
-        load_policy(make_boot(model_folder, tmp_path, lora=LoraSettings(rank=4, target_modules=("nowhere",))))
+        load_policy(make_boot(model_folder, tmp_path, lora=LoraSection(rank=4)))
 
 
 def test_model_that_bends_its_logits_is_refused(model_folder, tmp_path):

@@ -10,15 +10,15 @@ from learner_rig import as_text, make_boot, one_by_one_logprobs, random_groups
 from msgspec.structs import replace
 from tiny_models import make_model
 
+from ftis_node.config.workers import LoraSection
 from ftis_node.learner.core import Learner
 from ftis_node.learner.data.batch import make_batch, make_micro_batches
-from ftis_node.learner.messages import LoraSettings
 from ftis_node.learner.model.logprobs import completion_logprobs
 from ftis_node.learner.step.objective import make_objective
 from ftis_node.learner.step.train_step import compute_gradients
 from ftis_node.models import load_causal_lm, resolve_model
 
-LORA = LoraSettings(rank=4, alpha=8)
+LORA = LoraSection(rank=4, alpha=8)
 BETA = 0.25
 
 

@@ -8,10 +8,10 @@ import torch
 from learner_rig import make_boot, random_groups, with_tokens
 from msgspec.structs import replace
 
+from ftis_node.config.workers import LoraSection
 from ftis_node.learner.core import Learner
 from ftis_node.learner.data.batch import make_batch
 from ftis_node.learner.data.groups import unpack_train_group
-from ftis_node.learner.messages import LoraSettings
 from ftis_node.learner.step.agreement import MAX_SENDERS
 from ftis_node.learner.step.objective import make_objective
 
@@ -19,7 +19,7 @@ ANN, BOB, EVE = "ann", "bob", "eve"
 
 
 def learner_of(model_folder, home, **changes):
-    return Learner(make_boot(model_folder, home, method="nois", measure_agreement=True, **changes))
+    return Learner(make_boot(model_folder, home, method="nois", peer_weights="agreement", **changes))
 
 
 def groups_of_three():
@@ -79,7 +79,7 @@ def test_who_turns_the_rewards_round_disagrees(model_folder, tmp_path):
 
 
 def test_an_adapter_is_measured_at_the_matrix_beside_it(model_folder, tmp_path):
-    learner = learner_of(model_folder, tmp_path, lora=LoraSettings(rank=4, alpha=8))
+    learner = learner_of(model_folder, tmp_path, lora=LoraSection(rank=4, alpha=8))
     learner.train(groups_of_three(), step=1)
     report = learner.train(groups_of_three(), step=2).report
     assert set(report.agreement) == {ANN, BOB}

@@ -8,8 +8,8 @@ from learner_rig import make_boot, random_groups
 from safetensors.torch import load_file
 from torch.nn import Parameter
 
+from ftis_node.config.workers import LoraSection
 from ftis_node.learner.core import Learner
-from ftis_node.learner.messages import LoraSettings
 from ftis_node.learner.step.masters import MasterWeights
 from ftis_node.learner.step.optimizer import make_masters, make_optimizer
 from ftis_node.workers.weights.store import WeightStore
@@ -63,7 +63,7 @@ def test_a_float32_weight_is_its_own_master():
     assert ours.grad is not None
 
 
-@pytest.mark.parametrize("lora", [None, LoraSettings(rank=4, alpha=8)])
+@pytest.mark.parametrize("lora", [None, LoraSection(rank=4, alpha=8)])
 def test_what_is_saved_is_float32_and_what_is_published_is_it_rounded(model_folder, tmp_path, lora):
     form = "adapter" if lora else "model"
     boot = make_boot(model_folder, tmp_path, dtype="bfloat16", lora=lora, publish_as=form, learning_rate=1e-4)

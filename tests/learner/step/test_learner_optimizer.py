@@ -10,12 +10,12 @@ from learner_rig import make_boot, random_groups
 from safetensors.torch import load_file
 from tiny_models import save_tiny
 
+from ftis_node.config.workers import LoraSection
 from ftis_node.errors import ConfigError, MachineError
 from ftis_node.learner.core import Learner
-from ftis_node.learner.messages import LoraSettings
 from ftis_node.learner.step.optimizer import moments_of
 
-LORA = LoraSettings(rank=64, alpha=64)
+LORA = LoraSection(rank=64, alpha=64)
 SMALL = {"num_groups": 2, "group_size": 3, "max_length": 6}
 
 

@@ -55,10 +55,10 @@ def _names(node: RunningNode) -> set[str]:
 
 def _queries() -> list[str]:
     board = json.loads(DASHBOARD.read_text())
-    asked = [target["expr"] for panel in board["panels"] for target in panel.get("targets", [])]
-    asked += [variable["definition"] for variable in board["templating"]["list"] if "definition" in variable]
+    queries = [target["expr"] for panel in board["panels"] for target in panel.get("targets", [])]
+    queries += [variable["definition"] for variable in board["templating"]["list"] if "definition" in variable]
     rules = yaml.safe_load(RULES.read_text())
-    return asked + [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
+    return queries + [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
 
 
 def test_dashboard_and_alerts_ask_for_what_a_node_tells(node: RunningNode) -> None:

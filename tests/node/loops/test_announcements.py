@@ -43,14 +43,14 @@ def dated(announcement: Announcement, created_ms: int) -> bytes:
 
 def pulling(node: StubNode, answers: list[bytes]) -> tuple[Wiring, list[BackfillRequest]]:
     """Loops whose questions get these answers, and the questions."""
-    asked: list[BackfillRequest] = []
+    requests: list[BackfillRequest] = []
 
     async def answer(peer_id: str, question: bytes, **more: Any) -> Fetched:
-        asked.append(open_backfill_request(question))
+        requests.append(open_backfill_request(question))
         return Fetched(tuple(answers), FetchOutcome.COMPLETE)
 
     node.parts.gossip.request_backfill = answer  # type: ignore[method-assign]
-    return Wiring(node.parts), asked
+    return Wiring(node.parts), requests
 
 
 @pytest.mark.parametrize("ahead_s", [0.0, 50.0, 3600.0])
@@ -58,31 +58,31 @@ async def test_no_answer_makes_the_asker_page_into_the_future(tmp_path: Path, ah
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice:
         answers = [announced(number, ahead_s=ahead_s).to_bytes() for number in range(1, PAGE)]
-        wiring, asked = pulling(alice, [*answers, dated(announced(PAGE), FAR_MS)])
+        wiring, requests = pulling(alice, [*answers, dated(announced(PAGE), FAR_MS)])
         await wiring.backfill.catch_up(PEER)
-        assert asked
+        assert requests
         skew_s = alice.parts.context.settings.validation.max_clock_skew_s
-        assert max(question.since for question in asked) <= time.time() + skew_s
-        assert alice.parts.counters.refused["announcement_malformed"] == len(asked)
+        assert max(question.since for question in requests) <= time.time() + skew_s
+        assert alice.parts.counters.refused["announcement_malformed"] == len(requests)
         is_followed = ahead_s <= skew_s
         assert alice.parts.counters.refused["announcement_clock_skew"] == (0 if is_followed else PAGE - 1)
         assert len(wiring.announcements.queue) == (PAGE - 1 if is_followed else 0)
 
 
-@pytest.mark.parametrize(("ahead_s", "num_asked"), [(0.0, 4), (3600.0, 1)])
+@pytest.mark.parametrize(("ahead_s", "num_requests"), [(0.0, 4), (3600.0, 1)])
 async def test_a_peer_whose_answers_are_all_of_no_use_is_left_alone_for_a_while(
-    tmp_path: Path, ahead_s: float, num_asked: int
+    tmp_path: Path, ahead_s: float, num_requests: int
 ) -> None:
     """A learner that is short asks the silent every few seconds: a page each time, at no cost to who sends it."""
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice:
         answers = [announced(number, ahead_s=ahead_s).to_bytes() for number in range(1, 9)]
-        wiring, asked = pulling(alice, answers)
+        wiring, requests = pulling(alice, answers)
         await wiring.backfill.catch_up(PEER)  # for everybody's groups
-        asked.clear()
+        requests.clear()
         for _ in range(4):
             await wiring.backfill.catch_up(PEER)
-        assert len(asked) == num_asked
+        assert len(requests) == num_requests
 
 
 async def test_no_group_from_before_the_reset_of_the_buffer_is_asked_for(tmp_path: Path) -> None:
@@ -91,20 +91,20 @@ async def test_no_group_from_before_the_reset_of_the_buffer_is_asked_for(tmp_pat
     async with swarm.node(1) as alice:
         reset_at = int(time.time()) - 10
         alice.parts.buffer._db.execute("INSERT INTO totals (name, value) VALUES ('reset_at', ?)", (reset_at,))
-        wiring, asked = pulling(alice, [])
+        wiring, requests = pulling(alice, [])
         await wiring.backfill.catch_up(PEER)
-        assert asked and all(question.since >= reset_at for question in asked)
+        assert requests and all(question.since >= reset_at for question in requests)
 
 
 async def test_a_last_number_from_the_directory_makes_a_question_that_is_taken(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice:
-        wiring, asked = pulling(alice, [])
+        wiring, requests = pulling(alice, [])
         wiring.announcements.tracker_of(PEER).note(1, at=0.0)
         wiring.announcements.tracker_of(PEER).note_tail(2**63 - 1)
         (gap,) = wiring.announcements.tracker_of(PEER).gaps
         await wiring.backfill._fill(PEER, gap, [PEER])
-        assert [(question.first_number, question.last_number) for question in asked] == [(2, 2**63 - 1)]
+        assert [(question.first_number, question.last_number) for question in requests] == [(2, 2**63 - 1)]
 
 
 async def test_a_malformed_announcement_in_answer_after_answer_costs_once(tmp_path: Path) -> None:

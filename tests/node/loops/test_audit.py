@@ -45,11 +45,11 @@ class Learner(NullLearner):
 
     def __init__(self, kl: float | None) -> None:
         super().__init__(parameters=1)
-        self.num_asked = 0
+        self.num_audits = 0
         self._kl = kl
 
     async def audit(self, group: TrainGroup) -> AuditReply:
-        self.num_asked += 1
+        self.num_audits += 1
         return AuditReply(kl=self._kl, num_tokens=5)
 
 
@@ -65,15 +65,15 @@ class Throws(random.Random):
 
 
 class Rig:
-    """A node whose peers make claims about its weights; `asked`, `noted`, `released` and `events` are what it did."""
+    """A node whose peers claim its weights; `num_audits`, `noted`, `released` and `events` show its reaction."""
 
     def __init__(self, node: NodeComponents, learner: Learner) -> None:
         self.node = node
         self.learner = learner
 
     @property
-    def asked(self) -> int:
-        return self.learner.num_asked
+    def num_audits(self) -> int:
+        return self.learner.num_audits
 
     @property
     def noted(self) -> list[tuple[str, Behaviour, str]]:
@@ -100,12 +100,12 @@ class Rig:
         )
 
     async def run(self, *offered: Accepted, dice: random.Random | None = None) -> None:
-        loop, before = self.loop(dice), self.asked
+        loop, before = self.loop(dice), self.num_audits
         for group in offered:
             loop.offer(group)
         num_waiting = loop._waiting.qsize()
         task = asyncio.create_task(loop.run())
-        await eventually(lambda: self.asked == before + num_waiting)
+        await eventually(lambda: self.num_audits == before + num_waiting)
         await asyncio.sleep(0.02)  # the disk's thread
         task.cancel()
 
@@ -155,7 +155,7 @@ async def test_who_lied_is_noted_counted_and_its_group_released(rig: MakeRig) ->
 async def test_a_little_difference_and_no_measurement_accuse_nobody(rig: MakeRig, kl: float | None) -> None:
     made = rig(kl=kl)
     await made.run(accepted())
-    assert made.asked == 1
+    assert made.num_audits == 1
     assert (made.noted, made.events[1:]) == ([], [])
 
 
@@ -164,68 +164,68 @@ async def test_only_what_claims_our_very_weights_is_compared(rig: MakeRig) -> No
     for group in (accepted(model="org/other"), accepted(version=1), accepted(completions=(mean_only, mean_only))):
         made = rig(kl=9.0)
         await made.run(group)
-        assert made.asked == 0
+        assert made.num_audits == 0
     for made in (rig(kl=9.0, version=1), rig(kl=9.0, audit_fraction=0.0)):
         await made.run(accepted())
-        assert made.asked == 0
+        assert made.num_audits == 0
 
 
 async def test_a_followers_group_is_compared_with_the_version_that_it_names(rig: MakeRig) -> None:
     of_ours = accepted(model="any", version=3)
     of_ours = replace(of_ours, group=replace(of_ours.group, weights_of=OURS))
-    for learner_version, asked in ((3, 1), (4, 0)):
+    for learner_version, num_audits in ((3, 1), (4, 0)):
         made = rig(kl=0.0, version=learner_version)
         await made.run(of_ours)
-        assert made.asked == asked
+        assert made.num_audits == num_audits
     made = rig(kl=0.0, version=3)
     await made.run(replace(of_ours, group=replace(of_ours.group, weights_of=ANN.peer_id)))
-    assert made.asked == 0
+    assert made.num_audits == 0
 
 
 async def test_a_version_that_a_restarted_learner_made_again_accuses_nobody(rig: MakeRig) -> None:
     claim = accepted(model="any", version=3)
     claim = replace(claim, group=replace(claim.group, weights_of=OURS))
-    for reused, asked in ((2, 1), (3, 0)):
+    for reused, num_audits in ((2, 1), (3, 0)):
         made = rig(kl=9.0, version=3)
         made.node.context.state.last_reused_version = reused
         await made.run(claim)
-        assert made.asked == asked
+        assert made.num_audits == num_audits
 
 
 async def test_every_claim_of_our_weights_by_a_stranger_is_compared(rig: MakeRig) -> None:
     claim = accepted(model="any", version=3)
     claim = replace(claim, group=replace(claim.group, weights_of=OURS))
-    for is_new_peer, share, asked in ((True, 0.1, 2), (False, 0.1, 0), (True, 0.0, 0)):
+    for is_new_peer, share, num_audits in ((True, 0.1, 2), (False, 0.1, 0), (True, 0.0, 0)):
         made = rig(kl=0.0, version=3, audit_fraction=share)
         for _ in range(0 if is_new_peer else 12):
             made.node.peers.note(ANN.peer_id, Behaviour.CONTRIBUTED)
         assert made.node.peers.is_new_peer(ANN.peer_id) is is_new_peer
         await made.run(claim, claim, dice=Throws(0.99))
-        assert made.asked == asked
+        assert made.num_audits == num_audits
 
 
 async def test_a_folders_name_is_no_proof_of_its_weights(rig: MakeRig) -> None:
     made = rig(kl=9.0, model="model")
     await made.run(accepted(model="model"))
-    assert made.asked == 0
+    assert made.num_audits == 0
     made = rig(kl=9.0, model="model", audit_folders=True)
     await made.run(accepted(model="model"))
-    assert made.asked == 1
+    assert made.num_audits == 1
 
 
 async def test_a_share_is_drawn_and_of_the_watched_all(rig: MakeRig) -> None:
     dice = Throws(0.05, 0.15, 0.99)
     made = rig(kl=0.0, audit_fraction=0.1)
     await made.run(accepted(), accepted(), dice=dice)
-    assert made.asked == 1
+    assert made.num_audits == 1
     while made.node.peers.standing(ANN.peer_id) is TrustLevel.GOOD:
         made.node.peers.note(ANN.peer_id, Behaviour.REFUSED)
     assert made.node.peers.standing(ANN.peer_id) is TrustLevel.PROBATION
     await made.run(accepted(), dice=dice)
-    assert made.asked == 2
+    assert made.num_audits == 2
 
 
 async def test_a_flood_leaves_no_more_than_a_few_waiting(rig: MakeRig) -> None:
     made = rig(kl=0.0)
     await made.run(*[accepted()] * 100)
-    assert made.asked == 8
+    assert made.num_audits == 8

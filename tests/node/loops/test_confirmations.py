@@ -8,18 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ftis_node.lab.stub_node import stub_group
 from ftis_node.node.loops import reannounce
-from ftis_node.records.envelope import open_announcement
+from ftis_node.records.envelope import open_announcement, seal_group
 from ftis_node.swarm.delivery import PendingConfirmations
+from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.reputation.score import Behaviour
+from ftis_node.validation import Accepted
 from tests.gossip.helpers import eventually
-from tests.node.loops.test_pull import LightSwarm, held, identity_of, manifest_of
+from tests.node.loops.test_pull import RNG, LightSwarm, held, identity_of, manifest_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
     from ftis_node.gossip.loopback import LoopbackGossip
+    from ftis_node.records.identity import Identity
+    from ftis_node.swarm.send_window import SendWindow
 
 LIAR = 40
 NOTHING = b"\x0a\x01x"
@@ -119,3 +124,58 @@ async def test_a_known_peers_word_counts(tmp_path: Path) -> None:
         async with liar(swarm) as known:
             await known.confirm(alice.parts.context.peer_id, alice.parts.reader.own_ready())
             assert alice.parts.confirmations.num_confirmed == 1
+
+
+@pytest.mark.parametrize("method", ["wait_s", "sent"])
+async def test_what_one_senders_values_raise_keeps_no_confirmation_from_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Bodies of two senders that a third peer sent, in one answer; and again what is gathered or repeated."""
+    swarm = LightSwarm(tmp_path, manifest_of())
+    async with swarm.node(2) as bob:
+        odd, honest, source = (identity_of(number) for number in (5, 6, 7))
+        sent, faults = [], []
+
+        async def confirm(peer_id: str, ids: Sequence[bytes]) -> bool:
+            sent.append((peer_id, list(ids)))
+            return True
+
+        monkeypatch.setattr(bob.gossip, "confirm", confirm)
+        monkeypatch.setattr(bob.gossip, "members", _returns([odd.peer_id, honest.peer_id]))
+        monkeypatch.setattr(bob.gossip.guard, "on_fault", lambda peer_id, place, error: faults.append((peer_id, place)))
+        loop = bob.pull._confirmations
+        _raise_for(monkeypatch, loop._window, method, odd.peer_id)
+        groups = [_accepted(identity, swarm) for identity in (odd, honest)]
+        await loop.confirm(groups, source=source.peer_id)
+        assert sent == [(honest.peer_id, [groups[1].announced_id])]
+        assert faults == [(odd.peer_id, Place.CONFIRM)], "its sender is charged, not the peer that sent the body"
+        for identity in (odd, honest):
+            loop._announcements.reminders.add(identity.peer_id, bytes(32))
+            loop._gathered.add(identity.peer_id, bytes([1]) * 32)
+        loop._announcements.reminded.set()
+        loop._has_gathered.set()
+        await eventually(lambda: len([peer_id for peer_id, _ in sent if peer_id == honest.peer_id]) == 3)
+
+
+def _accepted(identity: Identity, swarm: LightSwarm) -> Accepted:
+    group = stub_group(identity, swarm.manifest, RNG, num_tokens=4)
+    envelope = seal_group(group, identity)
+    return Accepted(envelope, envelope.to_bytes(), group, ())
+
+
+def _raise_for(monkeypatch: pytest.MonkeyPatch, window: SendWindow, method: str, peer_id: str) -> None:
+    original = getattr(window, method)
+
+    def odd(destination: str, *, now: float) -> Any:
+        if destination == peer_id:
+            raise ValueError("odd")
+        return original(destination, now=now)
+
+    monkeypatch.setattr(window, method, odd)
+
+
+def _returns(value: Any) -> Any:
+    async def function() -> Any:
+        return value
+
+    return function

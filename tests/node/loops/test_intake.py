@@ -49,11 +49,11 @@ class GatedDisk(DiskThread):
     def __init__(self) -> None:
         super().__init__()
         self.gate = asyncio.Event()
-        self.asked = asyncio.Event()
+        self.called = asyncio.Event()
         self.commits: list[int] = []
 
     async def __call__(self, function: Callable[..., Any], groups: list[Any]) -> Any:  # type: ignore[override]
-        self.asked.set()
+        self.called.set()
         await self.gate.wait()
         self.commits.append(len(groups))
         return function(groups)
@@ -88,7 +88,7 @@ async def test_what_was_judged_during_a_commit_is_stored_by_the_next(tmp_path: P
         data = [sealed(identity, number) for number in (1, 2, 3)]
         running = asyncio.create_task(intake.run())
         first = asyncio.create_task(intake.submit(data[0], origin="ann"))
-        await disk.asked.wait()
+        await disk.called.wait()
         rest = [asyncio.create_task(intake.submit(body, origin="ann")) for body in (data[1], data[2], data[2])]
         junk = await intake.submit(b"junk", origin="ann")
         assert isinstance(junk, Refused), "a refusal waits for no disk"
@@ -117,7 +117,7 @@ async def test_two_bodies_under_one_number_in_one_batch_are_told_apart_by_name(
         )
         running = asyncio.create_task(intake.run())
         tasks = [asyncio.create_task(intake.submit(body, origin="ann")) for body in (one, other, one)]
-        await disk.asked.wait()
+        await disk.called.wait()
         disk.gate.set()
         first, second, third = [await task for task in tasks]
         running.cancel()
@@ -165,8 +165,10 @@ async def test_a_stranger_that_claims_weights_that_we_did_not_offer_is_refused_a
                 )
                 await intake.submit(seal_group(claim, identity).to_bytes(), origin=identity.peer_id)
         assert node.reader.ready_counts() == (0, 0)
-        assert sorted(node.counters.refused) == ["banned", "weights_of"]
-        assert node.counters.refused["weights_of"] in (5, 6), "what is below 0 is forgiven from moment to moment"
+        assert sorted(node.counters.refused) == ["banned", "weights_not_offered"]
+        assert node.counters.refused["weights_not_offered"] in (5, 6), (
+            "what is below 0 is forgiven from moment to moment"
+        )
         assert node.peers.row(identity.peer_id)["standing"] == "banned"
 
 
@@ -191,7 +193,7 @@ async def test_what_is_being_stored_when_the_node_ends_is_counted(tmp_path: Path
         intake = intake_of(node)
         running = asyncio.create_task(intake.run())
         submitted = asyncio.create_task(intake.submit(sealed(identity, 1), origin="ann"))
-        await disk.asked.wait()
+        await disk.called.wait()
         running.cancel()
         await asyncio.sleep(0)
         disk.gate.set()
@@ -292,7 +294,7 @@ async def test_a_strangers_slow_groups_delay_no_known_peer_and_cost_their_sender
                 assert stranger.peer_id not in answered, "twenty groups were scored while the first bomb was"
                 all_are_in.set()
             reasons = [task.result().refusal.reason for task in bombs]
-            assert reasons == ["scoring_time", *["scoring_quota"] * 3], "the first alone took its sender's allowance"
+            assert reasons == ["scoring_timeout", *["scoring_quota"] * 3], "the first alone took its sender's allowance"
             assert node.reader.ready_counts() == (0, 20)
             assert node.peers.row(stranger.peer_id)["score"] < -0.9
             assert node.peers.row(identity.peer_id)["standing"] == "good"

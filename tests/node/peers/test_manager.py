@@ -47,8 +47,9 @@ def open_book(tmp_path: Path, events: EventLog, clock: Clock | None = None, **se
     )
 
 
-def accepted(identity: Identity, *, long: bool = False) -> Accepted:
-    completions = (make_completion(*range(40), reward=1.0), make_completion(*range(50, 90)))
+def accepted(identity: Identity, *, long: bool = False, first_id: int = 0) -> Accepted:
+    first, second = range(first_id, first_id + 40), range(first_id + 50, first_id + 90)
+    completions = (make_completion(*first, reward=1.0), make_completion(*second))
     group = make_group(identity, **({"completions": completions} if long else {}))
     envelope = seal_group(group, identity)
     return Accepted(envelope, envelope.to_bytes(), group, (1,))
@@ -118,10 +119,22 @@ def test_a_group_beyond_its_quota_makes_no_further_debt(
 def test_a_copy_of_our_own_group_is_known_as_such(tmp_path: Path, events: EventLog) -> None:
     book = open_book(tmp_path, events)
     book.remember(accepted(ME, long=True))
-    assert book.copy_of(accepted(ANN, long=True).group) == "copy_ours"
-    assert book.copy_of(accepted(ME, long=True).group) is None
+    assert book.duplicate_reason(accepted(ANN, long=True).group) == "duplicate_of_own"
+    assert book.duplicate_reason(accepted(ME, long=True).group) is None
     book.remember(accepted(ME))
-    assert book.copy_of(accepted(ANN).group) is None, "short answers are equal by chance"
+    assert book.duplicate_reason(accepted(ANN).group) is None, "short answers are equal by chance"
+    book.close()
+
+
+def test_each_of_several_groups_in_intake_is_judged_by_its_own_completions(tmp_path: Path, events: EventLog) -> None:
+    book = open_book(tmp_path, events)
+    groups = [accepted(ANN, long=True, first_id=100 * number) for number in range(4)]
+    for group in groups:
+        assert book.duplicate_reason(group.group) is None
+    for number, group in enumerate(groups):
+        assert book.duplicate_reason(group.group) is None
+        book.remember(group)
+        assert book.duplicate_reason(accepted(BOB, long=True, first_id=100 * number).group) == "duplicate_completions"
     book.close()
 
 

@@ -11,8 +11,8 @@ from aiohttp import ClientSession, web
 
 from ftis_node.cli.app import run
 from ftis_node.config.admission import Admission
-from ftis_node.config.home import Home
-from ftis_node.node.http_api.local_api import TOKEN_HEADER, add_control
+from ftis_node.config.home import TOKEN_HEADER, Home
+from ftis_node.node.http_api.local_api import add_control, write_token
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.operator_actions import PeerControl
 from ftis_node.records.identity import Identity
@@ -38,7 +38,7 @@ def book(tmp_path: Path) -> Iterator[PeerManager]:
 @pytest.fixture
 async def url(tmp_path: Path, book: PeerManager) -> AsyncIterator[str]:
     app = web.Application()
-    add_control(app, PeerControl(book, lambda: ROWS), tmp_path / "token")
+    add_control(app, PeerControl(book, lambda: ROWS), write_token(tmp_path / "token"))
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -46,9 +46,12 @@ async def url(tmp_path: Path, book: PeerManager) -> AsyncIterator[str]:
     await runner.cleanup()
 
 
-async def post(url: str, path: str, asked: Any, token: str | None) -> tuple[int, Any]:
+async def post(url: str, path: str, arguments: Any, token: str | None) -> tuple[int, Any]:
     headers = {} if token is None else {TOKEN_HEADER: token}
-    async with ClientSession() as session, session.post(url + path, data=json.dumps(asked), headers=headers) as answer:
+    async with (
+        ClientSession() as session,
+        session.post(url + path, data=json.dumps(arguments), headers=headers) as answer,
+    ):
         return answer.status, await answer.json()
 
 
@@ -73,7 +76,7 @@ async def test_only_who_shows_the_token_of_the_home_changes_anything(
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("arguments", "words"),
     [
         ({"peer": "nobody"}, "no peer"),
         ({"peer": ""}, "no peer"),
@@ -85,8 +88,8 @@ async def test_only_who_shows_the_token_of_the_home_changes_anything(
         ([1], "JSON object"),
     ],
 )
-async def test_what_makes_no_sense_is_one_clear_line(tmp_path: Path, url: str, asked: Any, words: str) -> None:
-    status, answer = await post(url, "/peers/ban", asked, (tmp_path / "token").read_text())
+async def test_what_makes_no_sense_is_one_clear_line(tmp_path: Path, url: str, arguments: Any, words: str) -> None:
+    status, answer = await post(url, "/peers/ban", arguments, (tmp_path / "token").read_text())
     assert status == 400
     assert words in answer["error"]
     assert "\n" not in answer["error"]
@@ -145,7 +148,7 @@ def test_a_home_where_no_node_ran_is_named(tmp_path: Path, capsys: pytest.Captur
 
 async def test_a_running_node_is_asked_over_its_port(stopped: Home, book: PeerManager) -> None:
     app = web.Application()
-    add_control(app, PeerControl(book, lambda: ROWS), stopped.control_token)
+    add_control(app, PeerControl(book, lambda: ROWS), write_token(stopped.control_token))
     runner = web.AppRunner(app)
     with stopped.owned():
         await runner.setup()

@@ -1,4 +1,4 @@
-"""A file of peers of schema 1 is opened with all that it holds, under the present names."""
+"""A file of peers of an older schema is opened with all that it holds, under the present names."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ftis_node.errors import ConfigError
-from ftis_node.node.peers.store import SCHEMA, PeerStore
+from ftis_node.node.peers.store import SCHEMA, SCHEMA_VERSION, PeerStore
 from ftis_node.swarm.reputation.reputation_table import ReputationTable
+from ftis_node.telemetry.former_names import REASONS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,11 +48,23 @@ def test_reasons_of_schema_1_get_their_present_names(path: Path) -> None:
         assert (ann.reputation.score, ann.reputation.banned_until) == (-5, NOW + 60)
         assert bob.reputation.trusted and not bob.reasons
         with closing(sqlite3.connect(path)) as db:
-            assert db.execute("PRAGMA user_version").fetchone() == (2,)
+            assert db.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
+
+
+@pytest.mark.parametrize("old", ["copy", "copy_ours", "weights_of", "scoring_time"])
+def test_reasons_of_schema_2_get_their_present_names(path: Path, old: str) -> None:
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("UPDATE peers SET ban_reason = ?, reasons = ?", (old, json.dumps({old: 4, "quota": 1})))
+        db.execute("PRAGMA user_version = 2")
+        db.commit()
+    for peer_id in ("ann", "bob"):
+        record = loaded(path).record_of(peer_id)
+        assert record.reasons == {REASONS[old]: 4, "quota": 1}
+        assert record.reputation.ban_reason == REASONS[old]
 
 
 def test_a_newer_schema_is_rejected(path: Path) -> None:
     with closing(sqlite3.connect(path)) as db:
-        db.execute("PRAGMA user_version = 3")
-    with pytest.raises(ConfigError, match="schema 3"):
+        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    with pytest.raises(ConfigError, match=f"schema {SCHEMA_VERSION + 1}"):
         PeerStore(path)

@@ -83,6 +83,7 @@ async def test_the_own_row_follows_the_steps_between_two_records(tmp_path: Path)
                 state.step = step
                 while not wiring.peer_table.swarm().peers or wiring.peer_table.swarm().peers[0].step != step:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
+                assert wiring.peer_table.swarm().peers[0].step == step
             watching.cancel()
 
 

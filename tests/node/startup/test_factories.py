@@ -45,7 +45,7 @@ def test_adapters_are_served_by_vllm_on_a_gpu_or_where_asked_for(
 ) -> None:
     for module in (engines, worker_settings):
         monkeypatch.setattr(module, "has_vllm", lambda: True)
-    monkeypatch.setattr(worker_settings, "pick_device", lambda asked: device)
+    monkeypatch.setattr(worker_settings, "pick_device", lambda device_option: device)
     settings = NodeSettings(**{"model": "m", "lora": True, "generation": {"adapters": adapters}, **given})
     assert worker_settings.serves_adapters(settings) is expected
 
@@ -92,7 +92,7 @@ def test_a_cut_distribution_has_no_bound_on_understated_logprobs(tmp_path: Path)
 def test_without_vllm_adapters_are_merged_or_what_was_asked_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (engines, worker_settings):
         monkeypatch.setattr(module, "has_vllm", lambda: False)
-    monkeypatch.setattr(worker_settings, "pick_device", lambda asked: "cuda")
+    monkeypatch.setattr(worker_settings, "pick_device", lambda device_option: "cuda")
     assert not worker_settings.serves_adapters(NodeSettings(model="m", lora=True))
     with pytest.raises(EngineError, match="not installed"):
         worker_settings.serves_adapters(NodeSettings(model="m", lora=True, generation={"adapters": "serve"}))

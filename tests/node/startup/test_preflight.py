@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -53,6 +54,10 @@ def test_a_home_belongs_to_a_model_by_its_fingerprint_alone(tmp_path: Path) -> N
         first_look.check_owner(home, resolve_model(str(other)), lora=False)
 
 
-def test_where_there_is_room_the_disk_is_not_to_blame(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(first_look, "free_bytes", lambda path: 100)
-    first_look.check_saved(home, NOTHING, NOTHING, step=9)
+@pytest.mark.parametrize(("free", "is_error"), [(99, True), (100, False)])
+def test_only_a_full_disk_explains_a_missing_checkpoint(
+    home: Home, monkeypatch: pytest.MonkeyPatch, *, free: int, is_error: bool
+) -> None:
+    monkeypatch.setattr(first_look, "free_bytes", lambda path: free)
+    with pytest.raises(MachineError) if is_error else nullcontext():
+        first_look.check_saved(home, NOTHING, NOTHING, step=9)

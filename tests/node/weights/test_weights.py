@@ -218,8 +218,8 @@ async def test_a_restarted_generator_serves_what_it_served_and_goes_on_inside_a_
         running.cancel()
         fetched = events_of(pair.generator, "weights_fetched")[-1]
         assert (fetched["num_resumed"], fetched["num_chunks"]) == (3, 4)
-        wanted = [question for question in pair.given if question.part is WeightsPart.CHUNKS]
-        assert [(question.first, question.count) for question in wanted] == [(3, 4)]
+        chunk_requests = [question for question in pair.given if question.part is WeightsPart.CHUNKS]
+        assert [(question.first, question.count) for question in chunk_requests] == [(3, 4)]
         path = tmp_path / "generator/weights/followed/version-00000002" / WEIGHTS_FILE
         assert path.read_bytes() == content
         assert list(partial.iterdir()) == []
@@ -258,7 +258,7 @@ class _Liar:
         self.hashes: bytes | None = None
         self.spoil: set[int] = set()
         self.num_spoilt, self.most_spoilt = 0, 1 << 30
-        self.asked_at: list[float] = []  # for chunks
+        self.requested_at: list[float] = []  # for chunks
 
     async def give(self, peer_id: str, data: bytes) -> AsyncGenerator[bytes, None]:
         question = open_weights_request(data)
@@ -271,7 +271,7 @@ class _Liar:
             return
         index = question.first
         if question.part is WeightsPart.CHUNKS:
-            self.asked_at.append(asyncio.get_running_loop().time())
+            self.requested_at.append(asyncio.get_running_loop().time())
         async for item in self.pair.offers.give(peer_id, data):
             is_spoilt = (
                 question.part is WeightsPart.CHUNKS and index in self.spoil and self.num_spoilt < self.most_spoilt
@@ -344,7 +344,7 @@ async def test_a_wrong_chunk_costs_that_chunk(tmp_path: Path) -> None:
         running.cancel()
         fetched = events_of(pair.generator, "weights_fetched")[0]
         assert fetched["num_wrong"] == pair.refused["wrong_chunk"] == 3
-        pauses = [after - before for before, after in pairwise(liar.asked_at[:4])]
+        pauses = [after - before for before, after in pairwise(liar.requested_at[:4])]
         assert len(pauses) == 3 and min(pauses) > 0.8 * pair.generator.context.settings.roles.poll_interval_s, (
             "not again at once"
         )
@@ -398,13 +398,13 @@ async def test_a_file_crosses_p2pd_in_spite_of_cuts(tmp_path: Path) -> None:
         offers = Wiring(node).offer_loop()
         offering = asyncio.create_task(offers.run())
         content = os.urandom(12 * MIB + 77)
-        num_given, asked_from = 0, list[int]()
+        num_given, first_chunks = 0, list[int]()
 
         async def give_slowly(peer_id: str, data: bytes) -> AsyncGenerator[bytes, None]:
             nonlocal num_given
             question = open_weights_request(data)
             if question.part is WeightsPart.CHUNKS:
-                asked_from.append(question.first)
+                first_chunks.append(question.first)
             async for item in offers.give(peer_id, data):
                 if question.part is WeightsPart.CHUNKS:
                     num_given += 1
@@ -428,7 +428,7 @@ async def test_a_file_crosses_p2pd_in_spite_of_cuts(tmp_path: Path) -> None:
             progress = download.progress
             assert progress.num_fetched == offer.num_chunks == 13
             assert progress.num_cuts >= 1
-            assert asked_from[0] == 0 < asked_from[1], "what had arrived before the cut was not asked for again"
+            assert first_chunks[0] == 0 < first_chunks[1], "what had arrived before the cut was not asked for again"
             assert learner.counters.weights_bytes_out >= len(content)
         finally:
             offering.cancel()

@@ -7,8 +7,11 @@ from collections import Counter
 from random import Random
 from typing import TYPE_CHECKING
 
+import pytest
+
 from ftis_node.swarm.pulling.assignment import (
     MIN_MEMBERS_PER_SHARD,
+    NUM_TURNS,
     assignment_order,
     eligible_members,
     is_assigned,
@@ -67,9 +70,9 @@ def test_assignments_are_those_of_ranking_all_eligible_members() -> None:
     num_assigned = Counter[int]()
     for group_id in IDS:
         members, sender, peer = random.sample(MEMBERS, random.randint(0, 8)), *random.sample(MEMBERS, 2)
-        eligible, attempt = set(random.sample(MEMBERS, random.randint(8, 20))), random.randint(0, 9)
+        eligible, attempt = set(random.sample(MEMBERS, random.randint(8, 20))), random.choice((*range(10), 255))
         ranked = assignment_order(group_id, {peer, *(eligible & set(members))} - {sender})
-        expected = ranked[attempt % len(ranked)] == peer
+        expected = ranked[attempt % NUM_TURNS % len(ranked)] == peer
         assert expected == is_assigned(
             group_id, peer, members, sender=sender, attempt=attempt, is_eligible=eligible.__contains__
         )
@@ -77,9 +80,10 @@ def test_assignments_are_those_of_ranking_all_eligible_members() -> None:
     assert min(num_assigned[attempt] for attempt in range(3)) > 5
 
 
-def test_the_work_for_one_group_hardly_grows_with_the_members() -> None:
+@pytest.mark.parametrize(("attempt", "num_visited", "max_queried"), [(0, 16, 1), (255, 80, 16)])
+def test_the_work_for_one_group_hardly_grows_with_the_members(attempt: int, num_visited: int, max_queried: int) -> None:
     visited: list[str] = []
-    asked: list[str] = []
+    queried: list[str] = []
 
     class CountedMembers(list[str]):
         def __iter__(self) -> Iterator[str]:
@@ -88,11 +92,11 @@ def test_the_work_for_one_group_hardly_grows_with_the_members() -> None:
                 yield member
 
     def is_eligible(member: str) -> bool:
-        asked.append(member)
+        queried.append(member)
         return True
 
     members = CountedMembers(f"member-{number}" for number in range(2000))
     for group_id in IDS:
-        is_assigned(group_id, "me", members, is_eligible=is_eligible)
-    assert len(asked) <= len(IDS)
-    assert len(visited) < 16 * len(IDS)
+        is_assigned(group_id, "me", members, attempt=attempt, is_eligible=is_eligible)
+    assert len(queried) <= max_queried * len(IDS)
+    assert len(visited) < num_visited * len(IDS)

@@ -39,11 +39,11 @@ def test_nothing_is_left_out_and_no_more_than_twice_the_stock_waits(
     made = portions(share, stock=stock, need=need, num_near=near, num_far=far)
     assert made[-1] == ANY, "what one side has not got the other fills"
     if need is not None:
-        wanted = {portion.near: portion.num or 0 for portion in made[:-1]}
-        assert set(wanted) == {True, False}
-        assert sum(wanted.values()) <= stock
-        assert wanted[True] + near <= max(near, round(share * stock))
-        assert wanted[False] + far <= max(far, stock - round(share * stock))
+        taken = {portion.near: portion.num or 0 for portion in made[:-1]}
+        assert set(taken) == {True, False}
+        assert sum(taken.values()) <= stock
+        assert taken[True] + near <= max(near, round(share * stock))
+        assert taken[False] + far <= max(far, stock - round(share * stock))
 
 
 def test_a_claim_is_of_a_domain_only_where_all_its_parts_are() -> None:
@@ -59,10 +59,10 @@ def test_only_what_is_meant_is_asked_for_and_duties_always() -> None:
     for number, sender in enumerate("aabb"):
         name = f"{sender}{number}".encode()
         wants.add(PullItem(name, sender, number + 1, 100, float(number), is_assigned=name == b"b2"), holder=sender)
-    asked = []
+    requested = []
     while batch := wants.next_request(most=9, need=None, max_bytes=1 << 20, is_meant=lambda want: want.sender == "a"):
-        asked.append([want.id for want in batch.items])
-    assert asked == [[b"a1", b"a0"], [b"b2"]]
+        requested.append([want.id for want in batch.items])
+    assert requested == [[b"a1", b"a0"], [b"b2"]]
     assert wants.num_in_flight_of(lambda want: want.sender == "a") == 2
     rest = wants.next_request(most=9, need=None, max_bytes=1 << 20)
     assert rest is not None and [want.id for want in rest.items] == [b"b3"]

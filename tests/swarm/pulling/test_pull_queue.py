@@ -58,13 +58,13 @@ def test_a_peer_that_may_not_be_asked_is_passed_over() -> None:
 def test_what_the_sender_does_not_give_is_asked_of_holders_then_of_members() -> None:
     queue = queue_of(want("a0"))
     assert not queue.add(want("a0"), holder="b")
-    asked = []
+    requested = []
     for _ in range(MAX_TRIES):
         batch = queue.next_request(most=1, need=None, max_bytes=ANY)
         assert batch is not None
-        asked.append(batch.source.peer_id)
+        requested.append(batch.source.peer_id)
         given_up = queue.missed(batch, missing=[b"a0"], others=["a", "c", "b", "d", "e"])
-    assert asked == ["a", "b", "c", "d"]
+    assert requested == ["a", "b", "c", "d"]
     assert [one.id for one in given_up] == [b"a0"]
     assert len(queue) == queue.num_in_flight == 0
 
@@ -119,8 +119,8 @@ def test_of_too_many_in_all_the_oldest_are_forgotten_and_duties_last() -> None:
     for number in range(6):
         queue.add(want(f"w{number}", sender=f"s{number}", at=number, is_assigned=number in (0, 2)), holder=f"s{number}")
     assert len(queue) == 3
-    asked = [names(queue.next_request(most=9, need=0, max_bytes=ANY)) for _ in range(2)]
-    assert asked == [["w0"], ["w2"]]
+    requested = [names(queue.next_request(most=9, need=0, max_bytes=ANY)) for _ in range(2)]
+    assert requested == [["w0"], ["w2"]]
     assert names(queue.next_request(most=9, need=9, max_bytes=ANY)) == ["w5"]
 
 

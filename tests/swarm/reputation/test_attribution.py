@@ -21,8 +21,8 @@ from ftis_node.swarm.reputation.score import Behaviour
         ("scoring_failed", True, "relay", Behaviour.HARMLESS),
         ("token_out_of_range", True, "signer", Behaviour.REFUSED),
         ("reward_mismatch", True, "signer", Behaviour.FALSE_CLAIM),
-        ("copy", True, "signer", Behaviour.COPIED),
-        ("copy_ours", True, "signer", Behaviour.FALSE_CLAIM),
+        ("duplicate_completions", True, "signer", Behaviour.COPIED),
+        ("duplicate_of_own", True, "signer", Behaviour.FALSE_CLAIM),
     ],
 )
 def test_who_is_blamed_for_what(reason: str, signed: bool, blamed: str, conduct: Behaviour) -> None:

@@ -1,0 +1,193 @@
+"""GroupExchange: publishes the groups of a trainer on this machine, and gives it the groups of peers.
+
+    trainer --completions, log-probs--> publish: prompt compared, scored --> publish loop --> peers
+    trainer <--bodies, rewards--------- take: the run's rule, RELEASED as trained <-- buffer <-- peers
+
+It replaces the generate and train loops in a node of the role `exchange`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ftis_node.errors import RecordError
+from ftis_node.node.exchange.messages import PublishedGroup
+from ftis_node.node.training.step_peers import note_contributor
+from ftis_node.records.codec import hash_prompt
+from ftis_node.records.group import FinishReason, Group, SamplingSettings
+from ftis_node.records.token_batch import TokenBatch
+from ftis_node.replay.lifecycle import ReleaseReason
+from ftis_node.swarm.peer_guard import Place
+from ftis_node.tasks.scoring.cost import ScoringCost
+from ftis_node.validation import Accepted, Refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from ftis_node.models import PromptTokenizer
+    from ftis_node.node.context import NodeContext, NodeDescription
+    from ftis_node.node.exchange.messages import OwnGroup
+    from ftis_node.node.peers.manager import PeerManager
+    from ftis_node.node.state import NodeCounters
+    from ftis_node.node.storage.disk_space import DiskSpace
+    from ftis_node.node.supervision.disk_thread import DiskThread
+    from ftis_node.node.training.slots import SlotPool
+    from ftis_node.node.training.step_selection import StepSelection
+    from ftis_node.replay.buffer import ReplayBuffer, StoredGroup
+    from ftis_node.swarm.peer_guard import PeerGuard
+    from ftis_node.tasks.base import Task, TaskItem
+    from ftis_node.tasks.scoring.scorer import IsolatedScorer
+    from ftis_node.validation import ValidationResult
+
+MAX_STEP = 2**62
+
+
+class GroupExchange:
+    """Both directions between the trainer and the swarm. One group is scored at a time."""
+
+    def __init__(
+        self,
+        *,
+        context: NodeContext,
+        about: NodeDescription,
+        task: Task,
+        tokenizer: PromptTokenizer,
+        scorer: IsolatedScorer,
+        buffer: ReplayBuffer,
+        disk: DiskThread,
+        slots: SlotPool,
+        space: DiskSpace,
+        peers: PeerManager,
+        counters: NodeCounters,
+        guard: PeerGuard,
+        selection: StepSelection,
+        publish: Callable[[Group], Awaitable[ValidationResult]],
+    ) -> None:
+        """`publish` numbers, signs and announces a scored group, and returns its verdict."""
+        self._context = context
+        self._about = about
+        self._task = task
+        self._tokenizer = tokenizer
+        self._scorer = scorer
+        self._buffer = buffer
+        self._disk = disk
+        self._slots = slots
+        self._space = space
+        self._peers = peers
+        self._counters = counters
+        self._guard = guard
+        self._selection = selection
+        self._publish = publish
+        self._take_number = context.state.step  # of the last step of an earlier role
+        self._publishing = asyncio.Lock()
+        self._taking = asyncio.Lock()
+
+    async def resume(self) -> None:
+        """Release the groups that a take before a crash left TAKEN."""
+        self._context.state.saved_step = None  # no checkpoint needs released groups again
+        await self._disk(self._buffer.reconcile, MAX_STEP)
+
+    async def publish(self, offered: OwnGroup) -> PublishedGroup | Refusal:
+        """Score and publish the trainer's group. Return its number and rewards, or why it is not published."""
+        self._context.state.policy_version = offered.policy_version
+        if self._space.why_full:
+            return Refusal("paused", self._space.why_full)
+        async with self._publishing:
+            if not self._slots.try_charge():
+                return Refusal("busy", f"peers have not fetched the last {self._slots.capacity} groups yet")
+            is_submitted = False
+            try:
+                scored = await self._scored(offered)
+                if isinstance(scored, Refusal):
+                    return scored
+                is_submitted = True  # the publish loop fills or frees the slot
+                verdict = await self._publish(scored)
+            finally:
+                if not is_submitted:
+                    self._slots.cancel()
+        if isinstance(verdict, Accepted):
+            return PublishedGroup(verdict.group.number, list(verdict.group.rewards))
+        return verdict.refusal
+
+    async def take(self, count: int) -> list[StoredGroup]:
+        """Take up to `count` foreign groups by the run's rule, and release them as trained."""
+        async with self._taking:
+            self._take_number += 1
+            groups = await self._selection.take(self._take_number, own=0, foreign=count)
+            await self._disk(self._buffer.release_step, self._take_number, ReleaseReason.TRAINED)
+        self._counters.groups_trained_foreign += len(groups)
+        if groups:
+            self._counters.recent_sources.append(dict(Counter(group.sender for group in groups)))
+        for group in groups:
+            with self._guard.work_for(group.sender, Place.COUNT):
+                note_contributor(self._peers, group)
+        return groups
+
+    async def _scored(self, offered: OwnGroup) -> Group | Refusal:
+        """Return the trainer's group with the node's rewards. The publish loop validates all else."""
+        try:
+            tokens = TokenBatch.from_bytes(offered.token_ids, offered.logprobs, offered.lengths)
+        except RecordError as error:
+            return Refusal(error.reason, str(error))
+        if refusal := self._refuse_tokens(tokens):
+            return refusal
+        if not offered.problem < len(self._task):
+            return Refusal("prompt_mismatch", f"{self._task.name} has no problem {offered.problem}")
+        if offered.tokenizer != self._about.tokenizer:
+            return Refusal("tokenizer", f"tokenizer {offered.tokenizer}, this node has {self._about.tokenizer}")
+        item = self._task[offered.problem]
+        if refusal := self._compare_prompt(item, offered.prompt_ids):
+            return refusal
+        cost = ScoringCost()
+        texts = [self._tokenizer.decode(ids.tolist()) for ids in tokens.ids_of_each()]
+        scores = await self._scorer.score(item, texts, cost=cost)
+        if cost.num_unfinished:  # peers would refuse the group
+            return Refusal("scoring_timeout", f"{cost.num_unfinished} of its completions could not be scored in time")
+        rewards, statuses = zip(*scores, strict=True)
+        versions = (offered.policy_version,) * len(tokens)
+        return Group(
+            run_id=self._context.manifest.run_id,
+            sender=self._context.peer_id,
+            number=0,  # the publish loop sets it
+            prompt_ref=item.ref,
+            prompt_hash=hash_prompt(self._tokenizer.encode_prompt(item.prompt)),
+            tokens=tokens,
+            finish_reasons=tuple(self._finish_reason(int(ids[-1])) for ids in tokens.ids_of_each()),
+            rewards=rewards,
+            statuses=statuses,
+            policy_versions=versions,
+            policy_versions_newest=versions,
+            sampling=SamplingSettings(offered.temperature, offered.top_p, offered.top_k),
+            model=self._about.model,
+            tokenizer=self._about.tokenizer,
+            created_at=time.time(),
+        )
+
+    def _refuse_tokens(self, tokens: TokenBatch) -> Refusal | None:
+        """Refuse tokens that cannot be decoded or scored. Validation has more rules, and comes later."""
+        group_size, vocab_size = self._context.manifest.sampling.group_size, self._tokenizer.vocab_size
+        if len(tokens) != group_size:
+            return Refusal("group_size", f"{len(tokens)} completions, the run has {group_size}")
+        if len(tokens.logprobs) != tokens.num_tokens:
+            return Refusal("logprobs", "each token needs its log-prob")
+        if tokens.token_ids.view(np.uint32).max() >= vocab_size:  # a negative id is 2^31 or more
+            return Refusal("token_out_of_range", f"an id outside 0..{vocab_size - 1}")
+        return None
+
+    def _compare_prompt(self, item: TaskItem, prompt_ids: bytes) -> Refusal | None:
+        """Refuse completions of another prompt: peers would train on them under this one."""
+        expected = self._tokenizer.encode_prompt(item.prompt)
+        if np.array(expected, "<i4").tobytes() != prompt_ids:
+            given = len(prompt_ids) // 4
+            return Refusal(
+                "prompt_mismatch", f"problem {item.ref} has other tokens here ({len(expected)}, not {given})"
+            )
+        return None
+
+    def _finish_reason(self, last_id: int) -> FinishReason:
+        return FinishReason.STOP if last_id in self._tokenizer.eos_ids else FinishReason.LENGTH

@@ -1,0 +1,65 @@
+"""MessagePack messages between a trainer and its exchange node. Arrays are little-endian bytes.
+
+Both are processes of one user on one machine. The node still bounds every field, because a trainer can be faulty.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, TypeAlias
+
+import msgspec
+
+MAX_INT32: Final = 2**31 - 1
+MAX_TAKEN: Final = 16
+MAX_COMPLETIONS: Final = 4096
+
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT32)]
+Length: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=MAX_INT32)]
+
+
+class OwnGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The trainer's completions of one problem.
+
+    `problem` is the problem's number in the run's task. `prompt_ids` int32 `[P]`. `token_ids` int32 and `logprobs`
+    float32 hold the completions one after the other. `lengths` has the tokens of each. `policy_version` counts the
+    trainer's steps, `tokenizer` is its fingerprint (hex).
+    """
+
+    problem: Count
+    prompt_ids: bytes
+    token_ids: bytes
+    logprobs: bytes
+    lengths: Annotated[list[Length], msgspec.Meta(min_length=1, max_length=MAX_COMPLETIONS)]
+    policy_version: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+    tokenizer: Annotated[str, msgspec.Meta(max_length=64)]
+    temperature: float
+    top_p: float
+    top_k: Count
+
+
+class PublishedGroup(msgspec.Struct, frozen=True):
+    """Answer to a published group: its sequence number, and the node's rewards, one per completion."""
+
+    number: int
+    rewards: list[float]
+
+
+class TakeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Request for up to `count` foreign groups."""
+
+    count: Annotated[int, msgspec.Meta(ge=1, le=MAX_TAKEN)]
+
+
+class TakenGroup(msgspec.Struct, frozen=True):
+    """A foreign group: the `body` that its sender signed, the prompt int32 `[P]`, and the node's own rewards."""
+
+    id: bytes
+    prompt_ids: bytes
+    body: bytes
+    rewards: list[float]
+
+
+class TakeAnswer(msgspec.Struct, frozen=True):
+    """Answer to a `TakeRequest`."""
+
+    groups: list[TakenGroup]

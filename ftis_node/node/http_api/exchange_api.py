@@ -1,0 +1,118 @@
+"""Routes of an exchange node for the trainer on its machine, on the local port. Bodies are MessagePack.
+
+    POST /exchange/publish   OwnGroup     ->  200 PublishedGroup | 422 refused for good | 503 refused for now
+    POST /exchange/take      TakeRequest  ->  200 TakeAnswer
+
+A refusal is JSON, {"error": "one line", "reason": "word"}. Both routes need the token of the home (`local_api.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from ftis_node.config.home import TOKEN_HEADER
+from ftis_node.node.exchange.messages import OwnGroup, TakeAnswer, TakenGroup, TakeRequest
+from ftis_node.node.http_api.auth import is_same_secret
+from ftis_node.telemetry.terminal_text import one_line
+from ftis_node.validation import Refusal
+
+if TYPE_CHECKING:
+    from ftis_node.node.exchange.group_exchange import GroupExchange
+
+CONTENT_TYPE = "application/msgpack"
+PROMPT_BYTES = 4 << 20  # of a prompt and all small fields
+MAX_TAKE_BYTES = 256
+MAX_PENDING = 16  # groups of the trainer that wait to be scored
+BODY_S = 10.0
+PASSING = frozenset({"busy", "paused", "scoring_timeout"})
+
+Message = TypeVar("Message", OwnGroup, TakeRequest)
+
+
+class _Refused(Exception):
+    """Refusal of a request, with its HTTP status and its reason in one word."""
+
+    def __init__(self, status: int, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.reason = reason
+
+
+class ExchangeApi:
+    """Handlers of the two routes."""
+
+    def __init__(self, exchange: GroupExchange, *, max_group_bytes: int) -> None:
+        """`max_group_bytes` bounds the tokens of a group, as it bounds the envelope of the run."""
+        self._exchange = exchange
+        self._max_group_bytes = max_group_bytes
+        self._token = ""
+        self._num_pending = 0
+
+    def add_routes(self, app: web.Application, token: str) -> None:
+        """Add the routes. Each request needs `token`."""
+        self._token = token
+        app.router.add_post("/exchange/publish", self.publish)
+        app.router.add_post("/exchange/take", self.take)
+
+    async def publish(self, request: web.Request) -> web.Response:
+        """Publish one group of the trainer."""
+        try:
+            self._require_token(request)
+            if self._num_pending >= MAX_PENDING:
+                raise _Refused(503, "busy", f"{MAX_PENDING} groups wait to be scored")
+            self._num_pending += 1
+            try:
+                offered = await _read(request, OwnGroup, max_bytes=self._max_group_bytes + PROMPT_BYTES)
+                answer = await self._exchange.publish(offered)
+            finally:
+                self._num_pending -= 1
+            if isinstance(answer, Refusal):
+                raise _Refused(503 if answer.reason in PASSING else 422, answer.reason, answer.detail)
+        except _Refused as refused:
+            return _answer_refused(refused)
+        return _answer(answer)
+
+    async def take(self, request: web.Request) -> web.Response:
+        """Hand foreign groups to the trainer."""
+        try:
+            self._require_token(request)
+            asked = await _read(request, TakeRequest, max_bytes=MAX_TAKE_BYTES)
+        except _Refused as refused:
+            return _answer_refused(refused)
+        groups = await self._exchange.take(asked.count)
+        return _answer(
+            TakeAnswer([TakenGroup(group.id, group.prompt_ids, group.body, list(group.rewards)) for group in groups])
+        )
+
+    def _require_token(self, request: web.Request) -> None:
+        if not self._token or not is_same_secret(request.headers.get(TOKEN_HEADER, ""), self._token):
+            raise _Refused(403, "token", f"this request needs the header {TOKEN_HEADER} with the token in the home")
+
+
+async def _read(request: web.Request, kind: type[Message], *, max_bytes: int) -> Message:
+    """Return the message in the body. Reads at most `max_bytes`, for at most `BODY_S` seconds."""
+    data = bytearray()
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for chunk in request.content.iter_any():
+                data += chunk
+                if len(data) > max_bytes:
+                    raise _Refused(413, "size", f"this request has at most {max_bytes} bytes")
+    except TimeoutError:
+        raise _Refused(408, "slow", f"a request is complete within {BODY_S:.0f} s") from None
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise _Refused(400, "malformed", f"no {kind.__name__}: {one_line(str(error))}") from None
+
+
+def _answer(message: object) -> web.Response:
+    return web.Response(body=msgspec.msgpack.encode(message), content_type=CONTENT_TYPE)
+
+
+def _answer_refused(refused: _Refused) -> web.Response:
+    return web.json_response({"error": one_line(str(refused)), "reason": refused.reason}, status=refused.status)

@@ -1,0 +1,336 @@
+"""deploy/helm: Helm renders the chart to the objects of deploy/kubernetes, and each value does what it says."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tarfile
+import tomllib
+from typing import TYPE_CHECKING, Any, get_args
+
+import kubernetes_validate
+import pytest
+import yaml
+
+import ftis_node
+from ftis_node.config.node import load_node_settings
+from ftis_node.config.roles import Role
+from tests.deploy.files import DEPLOY, check_command, check_variable, documents, program
+from tests.deploy.test_kubernetes import KUBERNETES, VERSION, containers, of_kind, pods
+from tests.deploy.test_kubernetes import render as kustomize
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+CHART = DEPLOY / "helm" / "ftis-node"
+PEER_ID = "12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
+NEEDED = {"bootstrap": {"peerId": PEER_ID}}
+LABELS_OF_HELM = re.compile(r"app\.kubernetes\.io/(instance|managed-by|version)|helm\.sh/chart|checksum/config")
+NAMES_OF_HELM = {"ftis-node-bootstrap": "ftis-bootstrap", "ftis-node-headless": "ftis-nodes"} | {
+    "ftis-node-peers": "ftis-peers"
+}
+NAMES_OF_KUSTOMIZE = {r"ftis-node-settings-\w+": "ftis-node-settings", r"gpu-24gb\.toml": "node.toml"}
+ANYWHERE = {"type": "NodePort", "libp2pNodePort": 31400, "metricsNodePort": 31500, "announceHost": "k8s.example.org"}
+EVERYTHING: dict[str, Any] = {
+    "service": ANYWHERE | {"annotations": {"a": "b"}},
+    "manifest": 'name = "mine"\n\n[sampling]\ngroup_size = 4\n',
+    "model": "Qwen/Qwen2.5-0.5B",
+    "role": "full",
+    "gpu": {"count": 4},
+    "peers": [f"/dns4/meet.example.org/tcp/4001/p2p/{PEER_ID}"],
+    "bootstrap": {
+        "peerId": PEER_ID,
+        "announce": ["/dns4/k8s.example.org/tcp/31399"],
+        "service": {"type": "NodePort", "nodePort": 31399, "annotations": {"a": "b"}},
+    },
+    "image": {"pullSecrets": [{"name": "registry"}], "pullPolicy": "Always", "tag": "0.1.0"},
+    "extraEnv": [{"name": "HF_HOME", "value": "/var/cache/ftis-node/hub"}],
+    "extraArgs": ["--log-format=json"],
+    "runtimeClassName": "nvidia",
+    "priorityClassName": "batch",
+    "nodeSelector": {"zone": "a"},
+    "affinity": {"podAntiAffinity": {}},
+    "tolerations": [{"key": "spot", "operator": "Exists"}],
+    "podAnnotations": {"team": "rl"},
+    "persistence": {"home": {"storageClass": "fast"}, "cache": {"enabled": False}},
+    "metrics": {name: {"enabled": True} for name in ("podMonitor", "prometheusRule", "dashboard")},
+}
+
+helm_program = program("helm")
+pytestmark = pytest.mark.skipif(helm_program is None, reason="helm is not installed: `make kubernetes-tools`")
+
+
+def helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(helm_program), *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
+def run_template(
+    folder: Path, *more: Mapping[str, Any], files: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    options: list[str | Path] = []
+    for name in files:
+        options += ["--values", CHART / name]
+    for number, values in enumerate(more):
+        path = folder / f"values-{number}.yaml"
+        path.write_text(yaml.safe_dump(dict(values)))
+        options += ["--values", path]
+    return helm("template", "ftis-node", CHART, "--namespace", "ftis", "--kube-version", VERSION, *options)
+
+
+def template(folder: Path, *more: Mapping[str, Any], files: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    """Return the objects that `helm install` would send."""
+    done = run_template(folder, NEEDED, *more, files=files)
+    assert done.returncode == 0, done.stderr
+    (folder / "rendered.yaml").write_text(done.stdout)
+    return [one for one in documents(folder / "rendered.yaml") if one]
+
+
+def neutral(value: Any, names: Mapping[str, str]) -> Any:
+    """Return an object without what may differ: labels of Helm, names, the namespace, the order of named things."""
+    if isinstance(value, dict):
+        kept = {key: neutral(one, names) for key, one in value.items() if not LABELS_OF_HELM.fullmatch(key)}
+        return {key: one for key, one in kept.items() if key != "namespace"}
+    if isinstance(value, list):
+        items = [neutral(one, names) for one in value]
+        has_no_order = all(isinstance(one, dict) and "image" not in one for one in items)
+        return sorted(items, key=lambda one: json.dumps(one, sort_keys=True)) if has_no_order else items
+    if isinstance(value, str):
+        for old, new in names.items():
+            value = re.sub(rf"\b{old}(?=$|[.])", new, value)
+    return value
+
+
+def compared(objects: list[dict[str, Any]], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return the objects to compare, by kind and name; settings have separate tests."""
+    found = [neutral(one, names) for one in objects if one["kind"] not in ("Namespace", "ConfigMap")]
+    for one in found:
+        for claim in one.get("spec", {}).get("volumeClaimTemplates", []):
+            claim |= {"apiVersion": "v1", "kind": "PersistentVolumeClaim"}
+        if one["kind"] == "NetworkPolicy":
+            one["spec"].pop("podSelector", None)  # all pods of the namespace, or all of the release
+    return {f"{one['kind']} {one['metadata']['name']}": one for one in found}
+
+
+def settings_of(objects: list[dict[str, Any]]) -> str:
+    return of_kind(objects, "ConfigMap")["ftis-node-settings"]["data"]["node.toml"]
+
+
+@pytest.mark.skipif(program("kubectl") is None, reason="kubectl is not installed: `make kubernetes-tools`")
+@pytest.mark.parametrize(("overlay", "files"), [("gpu", ()), ("cpu", ("values-cpu.yaml",))])
+def test_the_chart_gives_the_objects_of_an_overlay(overlay: str, files: tuple[str, ...], tmp_path: Path) -> None:
+    ours = compared(template(tmp_path, files=files), NAMES_OF_HELM)
+    theirs = compared(kustomize(KUBERNETES / overlay, tmp_path), NAMES_OF_KUSTOMIZE)
+    assert set(ours) == set(theirs)
+    assert len(ours) == 7
+    for name, one in theirs.items():
+        assert ours[name] == one, name
+
+
+@pytest.mark.parametrize(
+    ("values", "files"), [({}, ()), ({}, ("values-cpu.yaml",)), (EVERYTHING, ())], ids=["gpu", "cpu", "everything"]
+)
+def test_objects_are_valid_and_their_commands_and_variables_are_real(
+    values: dict[str, Any], files: tuple[str, ...], tmp_path: Path
+) -> None:
+    objects = template(tmp_path, values, files=files)
+    for one in objects:
+        if not one["apiVersion"].startswith("monitoring.coreos.com/"):
+            kubernetes_validate.validate(one, VERSION, strict=True)
+    for name, pod in pods(objects).items():
+        claims = of_kind(objects, "StatefulSet")[name]["spec"].get("volumeClaimTemplates", [])
+        volumes = [one["name"] for one in pod["volumes"]] + [claim["metadata"]["name"] for claim in claims]
+        mounted = {mount["name"] for container in containers(pod) for mount in container["volumeMounts"]}
+        assert sorted(volumes) == sorted(mounted)
+        for container in pod["containers"]:
+            check_command(container["args"])
+            for variable in container.get("env", []):
+                if variable["name"].startswith("FTIS_"):
+                    check_variable(variable["name"])
+
+
+def test_the_peers_of_the_pods_are_the_bootstrap_node_and_those_given(tmp_path: Path) -> None:
+    peers = of_kind(template(tmp_path, EVERYTHING), "ConfigMap")["ftis-node-peers"]["data"]["peers"].split(",")
+    announced = pods(template(tmp_path))["ftis-node-bootstrap"]["containers"][0]["args"][-1].removeprefix("--announce=")
+    assert peers == [f"{announced}/p2p/{PEER_ID}", *EVERYTHING["peers"]]
+    alone = template(tmp_path, {"bootstrap": {"enabled": False, "peerId": ""}, "peers": EVERYTHING["peers"]})
+    assert of_kind(alone, "ConfigMap")["ftis-node-peers"]["data"]["peers"].split(",") == EVERYTHING["peers"]
+    assert set(pods(alone)) == {"ftis-node"}
+
+
+@pytest.mark.parametrize("preset", sorted(path.stem for path in (DEPLOY / "node").glob("*.toml")))
+def test_a_preset_is_the_file_of_its_card(preset: str, tmp_path: Path) -> None:
+    rendered = settings_of(template(tmp_path, {"preset": preset}))
+    assert tomllib.loads(rendered) == tomllib.loads((DEPLOY / "node" / f"{preset}.toml").read_text())
+
+
+def test_settings_complete_and_replace_the_preset_and_keep_their_types(tmp_path: Path) -> None:
+    given = {
+        "lora": False,
+        "seed": 7,
+        "listen": ["/ip4/0.0.0.0/tcp/4001", "/ip6/::/tcp/4001"],
+        "data_paths": {"rg:chain_sum": 'a "quoted" path'},
+        "generation": {"engine_options": {"tensor_parallel_size": 2, "gpu_memory_utilization": 0.25}},
+        "buffer": {"max_ready_bytes": 5 << 30},
+        "swarm": {"pull_timeout_s": 7.5},
+    }
+    rendered = settings_of(template(tmp_path, {"settings": given, "gpu": {"count": 2}}))
+    preset = tomllib.loads((DEPLOY / "node" / "gpu-24gb.toml").read_text())
+    wanted = preset | given | {"generation": preset["generation"] | given["generation"]}  # type: ignore[operator]
+    assert tomllib.loads(rendered) == wanted
+    whole = re.findall(r"^\"(seed|max_ready_bytes|tensor_parallel_size|max_batch)\" = (\d+)$", rendered, re.MULTILINE)
+    assert dict(whole) == {"seed": "7", "max_ready_bytes": str(5 << 30), "tensor_parallel_size": "2", "max_batch": "48"}
+    (tmp_path / "node.toml").write_text(rendered)
+    settings = load_node_settings(tmp_path / "node.toml")
+    assert (settings.buffer.max_ready_bytes, settings.lora, settings.generation.max_batch) == (5 << 30, False, 48)
+
+
+def test_the_schema_has_the_roles_of_a_node(tmp_path: Path) -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())["properties"]
+    assert schema["role"]["enum"] == ["", *get_args(Role)]
+    for role in get_args(Role):
+        follow = {"follow": PEER_ID} if role == "generator" else {}
+        (node,) = pods(template(tmp_path, {"role": role, **follow}))["ftis-node"]["containers"]
+        check_command(node["args"])
+        assert f"--role={role}" in node["args"]
+
+
+def test_a_container_beside_the_node(tmp_path: Path) -> None:
+    mounts = [{"name": "home", "mountPath": "/var/lib/ftis-node"}]
+    beside = {"name": "trainer", "image": "trainer:1", "volumeMounts": mounts}
+    objects = template(tmp_path, {"role": "exchange", "extraContainers": [beside]})
+    node, other = pods(objects)["ftis-node"]["containers"]
+    assert (node["name"], other) == ("node", beside)
+    kubernetes_validate.validate(of_kind(objects, "StatefulSet")["ftis-node"], VERSION, strict=True)
+
+
+def test_where_pods_may_run(tmp_path: Path) -> None:
+    pod = pods(template(tmp_path, EVERYTHING))["ftis-node"]
+    assert (pod["runtimeClassName"], pod["priorityClassName"]) == ("nvidia", "batch")
+    assert pod["nodeSelector"] == {"nvidia.com/gpu.present": "true", "zone": "a"}
+    assert pod["affinity"] == {"podAntiAffinity": {}}
+    assert [one["key"] for one in pod["tolerations"]] == ["nvidia.com/gpu", "spot"]
+
+
+def test_a_manifest_is_mounted_at_the_place_that_the_command_names(tmp_path: Path) -> None:
+    objects = template(tmp_path, EVERYTHING)
+    assert of_kind(objects, "ConfigMap")["ftis-node-manifest"]["data"]["manifest.toml"] == EVERYTHING["manifest"]
+    (node,) = pods(objects)["ftis-node"]["containers"]
+    (mount,) = [one["mountPath"] for one in node["volumeMounts"] if one["name"] == "manifest"]
+    assert f"--run={mount}/manifest.toml" in node["args"]
+    assert {"--model=Qwen/Qwen2.5-0.5B", "--role=full", "--gpus=4", "--log-format=json"} <= set(node["args"])
+    assert node["resources"]["limits"]["nvidia.com/gpu"] == node["resources"]["requests"]["nvidia.com/gpu"] == 4
+
+
+def test_changed_settings_restart_the_pods(tmp_path: Path) -> None:
+    changes: list[dict[str, Any]] = [{}, {"settings": {"seed": 1}}, {"manifest": "name = 'x'"}]
+    changes.append({"peers": EVERYTHING["peers"]})
+    sums = [
+        of_kind(template(tmp_path, change), "StatefulSet")["ftis-node"]["spec"]["template"]["metadata"]["annotations"]
+        for change in changes
+    ]
+    assert len({one["checksum/config"] for one in sums}) == len(changes)
+
+
+def test_each_pod_announces_the_port_of_its_service(tmp_path: Path) -> None:
+    objects = template(tmp_path, EVERYTHING, {"replicas": 3})
+    (node,) = pods(objects)["ftis-node"]["containers"]
+    variables = {one["name"]: one for one in node["env"]}
+    assert list(variables).index("POD_NUMBER") < list(variables).index(
+        "FTIS_ANNOUNCE"
+    )  # else $(POD_NUMBER) stays as it is
+    labels = of_kind(objects, "StatefulSet")["ftis-node"]["spec"]["template"]["metadata"]["labels"]
+    for number in range(3):
+        service = of_kind(objects, "Service")[f"ftis-node-{number}"]["spec"]
+        ports = {one["name"]: one["nodePort"] for one in service["ports"]}
+        announced = yaml.safe_load(variables["FTIS_ANNOUNCE"]["value"].replace("$(POD_NUMBER)", str(number)))
+        assert announced == [f"/dns4/k8s.example.org/tcp/{ports['libp2p']}"]
+        assert ports == {"libp2p": 31400 + number, "metrics": 31500 + number}
+        of_this_pod = {"statefulset.kubernetes.io/pod-name": f"ftis-node-{number}"}
+        assert service["selector"] == labels | of_this_pod
+
+
+def test_the_objects_of_the_prometheus_operator_are_those_of_the_other_folders(tmp_path: Path) -> None:
+    objects = template(tmp_path, EVERYTHING)
+    monitor = neutral(of_kind(objects, "PodMonitor")["ftis-node"], {})
+    (other,) = documents(KUBERNETES / "pod-monitor" / "pod-monitor.yaml")
+    assert monitor["spec"] == neutral(other, {})["spec"]
+    labels = of_kind(objects, "StatefulSet")["ftis-node"]["spec"]["template"]["metadata"]["labels"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    rule = of_kind(objects, "PrometheusRule")["ftis-node"]
+    (alerts,) = documents(DEPLOY / "prometheus" / "alerts.yaml")
+    assert rule["spec"] == alerts
+    board = of_kind(objects, "ConfigMap")["ftis-node-dashboard"]
+    assert board["data"]["ftis-node.json"].strip() == (DEPLOY / "grafana" / "ftis-node.json").read_text().strip()
+    assert board["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert not {"PodMonitor", "PrometheusRule"} & {one["kind"] for one in template(tmp_path)}
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"bootstrap": {"peerId": ""}}, "bootstrap.peerId is empty"),
+        ({"bootstrap": {"enabled": False}}, "peers is empty"),
+        ({"role": "generator"}, "follow"),
+        ({"follow": PEER_ID}, "follow"),
+        ({"role": "bystander"}, "role"),
+        ({"gpus": 2}, "gpus"),
+        ({"gpu": {"count": "2"}}, "gpu"),
+        ({"preset": "gpu-1gb"}, "preset gpu-1gb: the chart has no such file"),
+        ({"run": "gsm8k-ftis", "manifest": "name = 'x'"}, "run and manifest name two runs"),
+        ({"model": "M", "tinyModel": "s"}, "model and tinyModel name two models"),
+        ({"peers": ["/dns4/meet.example.org/tcp/4001"]}, "peers"),
+        ({"service": ANYWHERE | {"libp2pNodePort": 31405}}, "ends in 0"),
+        ({"service": ANYWHERE, "replicas": 11}, "at most 10 replicas"),
+        ({"service": {"type": "NodePort", "announceHost": "k8s.example.org"}}, "needs service.libp2pNodePort"),
+    ],
+)
+def test_values_that_cannot_work_are_refused_with_the_reason(
+    values: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    done = run_template(tmp_path, NEEDED, values)
+    assert done.returncode != 0
+    assert reason in done.stderr
+
+
+def test_every_value_has_a_schema_and_a_use() -> None:
+    (values,) = documents(CHART / "values.yaml")
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    templates = "\n".join(path.read_text() for path in (CHART / "templates").iterdir())
+    for place in named(values):
+        inner = schema
+        for part in place:
+            inner = inner["properties"][part]
+        assert re.search(rf"\b{place[-1]}\b", templates), place
+
+
+def named(values: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Yield the place of each value. Tables that a user fills, such as labels, have one place."""
+    free = {"settings", "requests", "limits", "labels"}
+    for key, value in values.items():
+        yield (key,)
+        if isinstance(value, dict) and key not in free:
+            yield from ((key, *rest) for rest in named(value))
+
+
+def test_other_releases_have_other_names(tmp_path: Path) -> None:
+    done = helm("template", "blue", CHART, "--set-string", f"bootstrap.peerId={PEER_ID}")
+    (tmp_path / "rendered.yaml").write_text(done.stdout)
+    objects = [one for one in documents(tmp_path / "rendered.yaml") if one]
+    assert {name.removeprefix("blue-ftis-node") for one in objects if (name := one["metadata"]["name"])} == {
+        "", "-bootstrap", "-headless", "-peers", "-settings",
+    }  # fmt: skip
+    assert set(pods(objects)) == {"blue-ftis-node", "blue-ftis-node-bootstrap"}
+
+
+def test_the_chart_passes_lint_and_is_packed_whole(tmp_path: Path) -> None:
+    done = helm("lint", "--strict", CHART, "--set-string", f"bootstrap.peerId={PEER_ID}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    done = helm("package", CHART, "--destination", tmp_path)
+    assert done.returncode == 0, done.stderr
+    with tarfile.open(tmp_path / f"ftis-node-{ftis_node.__version__}.tgz") as archive:
+        files = {one.name.removeprefix("ftis-node/") for one in archive.getmembers() if one.isfile()}
+    assert {"files/alerts.yaml", "files/dashboard.json", "files/node/gpu-24gb.toml", "values.schema.json"} <= files
+    (chart,) = documents(CHART / "Chart.yaml")
+    assert chart["version"] == chart["appVersion"] == ftis_node.__version__

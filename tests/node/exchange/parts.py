@@ -1,0 +1,105 @@
+"""Real components of an exchange node: the arithmetic task, a tiny model's tokenizer, real validation and buffer."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ftis_node.config.manifest import parse_manifest
+from ftis_node.config.node import NodeSettings
+from ftis_node.models import load_tokenizer, resolve_model
+from ftis_node.node.exchange.messages import OwnGroup
+from ftis_node.node.http_api.exchange_api import ExchangeApi
+from ftis_node.node.http_api.local_api import LocalApi
+from ftis_node.node.peers.operator_actions import PeerControl
+from ftis_node.node.startup.wiring import Wiring
+from ftis_node.tasks.registry import load_task
+from ftis_node.tasks.scoring.scorer import IsolatedScorer
+from tests.node.nodes import components
+from tests.node.support import manifest_text
+from tests.trained_models import trained_model
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+    from pathlib import Path
+
+    from ftis_node.config.manifest import RunManifest
+    from ftis_node.models import PromptTokenizer
+    from ftis_node.node.components import NodeComponents
+    from ftis_node.node.exchange.group_exchange import GroupExchange
+
+GROUP_SIZE = 2
+MANIFEST = parse_manifest(manifest_text(foreign_wait_s=1, group_size=GROUP_SIZE), source="test")
+PROBLEM = 7
+
+
+@asynccontextmanager
+async def exchanging(
+    folder: Path, *, manifest: RunManifest = MANIFEST, **changes: Any
+) -> AsyncIterator[tuple[NodeComponents, GroupExchange]]:
+    """An exchange node whose publish and intake loops run."""
+    tokenizer, task = load_tokenizer(resolve_model(str(trained_model("s")))), load_task("arithmetic")
+    scorer = IsolatedScorer(task)
+    given = {"tokenizer": tokenizer, "task": task, "scorer": scorer, "new_peers_scorer": scorer} | changes
+    settings = NodeSettings(model="m", role="exchange")
+    with components(folder, settings=settings, manifest=manifest, **given) as node:
+        wiring = Wiring(node)
+        publish = wiring.publish_loop(asyncio.Queue())
+        exchange = wiring.group_exchange(publish)
+        running = [asyncio.create_task(loop.run()) for loop in (publish, wiring.intake)]
+        try:
+            await exchange.resume()
+            yield node, exchange
+        finally:
+            for task_ in running:
+                task_.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task_
+            await scorer.close()
+
+
+@asynccontextmanager
+async def serving(node: NodeComponents, exchange: GroupExchange) -> AsyncIterator[tuple[str, ExchangeApi]]:
+    """The local port of an exchange node, with its routes for a trainer."""
+    wiring = Wiring(node)
+    routes = ExchangeApi(exchange, max_group_bytes=node.context.manifest.wire.max_envelope_bytes)
+    status = wiring.status_loop()
+    await status.refresh()
+    api = LocalApi(
+        status,
+        wiring.peer_table,
+        control=PeerControl(node.peers, wiring.peer_table.rows),
+        token_file=node.home.control_token,
+        add_exchange=routes.add_routes,
+    )
+    async with api.serve(port=0) as url:
+        yield url, routes
+
+
+def own_group(tokenizer: PromptTokenizer, texts: Sequence[str], *, problem: int = PROBLEM, **changes: Any) -> OwnGroup:
+    """The trainer's completions of a problem, each with an end-of-sequence token; `changes` are other fields."""
+    ids = [tokenizer_ids(tokenizer, text) for text in texts]
+    flat = np.array([token for one in ids for token in one], "<i4")
+    fields: dict[str, Any] = {
+        "problem": problem,
+        "prompt_ids": np.array(tokenizer.encode_prompt(load_task("arithmetic")[problem].prompt), "<i4").tobytes(),
+        "token_ids": flat.tobytes(),
+        "logprobs": np.linspace(-0.5, -0.1, len(flat), dtype="<f4").tobytes(),
+        "lengths": [len(one) for one in ids],
+        "policy_version": 3,
+        "tokenizer": tokenizer.fingerprint,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": 0,
+    }
+    return OwnGroup(**(fields | changes))
+
+
+def tokenizer_ids(tokenizer: PromptTokenizer, text: str) -> list[int]:
+    """The ids of a completion: its text, then the end of sequence."""
+    ids = [*tokenizer.encode_text(text), tokenizer.eos_ids[0]]
+    assert tokenizer.decode(ids) == text
+    return ids

@@ -1,0 +1,149 @@
+"""The link of an exchange node: what a trainer publishes, and what it takes, on real components."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from ftis_node.config.node import NodeSettings
+from ftis_node.node.exchange.messages import PublishedGroup
+from ftis_node.node.startup.wiring import Wiring
+from ftis_node.node.training.slots import SlotPool
+from ftis_node.records.codec import unpack_group
+from ftis_node.records.envelope import open_envelope
+from ftis_node.records.group import FinishReason
+from ftis_node.records.identity import Identity
+from ftis_node.swarm.reputation.score import Behaviour
+from ftis_node.tasks.registry import load_task
+from ftis_node.validation import Refusal
+from tests.node.exchange.parts import MANIFEST, PROBLEM, exchanging, own_group
+from tests.node.nodes import ME, components, events_of, notes_of
+from tests.replay.test_buffer import accepted
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ANSWER = load_task("arithmetic")[PROBLEM].answer
+ANN = Identity.from_seed(bytes([2]) * 32)
+BOB = Identity.from_seed(bytes([3]) * 32)
+
+
+async def test_a_trainers_group_is_scored_here_signed_and_kept_for_peers(tmp_path: Path) -> None:
+    async with exchanging(tmp_path) as (node, exchange):
+        offered = own_group(node.tokenizer, [ANSWER, "no"])
+        assert await exchange.publish(offered) == PublishedGroup(1, [1.0, 0.0])
+        assert await exchange.publish(own_group(node.tokenizer, [ANSWER, "1"], problem=PROBLEM)) == PublishedGroup(
+            2, [1.0, 0.0]
+        )
+        [first, _] = node.reader.own_ready()
+        [envelope] = node.reader.envelopes([first])
+        group = unpack_group(open_envelope(envelope).body)
+        assert (group.sender, group.number, group.rewards) == (ME.peer_id, 1, (1.0, 0.0))
+        assert group.tokens.token_ids.tobytes() == offered.token_ids
+        assert group.tokens.logprobs.tobytes() == offered.logprobs
+        assert group.prompt_ref.index == PROBLEM
+        assert group.finish_reasons == (FinishReason.STOP, FinishReason.STOP)
+        assert node.context.state.policy_version == group.policy_version == 3
+        assert node.slots.waiting == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"problem": PROBLEM + 1}, "prompt_mismatch"),
+        ({"problem": 2**31 - 1}, "prompt_mismatch"),
+        ({"prompt_ids": b""}, "prompt_mismatch"),
+        ({"tokenizer": "00" * 16}, "tokenizer"),
+        ({"temperature": 0.7}, "sampling"),
+        ({"temperature": float("nan")}, "sampling"),
+        ({"top_p": 0.9}, "sampling"),
+        ({"top_k": 20}, "sampling"),
+        ({"logprobs": b""}, "logprobs"),
+        ({"logprobs": b"\0" * 4}, "malformed"),
+        ({"token_ids": b"\0" * 7}, "malformed"),
+        ({"lengths": [2**31 - 1] * 9}, "malformed"),
+    ],
+    ids=lambda value: ", ".join(value) if isinstance(value, dict) else str(value),
+)
+async def test_what_peers_would_refuse_is_not_published(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
+    async with exchanging(tmp_path) as (node, exchange):
+        offered = own_group(node.tokenizer, [ANSWER, "no"])
+        fields = {name: getattr(offered, name) for name in offered.__struct_fields__}
+        refused = await exchange.publish(type(offered)(**(fields | changes)))
+        assert isinstance(refused, Refusal)
+        assert refused.reason == reason
+        assert node.reader.own_ready() == []
+        assert node.slots.waiting == 0, "the slot is free again"
+        assert await exchange.publish(offered) == PublishedGroup(1, [1.0, 0.0]), "the number is not used up"
+
+
+async def test_hostile_numbers_are_refused_by_name(tmp_path: Path) -> None:
+    async with exchanging(tmp_path) as (node, exchange):
+        offered = own_group(node.tokenizer, [ANSWER, "no"])
+        num_tokens = sum(offered.lengths)
+        fields = {name: getattr(offered, name) for name in offered.__struct_fields__}
+        for changes, reason in (
+            ({"token_ids": np.full(num_tokens, -1, "<i4").tobytes()}, "token_out_of_range"),
+            ({"token_ids": np.full(num_tokens, 2**31 - 1, "<i4").tobytes()}, "token_out_of_range"),
+            ({"logprobs": np.full(num_tokens, np.nan, "<f4").tobytes()}, "logprobs"),
+            ({"logprobs": np.full(num_tokens, 1.0, "<f4").tobytes()}, "logprobs"),
+            ({"lengths": [num_tokens]}, "group_size"),
+        ):
+            refused = await exchange.publish(type(offered)(**(fields | changes)))
+            assert isinstance(refused, Refusal)
+            assert refused.reason == reason
+        assert await exchange.publish(offered) == PublishedGroup(1, [1.0, 0.0]), "the node goes on"
+
+
+async def test_groups_that_no_peer_fetches_end_the_publishing(tmp_path: Path) -> None:
+    async with exchanging(tmp_path, slots=SlotPool(1)) as (node, exchange):
+        assert isinstance(await exchange.publish(own_group(node.tokenizer, [ANSWER, "no"])), PublishedGroup)
+        busy = await exchange.publish(own_group(node.tokenizer, ["1", "no"], policy_version=9))
+        assert isinstance(busy, Refusal)
+        assert busy.reason == "busy"
+        assert node.context.state.policy_version == 9, "a new version makes old groups stale, which frees slots"
+
+
+async def test_foreign_groups_are_taken_once_and_credit_their_senders(tmp_path: Path) -> None:
+    async with exchanging(tmp_path) as (node, exchange):
+        for sender in (ANN, BOB):
+            for number in (1, 2):
+                assert node.buffer.admit(accepted(sender, number), own=False)
+        assert node.buffer.admit(accepted(ME, 1), own=True)
+        first, second, third = [await exchange.take(count) for count in (3, 3, 3)]
+        assert [len(groups) for groups in (first, second, third)] == [3, 1, 0]
+        taken = [*first, *second]
+        assert {group.sender for group in first} == {ANN.peer_id, BOB.peer_id}
+        assert len({group.id for group in taken}) == 4
+        assert node.reader.ready_counts() == (1, 0), "own groups stay for peers"
+        assert node.reader.figures().released == {"trained": 4}
+        assert [conduct for _, conduct, _ in notes_of(node)] == [Behaviour.CONTRIBUTED] * 4
+        assert node.counters.groups_trained_foreign == 4
+        assert [event["step"] for event in events_of(node, "taken")] == [1, 1, 1, 2]
+
+
+async def test_a_take_that_a_crash_interrupted_is_over(tmp_path: Path) -> None:
+    with components(tmp_path) as node:
+        assert node.buffer.admit(accepted(ANN, 1), own=False)
+        assert len(node.buffer.take(5, own=0, foreign=1).groups) == 1
+    async with exchanging(tmp_path) as (node, exchange):
+        assert node.reader.figures().released == {"trained": 1}
+        assert await exchange.take(1) == []
+
+
+def test_it_pulls_as_many_groups_as_a_full_node(tmp_path: Path) -> None:
+    step = MANIFEST.step
+    with ExitStack() as stack:
+        for number, (role, shares) in enumerate(
+            {
+                "full": (step.own_groups, step.foreign_groups),
+                "exchange": (step.own_groups, step.foreign_groups),
+                "learner": (0, step.own_groups + step.foreign_groups),
+            }.items()
+        ):
+            settings = NodeSettings(model="m", role=role)  # type: ignore[arg-type]  # the roles of the table
+            node = stack.enter_context(components(tmp_path / str(number), settings=settings, manifest=MANIFEST))
+            assert Wiring(node).step_shares.of_next_step() == shares

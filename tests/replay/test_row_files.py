@@ -1,0 +1,105 @@
+"""Files of rows: every writer holds a bounded part of a large buffer, and a table has the same columns for any rows."""
+
+from __future__ import annotations
+
+import tracemalloc
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ftis_node.records.envelope import Accepted, seal_group
+from ftis_node.records.identity import Identity
+from ftis_node.replay.buffer import ReplayBuffer
+from ftis_node.replay.reader import ReplayReader
+from ftis_node.replay.rollout_rows import flat_rows, group_rows
+from ftis_node.replay.row_files import write_jsonl, write_msgpack, write_parquet
+from tests.conftest import PROMPT_IDS, make_completion, make_group
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+NUM_GROUPS = 128
+TOKENS_PER_GROUP = 4096
+NUMBERS_BYTES = 68  # of one token: an int, a float, and their places in lists
+MAX_TRACED_BYTES = 16 << 20
+MAX_ARROW_BYTES = 8 << 20
+WRITERS = {
+    "jsonl": write_jsonl,
+    "msgpack": write_msgpack,
+    "parquet": partial(write_parquet, with_texts=False, is_flat=False),
+    "parquet-flat": partial(write_parquet, with_texts=False, is_flat=True),
+}
+
+
+@pytest.fixture(scope="module")
+def large_buffer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A buffer whose rows take more than twice the bound as Python numbers."""
+    assert NUM_GROUPS * TOKENS_PER_GROUP * NUMBERS_BYTES > 2 * MAX_TRACED_BYTES
+    identity = Identity.from_seed(bytes(range(32)))
+    path = tmp_path_factory.mktemp("large") / "replay.sqlite"
+    completions = tuple(make_completion(*range(1000, 1000 + TOKENS_PER_GROUP // 2)) for _ in range(2))
+    buffer = ReplayBuffer(path)
+    for number in range(NUM_GROUPS):
+        group = make_group(identity, number=number, completions=completions)
+        envelope = seal_group(group, identity)
+        assert buffer.admit(Accepted(envelope, envelope.to_bytes(), group, tuple(PROMPT_IDS)), own=False)
+    buffer.close()
+    return path
+
+
+def _peak(write: Callable[[], int]) -> tuple[int, int]:
+    """The number of rows, and the most bytes that Python objects took."""
+    tracemalloc.start()
+    try:
+        count = write()
+        return count, tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("form", WRITERS)
+def test_a_writer_holds_a_bounded_part_of_the_buffer(large_buffer: Path, tmp_path: Path, form: str) -> None:
+    pa.array([{}])  # loads pandas, whose modules would count
+    pool = pa.proxy_memory_pool(pa.default_memory_pool())
+    before = pa.default_memory_pool()
+    pa.set_memory_pool(pool)
+    reader = ReplayReader(large_buffer)
+    rows = flat_rows(group_rows(reader)) if "flat" in form else group_rows(reader)
+    try:
+        count, num_bytes = _peak(lambda: WRITERS[form](rows, tmp_path / "rows"))
+    finally:
+        pa.set_memory_pool(before)
+        reader.close()
+    assert count == NUM_GROUPS * (2 if "flat" in form else 1)
+    assert num_bytes < MAX_TRACED_BYTES
+    assert pool.max_memory() < MAX_ARROW_BYTES
+
+
+def test_a_table_has_the_same_columns_for_any_rows(large_buffer: Path, tmp_path: Path) -> None:
+    reader = ReplayReader(large_buffer)
+    (row, *_) = rows = list(group_rows(reader))[:3]
+    reader.close()
+    for is_flat in (False, True):
+        made = list(flat_rows(iter(rows))) if is_flat else rows
+        write = partial(write_parquet, is_flat=is_flat, with_texts=False)
+        assert (write(made, tmp_path / "full"), write([], tmp_path / "empty")) == (len(made), 0)
+        full, empty = (pq.read_table(tmp_path / name) for name in ("full", "empty"))
+        assert full.schema == empty.schema
+        assert full.column_names == list(made[0])
+    completion = pq.read_table(tmp_path / "full").to_pylist()[0]
+    assert completion["token_ids"] == row["completions"][0]["token_ids"]
+    assert completion["logprobs"] == row["completions"][0]["logprobs"], "the values that the sender signed"
+
+
+def test_row_groups_are_bounded(large_buffer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ftis_node.replay.row_files.MAX_ROWS_AT_ONCE", 2)
+    reader = ReplayReader(large_buffer)
+    rows = list(group_rows(reader))[:5]
+    reader.close()
+    assert write_parquet(rows, tmp_path / "rows", with_texts=False, is_flat=False) == 5
+    table = pq.ParquetFile(tmp_path / "rows")
+    assert [table.metadata.row_group(place).num_rows for place in range(3)] == [2, 2, 1]
