@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from ftis_node.config.endpoint import parse_endpoint
 from ftis_node.config.section import Section
 
 GpuIndex = Annotated[int, Field(ge=0, le=1023)]
@@ -15,6 +14,22 @@ MAX_SERVED_RANK = 512  # vLLM's limit
 EXECUTOR_BACKEND = "distributed_executor_backend"
 EXECUTOR_BACKENDS = ("mp", "ray")  # vLLM has others, for launchers
 PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size")  # of vLLM's EngineArgs; product: GPUs
+WILDCARDS = ("", "*", "0.0.0.0", "::")
+MAX_PORT = 65535
+
+
+def parse_endpoint(text: str, *, name: str) -> tuple[str, int]:
+    """Return host and port of `HOST:PORT` or `[IPV6]:PORT`. Raises ValueError with `name` for anything else.
+
+    The address of all interfaces is refused, because other hosts cannot connect to it.
+    """
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not (port.isascii() and port.isdecimal() and 1 <= int(port) <= MAX_PORT) or (":" in host and "[" not in text):
+        raise ValueError(f"{name} is {text!r}: give HOST:PORT, such as 10.0.0.1:29400")
+    if host in WILDCARDS:
+        raise ValueError(f"{name} is {text!r}: name one address of this host, not all interfaces")
+    return host, int(port)
 
 
 class LoraSection(Section):

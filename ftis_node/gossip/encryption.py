@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from ftis_node.errors import RecordError
-from ftis_node.telemetry.secret_file import MIN_SECRET_BYTES
+from ftis_node.telemetry.secrets import MIN_SECRET_BYTES
 
 KEY_BYTES = 32
 NAME_BYTES = 16

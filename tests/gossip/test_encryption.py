@@ -15,7 +15,7 @@ from ftis_node.gossip.rpc.bounds import pack_ids
 from ftis_node.gossip.rpc.frames import Frame, write_frame
 from ftis_node.gossip.wire_names import RUN_ID, RpcService, protocol, topic
 from ftis_node.records.identity import Identity
-from ftis_node.telemetry.secret_file import read_secret
+from ftis_node.telemetry.secrets import read_secret
 from tests.gossip.helpers import Shelf, announce_until_heard, eventually, hear, settings
 
 if TYPE_CHECKING:

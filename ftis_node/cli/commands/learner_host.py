@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from ftis_node.cli.options import LogFormat, LogFormatOption
-from ftis_node.config.endpoint import parse_endpoint
 from ftis_node.errors import UsageError
 from ftis_node.telemetry.log import log_as_json
 
@@ -43,6 +42,8 @@ def learner_host(
     """
     if log_format is LogFormat.JSON:
         log_as_json()
+    from ftis_node.config.workers import parse_endpoint
+
     try:
         host, port = parse_endpoint(rendezvous, name="--rendezvous")
     except ValueError as error:
@@ -50,7 +51,7 @@ def learner_host(
     import asyncio
 
     from ftis_node.learner.distributed.host_agent import AgentSettings, run_agent
-    from ftis_node.telemetry.secret_file import read_secret
+    from ftis_node.telemetry.secrets import read_secret
 
     settings = AgentSettings(host, port, model=model, threads=threads, timeout_s=timeout_s)
     try:

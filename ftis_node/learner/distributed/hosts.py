@@ -24,7 +24,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from ftis_node.config.endpoint import parse_endpoint
+from ftis_node.config.workers import parse_endpoint
 from ftis_node.errors import FtisError, NetworkError, WorkerDiedError
 from ftis_node.learner.distributed.host_channel import (
     BEAT_EVERY_S,
@@ -45,7 +45,7 @@ from ftis_node.learner.distributed.launch import LOST_RANK_EXIT_CODE, ONE_HOST, 
 from ftis_node.learner.messages import HostsConnected
 from ftis_node.models import model_fingerprint, resolve_model
 from ftis_node.telemetry.faults import watched_task
-from ftis_node.telemetry.secret_file import read_secret
+from ftis_node.telemetry.secrets import read_secret
 from ftis_node.workers.liveness import Liveness, LivenessVerdict
 from ftis_node.workers.wire import Failure, Heartbeat, error_of
 

@@ -25,7 +25,7 @@ from ftis_node.models import pick_device
 from ftis_node.node.startup.preloading import preloading_of
 from ftis_node.node.worker_settings import dtype_of, serves_adapters, threads_of
 from ftis_node.records.envelope import MAX_ANNOUNCEMENT_BYTES
-from ftis_node.telemetry.secret_file import read_secret
+from ftis_node.telemetry.secrets import read_secret
 from ftis_node.workers.spec import Timing
 from ftis_node.workers.weights.store import PROBE_LENGTH
 
