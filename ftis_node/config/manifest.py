@@ -55,7 +55,9 @@ class SamplingSection(Section):
         "full softmax, so equal weights have a ratio of 1. A bias remains: sampling never draws the tokens that "
         "were cut.",
     )
-    max_prompt_tokens: int = Field(default=512, ge=1, le=131072, description="Longer prompts are skipped and counted.")
+    max_prompt_tokens: int = Field(
+        default=512, ge=1, le=131072, description="Longer prompts are skipped (event `prompt_skipped`)."
+    )
     max_completion_tokens: int = Field(default=760, ge=1, le=131072, description="Longest completion.")
     max_total_tokens: int = Field(
         default=760,

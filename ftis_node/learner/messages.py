@@ -2,6 +2,7 @@
 
     daemon                          worker
       LearnerBoot ------------------>  load the model, resume from the newest checkpoint
+      <------------- HostsConnected    an event for each host that connects, if there are several
       <---------- CheckpointSkipped    an event for each unreadable checkpoint
       StateRequest ----------------->
       <--------------- LearnerState    step, policy version, weights
@@ -302,6 +303,14 @@ class Saved(Message, frozen=True):
     """The newest checkpoint on disk is that of `step`."""
 
     step: int
+
+
+class HostsConnected(Message, frozen=True):
+    """The learner waits at `rendezvous` until `num_hosts` hosts are connected, this one included."""
+
+    num_connected: int
+    num_hosts: int
+    rendezvous: str
 
 
 class CheckpointSkipped(Message, frozen=True):
