@@ -36,6 +36,7 @@ SCENARIOS: Final = (
     "tests/learner/distributed/test_learner_shards.py::test_files_that_name_tensors_otherwise_are_read_whole",
     "tests/learner/distributed/test_learner_shards.py::test_a_model_that_fails_when_packed_is_opened_again_for_plain_rows",
     "tests/learner/distributed/test_learner_ranks.py",
+    "tests/node/http_api/test_otlp_node.py",
     "tests/node/test_domain_processes.py",
     "tests/node/test_faults.py::test_a_thread_that_fails_ends_the_whole_node",
     "tests/node/test_limits.py::test_a_full_home_pauses_the_node_and_room_lets_it_go_on",

@@ -198,13 +198,14 @@ def progress_bar_class(repo: str, on_progress: OnProgress) -> type[Any]:
             total = float(self.total or 0)
             if self.unit == "B" and total > 0 and total >= largest[0]:
                 largest[0] = total
-                on_progress(min(1.0, self.n / total), f"downloading {repo}, {_of(self.n, total)}")
+                on_progress(min(1.0, self.n / total), f"downloading {repo}, {fraction_text(self.n, total)}")
             return True
 
     return CallbackBar
 
 
-def _of(done: float, total: float) -> str:
+def fraction_text(done: float, total: float) -> str:
+    """Return `1.2 of 5.0 GB` for numbers of bytes; `total` is at least 1."""
     size, unit = next(pair for pair in UNITS if total >= pair[0])
     return f"{done / size:.1f} of {total / size:.1f} {unit}"
 

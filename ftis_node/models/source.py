@@ -83,6 +83,12 @@ def check_name(model: str) -> None:
         raise ModelError(f"no such folder: {model} (an id on the hub looks like org/name)")
 
 
+def check_hub_id(name: str) -> None:
+    """Raise ModelError unless `name` looks like an id on the hub."""
+    if not HUB_ID.fullmatch(name):
+        raise ModelError(f"{name!r} is no id on the hub: write OWNER/NAME")
+
+
 def _near_folder(path: Path) -> Path | None:
     """Return the folder beside `path` with nearly the same name, if there is one."""
     try:

@@ -227,10 +227,18 @@ class ReplayReader:
 
     def trained_tokens(self) -> int:
         """Return the completion tokens of all groups that steps have trained on, including pruned ones."""
-        query = "SELECT sum(value) AS n FROM totals WHERE name IN (?, ?)"
-        forgotten = self._db.execute(query, [f"forgotten_trained_tokens_{origin}" for origin in ("own", "foreign")])
-        kept = sum(count.num_tokens for count in read_counts(self._db) if count.reason == ReleaseReason.TRAINED)
-        return kept + int(forgotten.fetchone()["n"] or 0)
+        return sum(self.trained_tokens_by_origin())
+
+    def trained_tokens_by_origin(self) -> tuple[int, int]:
+        """Return the numbers behind `trained_tokens`: (own, foreign)."""
+        origins = ("own", "foreign")
+        query = "SELECT value FROM totals WHERE name = ?"
+        forgotten = [self._db.execute(query, (f"forgotten_trained_tokens_{origin}",)).fetchone() for origin in origins]
+        own, foreign = (int(row["value"]) if row else 0 for row in forgotten)
+        for count in read_counts(self._db):
+            if count.reason == ReleaseReason.TRAINED:
+                own, foreign = own + count.num_tokens * count.own, foreign + count.num_tokens * (not count.own)
+        return own, foreign
 
     def ready_foreign_bytes(self) -> int:
         """Return the total size of the envelopes of READY foreign groups."""

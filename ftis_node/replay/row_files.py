@@ -46,7 +46,7 @@ def write_parquet(rows: Iterable[Row], out: Path, *, with_texts: bool, is_flat: 
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    schema, count = _schema(with_texts=with_texts, is_flat=is_flat), 0
+    schema, count = rows_schema(with_texts=with_texts, is_flat=is_flat), 0
     with out.open("wb") as file, pq.ParquetWriter(file, schema) as writer:
         for batch in _batches(rows):
             writer.write_batch(pa.RecordBatch.from_pylist(batch, schema=schema))
@@ -69,7 +69,7 @@ def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
         yield batch
 
 
-def _schema(*, with_texts: bool, is_flat: bool) -> Any:
+def rows_schema(*, with_texts: bool, is_flat: bool) -> Any:
     """Return the columns of `rollout_rows`. A completion sent as text has None for token ids, other ones for texts."""
     import pyarrow as pa
 

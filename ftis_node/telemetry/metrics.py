@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from ftis_node.telemetry.status import Status
 
+Family = GaugeMetricFamily | CounterMetricFamily
 TABLE_FILE = "metrics.toml"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 NODE_STATES = ("starting", "running", "stopping", "stopped", "failed")
@@ -68,25 +69,31 @@ def help_of(name: str) -> str:
 def render_metrics(status: Status) -> bytes:
     """Return the text that a Prometheus server scrapes."""
     registry = CollectorRegistry()
-    registry.register(_collector(msgspec.to_builtins(status)))
+    registry.register(_collector(status))
     return generate_latest(registry)
 
 
-def _collector(document: dict[str, Any]) -> Collector:
+def metric_families(status: Status) -> Iterator[Family]:
+    """Yield the metrics of a status with their samples."""
+    document = msgspec.to_builtins(status)
+    yield from _info(document)
+    yield from _states(document)
+    yield from _verdict(document)
+    yield from _evaluations(document)
+    yield from _numbers(document)
+
+
+def _collector(status: Status) -> Collector:
     class FromStatus:
-        def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-            yield from _info(document)
-            yield from _states(document)
-            yield from _verdict(document)
-            yield from _evaluations(document)
-            yield from _numbers(document)
+        def collect(self) -> Iterator[Family]:
+            return metric_families(status)
 
     return FromStatus()
 
 
-def _numbers(document: dict[str, Any]) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+def _numbers(document: dict[str, Any]) -> Iterator[Family]:
     """Yield the families of the table. Parts of one metric are adjacent in it."""
-    families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
+    families: dict[str, Family] = {}
     for metric in (metric for metric in all_metrics() if metric.path):
         section, _, key = metric.path.partition(".")
         family = families.setdefault(metric.name, _family(metric))
@@ -95,7 +102,7 @@ def _numbers(document: dict[str, Any]) -> Iterator[GaugeMetricFamily | CounterMe
     yield from families.values()
 
 
-def _family(metric: Metric) -> GaugeMetricFamily | CounterMetricFamily:
+def _family(metric: Metric) -> Family:
     kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
     return kind(metric.name, metric.help, labels=metric.label_names)
 

@@ -3,7 +3,7 @@
 Code that reads a secret registers it with `keep_secret`. Log lines, tracebacks of the command line, events and statuses
 pass through `redacted`, so a secret in an error's text is not written. `redacted` removes the secret as text, in hex,
 in base64 at each of the three byte offsets, and as Python's `repr` of bytes. It also removes any access token of the
-Hugging Face Hub and of an `Authorization` header.
+Hugging Face Hub and of an `Authorization` header, and user and password in a URL.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 HIDDEN: Final = "<secret>"
 MIN_BYTES: Final = 8  # shorter values are not secrets, and would match ordinary text
 VARIABLES: Final = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN", "WANDB_API_KEY")
-TOKENS: Final = re.compile(r"\bhf_[A-Za-z0-9]{20,}|(?<=Bearer )[\w.~+/-]{16,}=*")
+HEADER_VARIABLES: Final = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_METRICS_HEADERS")
+TOKENS: Final = re.compile(r"\bhf_[A-Za-z0-9]{20,}|(?<=Bearer )[\w.~+/-]{16,}=*|(?<=://)[^\s/@'\"]+:[^\s/@'\"]+(?=@)")
 
 _forms: set[str] = set()
 
@@ -35,9 +36,12 @@ def keep_secret(secret: bytes | str) -> None:
 
 
 def keep_variables_secret(environment: Mapping[str, str] = os.environ) -> None:
-    """Register the access tokens in the environment variables `VARIABLES`."""
+    """Register the access tokens in `VARIABLES` of the environment, and the HTTP headers in `HEADER_VARIABLES`."""
     for name in VARIABLES:
         keep_secret(environment.get(name, ""))
+    for name in HEADER_VARIABLES:
+        for header in environment.get(name, "").split(","):
+            keep_secret(header.partition("=")[2].strip())
 
 
 def forms_of(secret: bytes) -> Iterator[str]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 RUN = 'name = "a"\ntask = "arithmetic"\n[optimizer]\nlearning_rate = 1e-2\nlora_learning_rate = 1e-2'
 
 
-def _trained(root: Path, *, lora: bool) -> WeightProof:
+def trained_home(root: Path, *, lora: bool) -> WeightProof:
     """A home as a node leaves it after two steps; returns the learner's log-probs of fixed tokens."""
     home = Home(root / "home")
     home.create()
@@ -54,22 +54,26 @@ def _trained(root: Path, *, lora: bool) -> WeightProof:
 def test_other_tools_load_it_and_see_what_was_trained(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], lora: bool, flags: list[str], has_adapter: bool
 ) -> None:
+    from huggingface_hub import ModelCard
     from peft import AutoPeftModelForCausalLM
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    proof = _trained(tmp_path, lora=lora)
+    proof = trained_home(tmp_path, lora=lora)
     out = tmp_path / "out"
     assert run(["export", "--out", str(out), "--home", str(tmp_path / "home"), *flags]) == 0
     assert "the model after step 2" in capsys.readouterr().out
     assert (out / "adapter_config.json").exists() == has_adapter
     assert (out / "model.safetensors").exists() != has_adapter
     assert {file.stat().st_mode & 0o777 for file in out.iterdir()} == {0o644}, "another user may serve it"
-    card = (out / "README.md").read_text()
-    library = "peft" if has_adapter else "transformers"
-    assert card.startswith(f"---\nbase_model: tiny\nlibrary_name: {library}\n")
-    assert "| run | a (" in card and "| method | ftis |" in card and "| steps | 2 |" in card
-    assert "| pass@1 | 0.250 at step 0, 0.500 at step 2 (8 problems of arithmetic) |" in card
-    assert "| groups trained on | 8, 25% from peers |" in card
+    card = ModelCard.load(out / "README.md")
+    assert card.data.library_name == ("peft" if has_adapter else "transformers")
+    assert card.data.base_model is None, "the hub has no model of that name"
+    assert "| base model | tiny (a local folder) |" in card.text
+    assert "| run | a (" in card.text and "| method | ftis |" in card.text and "| steps | 2 |" in card.text
+    assert "| pass@1 | 0.250 at step 0, 0.500 at step 2 (8 problems of arithmetic, greedy) |" in card.text
+    assert "| groups trained on | 8, 25% from peers |" in card.text
+    assert "| tokens trained on | unknown |" in card.text, "the home has no buffer"
+    assert parse_manifest((out / "run.toml").read_text(), source="run.toml") == parse_manifest(RUN, source="here")
     loader: Any = AutoPeftModelForCausalLM if has_adapter else AutoModelForCausalLM
     exported = loader.from_pretrained(out, dtype=torch.float32).eval()
     assert proof.rms_difference(probe_logprobs(exported, proof.probe_ids)) < 1e-5

@@ -61,14 +61,17 @@ def test_access_tokens_are_known_by_their_looks_and_by_the_environment() -> None
     token = "hf_" + "Abc123" * 5
     assert redacted(f"401 for {token}.") == f"401 for {HIDDEN}."
     assert redacted("Authorization: Bearer abcdefgh12345678xyz") == f"Authorization: Bearer {HIDDEN}"
+    assert redacted("got 'https://me:word@host:4318/x'") == f"got 'https://{HIDDEN}@host:4318/x'"
     keep_variables_secret({"WANDB_API_KEY": "0123456789ab-key"})
     assert redacted("key 0123456789ab-key") == f"key {HIDDEN}"
+    keep_variables_secret({"OTEL_EXPORTER_OTLP_HEADERS": "x-key=fedcba98-key, x-scope=a"})
+    assert redacted("x-key=fedcba98-key,x-scope=a") == f"x-key={HIDDEN},x-scope=a"
 
 
 def test_innocent_text_and_short_words_stay() -> None:
     keep_secret("")
     keep_secret("short")
-    text = "a group of 12 short completions by 12D3KooWabc, hf_small"
+    text = "a group of 12 short completions by 12D3KooWabc, hf_small, http://host:4318/@a, ssh://git@host"
     assert redacted(text) == text
 
 

@@ -11,6 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ftis_node.cli.completion import STATES, group_ids, one_of
+from ftis_node.cli.hub_options import (
+    CommitMessageOption,
+    LicenseOption,
+    PublicOption,
+    PushToOption,
+    RevisionOption,
+    push_and_report,
+    push_target,
+)
 from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_json
 from ftis_node.errors import UsageError
 from ftis_node.telemetry.health_summary import duration
@@ -21,6 +30,7 @@ if TYPE_CHECKING:
 
     from ftis_node.config.home import Home
     from ftis_node.replay.reader import GroupSummary, ReplayReader
+    from ftis_node.replay.row_totals import RowTotals
 
 app = typer.Typer(
     rich_markup_mode=None, no_args_is_help=True, help="Show or export the replay buffer of a running or stopped node."
@@ -109,28 +119,46 @@ def stats(home: HomeOption = None, as_json: JsonOption = False) -> None:
 
 @app.command("export")
 def export(
-    out: Annotated[Path, typer.Option("--out", help="File to write; for envelopes a folder.")],
+    out: Annotated[Path, typer.Option("--out", help="File to write; for envelopes and --push-to a folder.")],
     home: HomeOption = None,
     format_: Annotated[ExportFormat, typer.Option("--format", help="Format to write.")] = ExportFormat.JSONL,
     text: Annotated[
         bool, typer.Option("--text", help="Add prompt, completions as text, expected answer and the sender's name.")
     ] = False,
     flat: Annotated[bool, typer.Option("--flat", help="Write one row a completion, not one a group.")] = False,
+    license: LicenseOption = None,
+    push_to: PushToOption = None,
+    public: PublicOption = False,
+    with_senders: Annotated[
+        bool, typer.Option("--with-senders", help="With --push-to: keep the peer ids and names of the senders.")
+    ] = False,
+    revision: RevisionOption = None,
+    commit_message: CommitMessageOption = None,
 ) -> None:
     """Export the stored groups: rollouts as JSON lines, Parquet or MessagePack, or the signed envelopes, one file each.
 
     A row is that of `list`, with completions: [{token_ids, logprobs, finish_reason, reward}] (of a group that came as
     text: text, mean_logprob, sender_tokens, ...). --text adds sender_name, prompt, answer and each completion's text.
     --flat: completion_index, completion, token_ids, logprobs, mean_logprob, num_tokens, finish_reason, reward.
-    A file of MessagePack is a sequence of maps, one a row, with the same keys.
+    A file of MessagePack is a sequence of maps, one a row, with the same keys. --push-to needs `hf auth login`. It
+    writes a folder with the rows and a card, and pushes it. The senders are then `own`, `peer-1`, `peer-2` and so on.
     """
     if format_ is ExportFormat.ENVELOPE and (text or flat):
         raise UsageError(
             "--text and --flat add to rows, and an envelope has none: choose --format jsonl, parquet or msgpack"
         )
+    target = push_target(push_to, "dataset", public=public, revision=revision, message=commit_message, license=license)
+    if target is None and (license or with_senders):
+        raise UsageError("--license and --with-senders are for --push-to OWNER/NAME: add it, or leave them out")
+    if target is not None and format_ not in (ExportFormat.JSONL, ExportFormat.PARQUET):
+        raise UsageError("the hub shows no such file as a data set: choose --format jsonl or parquet with --push-to")
     where, reader = home_at(home), _open(home)
     try:
-        if format_ is ExportFormat.ENVELOPE:
+        if target is not None:
+            totals = _export_data_set(
+                where, reader, out, format_=format_, text=text, flat=flat, with_senders=with_senders, license=license
+            )
+        elif format_ is ExportFormat.ENVELOPE:
             typer.echo(f"{_write_envelopes(reader, out)} groups written to {out}")
         else:
             _export_rows(where, reader, out, format_=format_, text=text, flat=flat)
@@ -138,14 +166,54 @@ def export(
         raise UsageError(f"cannot write {out}: {error.strerror}; give another --out") from None
     finally:
         reader.close()
+    if target is not None:
+        message = target.message or f"Upload {totals.num_groups} groups of rollouts"
+        push_and_report(out, dataclasses.replace(target, message=message))
 
 
-def _export_rows(home: Home, reader: ReplayReader, out: Path, *, format_: ExportFormat, text: bool, flat: bool) -> None:
+def _export_data_set(
+    home: Home,
+    reader: ReplayReader,
+    out: Path,
+    *,
+    format_: ExportFormat,
+    text: bool,
+    flat: bool,
+    with_senders: bool,
+    license: str | None,
+) -> RowTotals:
+    """Write a folder with the rows, their card and the run's manifest. Raises UsageError if the folder is in use."""
+    from ftis_node.node.storage.hub_cards import write_data_card
+    from ftis_node.node.storage.run_record import read_run_record
+    from ftis_node.replay.row_totals import RowTotals
+
+    record, totals = read_run_record(home), RowTotals(with_senders=with_senders)
+    folder = out.expanduser()
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise UsageError(f"{out} exists and is not an empty folder: choose another with --out")
+    file = f"data/train.{format_.value}"
+    (folder / "data").mkdir(parents=True)
+    _export_rows(home, reader, folder / file, format_=format_, text=text, flat=flat, totals=totals)
+    write_data_card(folder, record, totals, file=file, with_texts=text, is_flat=flat, license=license)
+    return totals
+
+
+def _export_rows(
+    home: Home,
+    reader: ReplayReader,
+    out: Path,
+    *,
+    format_: ExportFormat,
+    text: bool,
+    flat: bool,
+    totals: RowTotals | None = None,
+) -> None:
     from ftis_node.replay.rollout_rows import TextRows, flat_rows, group_rows
     from ftis_node.replay.row_files import write_jsonl, write_msgpack, write_parquet
 
     texts = TextRows(home, _names(home)) if text else None
     rows = group_rows(reader) if texts is None else texts.group_rows(reader)
+    rows = totals.counted(rows) if totals else rows
     rows = flat_rows(rows) if flat else rows
     if format_ is ExportFormat.PARQUET:
         count = write_parquet(rows, out, with_texts=text, is_flat=flat)

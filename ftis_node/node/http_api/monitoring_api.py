@@ -39,10 +39,13 @@ class MonitoringApi:
     status: StatusLoop | None = None
     refused: Counter[str] = field(default_factory=Counter)
 
+    def newest(self) -> Status:
+        """Return the newest snapshot."""
+        return self.status.latest if self.status else STARTING
+
     async def show_metrics(self, request: web.Request) -> web.Response:
         """Return the snapshot for Prometheus."""
-        latest = self.status.latest if self.status else STARTING
-        return web.Response(body=render_metrics(latest), headers={"Content-Type": CONTENT_TYPE})
+        return web.Response(body=render_metrics(self.newest()), headers={"Content-Type": CONTENT_TYPE})
 
     async def show_health(self, request: web.Request) -> web.Response:
         """Return 200, or 503 with the problems that only a restart fixes."""

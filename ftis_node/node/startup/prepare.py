@@ -22,6 +22,7 @@ from ftis_node.node.storage.quota import limit_of
 from ftis_node.node.supervision.background import in_background
 from ftis_node.records.identity import Identity, peer_id_from_text
 from ftis_node.tasks import load_task
+from ftis_node.telemetry.otlp.exporter import check_can_export
 from ftis_node.telemetry.secrets import keep_secret
 from ftis_node.telemetry.trackers import check_installed
 
@@ -81,6 +82,7 @@ async def prepare(
         makers = processes
     _check_followed(settings)
     check_installed(settings.tracking.to)
+    check_can_export(settings.observe.otlp_endpoint)
     identity = Identity.load_or_create(home.identity)
     keep_secret(identity.seed)
     on_progress(None, f"looking for the model {Path(settings.model).name}")

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from ftis_node import __version__
 from ftis_node.config.disk_room import reporting_full_disk
 from ftis_node.config.resume import start_command
 from ftis_node.node.http_api.auth import observe_token
@@ -22,6 +23,7 @@ from ftis_node.node.supervision.shutdown import until_signalled
 from ftis_node.node.supervision.watchdog import Watchdog
 from ftis_node.replay.integrity import reporting_damage
 from ftis_node.telemetry.log import log_block
+from ftis_node.telemetry.otlp.exporter import exported_metrics
 from ftis_node.telemetry.progress import unwatched
 
 if TYPE_CHECKING:
@@ -69,6 +71,12 @@ async def _run(
             async with (
                 serve_observed(observed, settings.observe.address, token=observe_token(settings.observe, home)),
                 running_components(settings, plan, home, on_progress=on_progress) as parts,
+                exported_metrics(
+                    settings.observe.otlp_endpoint,
+                    observed.newest,
+                    version=__version__,
+                    instance=parts.context.peer_id,
+                ),
             ):
                 watchdog.events = parts.context.events
                 try:

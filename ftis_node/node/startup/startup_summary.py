@@ -118,7 +118,8 @@ def _shared(settings: NodeSettings) -> str:
     """Return the data that the node sends to other machines, as text."""
     what = "weights" if settings.role == "learner" else CONTENT
     whom = "members of the run" if settings.peers else "peers that dial it"
-    more = f"; figures go to {', '.join(settings.tracking.to)}" if settings.tracking.to else ""
+    watchers = [*settings.tracking.to, *filter(None, [settings.observe.collector])]
+    more = f"; figures go to {', '.join(watchers)}" if watchers else ""
     return f"{what}, name and addresses, with {whom}; no other file leaves{more}"
 
 

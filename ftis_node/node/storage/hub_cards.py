@@ -1,0 +1,209 @@
+"""Cards of an exported model and of exported rollouts, in the hub's form: how they came about, and under which license.
+
+A card has no name, key or address of a node, and no path of this machine.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ftis_node import __version__
+from ftis_node.replay.row_files import rows_schema
+from ftis_node.tasks.licenses import hub_datasets, task_licenses
+from ftis_node.telemetry.terminal_text import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from ftis_node.node.storage.run_record import RunRecord
+    from ftis_node.replay.row_totals import RowTotals
+
+TAGS: Final = ("ftis-node", "grpo", "reinforcement-learning")
+CARD_FILE: Final = "README.md"
+MANIFEST_FILE: Final = "run.toml"
+MODEL_CARD: Final = """---
+{metadata}
+---
+
+# {base}, {step} steps of {task}
+
+Trained with [GRPO](https://arxiv.org/abs/2402.03300) by ftis-node {version}, by the method `{method}`.
+
+{table}
+
+## Reproduce
+
+`{manifest}` is the manifest of the run. Save it and run:
+
+```
+pip install ftis-node=={version}
+ftis-node join --run {manifest} --model {base}{weights} --seed {seed} --steps {step}
+```
+
+The groups of peers differ each time, so the weights differ too.
+"""
+DATA_CARD: Final = """---
+{metadata}
+---
+
+# Rollouts of {task}
+
+Completions that language models sampled in a run of ftis-node {version}, with token ids, log-probs and rewards.
+
+{table}
+
+A row is {row}. Log-probs are those of the full softmax at sampling time, in nats. Rewards are in [0, 1].
+{senders}
+
+The completions are the text of language models and are not checked by people.
+
+## Reproduce
+
+`{manifest}` is the manifest of the run. Save it and run:
+
+```
+pip install ftis-node=={version}
+ftis-node join --run {manifest} --model {base}{weights} --seed {seed} --steps {step}
+ftis-node replay export --format {format} --out rows{options}
+```
+
+Sampling and the groups of peers differ each time, so the rows differ too.
+"""
+
+
+def write_model_card(folder: Path, record: RunRecord, *, is_adapter: bool, license: str | None = None) -> None:
+    """Write the card and the run's manifest into the folder of a model. `license` is the hub's id of a license."""
+    from huggingface_hub import EvalResult, ModelCardData
+
+    manifest = record.manifest
+    newest = {entry.task: entry for entry in record.evaluations}
+    results = [
+        EvalResult("text-generation", task, task, "pass@1", entry.pass_at_1, dataset_split="test")
+        for task, entry in newest.items()
+    ]
+    metadata = ModelCardData(
+        base_model=record.hub_base,
+        datasets=hub_datasets(manifest.task) or None,
+        eval_results=results or None,
+        library_name="peft" if is_adapter else "transformers",
+        license=license,
+        model_name=f"{record.base} after {record.step} steps" if results else None,
+        pipeline_tag="text-generation",
+        tags=[*TAGS, manifest.method.name],
+    )
+    rows = [*_run_rows(record, license=license), ("pass@1", _accuracy(record))]
+    text = MODEL_CARD.format(metadata=metadata.to_yaml(), table=_table(rows), **_common(record))
+    _write(folder, text, record)
+
+
+def write_data_card(
+    folder: Path,
+    record: RunRecord,
+    totals: RowTotals,
+    *,
+    file: str,
+    with_texts: bool,
+    is_flat: bool,
+    license: str | None = None,
+) -> None:
+    """Write the card of rollouts and the run's manifest into `folder`, whose rows are in `file`.
+
+    The card has the columns' types, because those of JSON lines cannot be seen in the first rows.
+    """
+    import datasets
+    from huggingface_hub import DatasetCardData
+
+    metadata = DatasetCardData(
+        license=license,
+        source_datasets=hub_datasets(record.manifest.task) or None,
+        tags=[*TAGS, record.manifest.method.name],
+        task_categories=["text-generation"],
+        configs=[{"config_name": "default", "data_files": file}],
+    )
+    schema = rows_schema(with_texts=with_texts, is_flat=is_flat)
+    info = datasets.DatasetInfo(features=datasets.Features.from_arrow_schema(schema))
+    datasets.info.DatasetInfosDict({"default": info}).to_dataset_card_data(metadata)
+    rows = [
+        *_run_rows(record, license=license),
+        ("groups", f"{totals.own_groups:,} own, {totals.foreign_groups:,} of {_peers(totals.num_peers)}"),
+        ("tokens", f"{totals.own_tokens:,} own, {totals.foreign_tokens:,} of peers"),
+    ]
+    text = DATA_CARD.format(
+        metadata=metadata.to_yaml(),
+        table=_table(rows),
+        row="a completion" if is_flat else "a group: the completions of one prompt by one node",
+        senders="The column `sender` has the peer ids of the nodes."
+        if totals.with_senders
+        else "The column `sender` numbers the nodes; their ids and names were removed.",
+        format=file.rpartition(".")[2],
+        options=" --text" * with_texts + " --flat" * is_flat,
+        **_common(record),
+    )
+    _write(folder, text, record)
+
+
+def _common(record: RunRecord) -> dict[str, object]:
+    return {
+        "base": _cell(record.base),
+        "manifest": MANIFEST_FILE,
+        "method": record.manifest.method.name,
+        "seed": record.seed,
+        "step": record.step,
+        "task": _cell(record.manifest.task),
+        "version": __version__,
+        "weights": {None: "", True: " --lora", False: " --full"}[record.lora],
+    }
+
+
+def _run_rows(record: RunRecord, *, license: str | None) -> list[tuple[str, str]]:
+    manifest = record.manifest
+    own, foreign = record.own_tokens, record.foreign_tokens
+    total = record.own_groups + record.foreign_groups
+    share = f", {record.foreign_groups / total:.0%} from peers" if total else ""
+    tokens = "unknown" if own is None or foreign is None else f"{own:,} own, {foreign:,} of peers"
+    return [
+        ("base model", record.base if record.hub_base else f"{record.base} (a local folder)"),
+        ("license", license or "not given by who exported it; the base model's license applies too"),
+        ("run", f"{manifest.name} ({manifest.run_id})"),
+        ("method", manifest.method.name),
+        ("task", manifest.task),
+        ("task data", "; ".join(task_licenses(manifest.task))),
+        ("steps", f"{record.step:,}"),
+        ("groups trained on", f"{total:,}{share}"),
+        ("tokens trained on", tokens),
+        ("peers that sent accepted groups", f"{record.num_peers:,}"),
+        ("seed of the node", str(record.seed)),
+        ("ftis-node", __version__),
+    ]
+
+
+def _accuracy(record: RunRecord) -> str:
+    tasks = dict.fromkeys(entry.task for entry in record.evaluations)
+    return "; ".join(_accuracy_of(record, task) for task in tasks) or "not evaluated"
+
+
+def _accuracy_of(record: RunRecord, task: str) -> str:
+    """Return the first and the last evaluation on `task`."""
+    same = [entry for entry in record.evaluations if entry.task == task]
+    first, last = same[0], same[-1]
+    before = f"{first.pass_at_1:.3f} at step {first.step}, " if first is not last else ""
+    return f"{before}{last.pass_at_1:.3f} at step {last.step} ({last.n} problems of {task}, greedy)"
+
+
+def _peers(number: int) -> str:
+    return "1 peer" if number == 1 else f"{number:,} peers"
+
+
+def _table(rows: Sequence[tuple[str, str]]) -> str:
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {_cell(value)} |" for name, value in rows)])
+
+
+def _cell(value: str) -> str:
+    """Return text as a cell of a table, whatever a folder's name has in it."""
+    return printable(value).replace("|", "\\|").replace("`", "'")
+
+
+def _write(folder: Path, card: str, record: RunRecord) -> None:
+    for name, text in ((CARD_FILE, card), (MANIFEST_FILE, record.manifest.to_toml())):
+        (folder / name).write_text(text, encoding="utf-8")

@@ -1,0 +1,141 @@
+"""Sends the metrics of a running node to an OpenTelemetry collector, and never disturbs the node.
+
+The OpenTelemetry SDK has a thread that sends every 60 s and once at the end. Its `OTEL_*` variables set headers,
+interval, timeout, compression, temporality and resource attributes. The first fault is logged, the others are not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from contextlib import asynccontextmanager, contextmanager
+from importlib import util
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from ftis_node.errors import ConfigError
+from ftis_node.telemetry.otlp.instruments import StatusInstruments
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from opentelemetry.sdk.metrics import MeterProvider
+
+    from ftis_node.telemetry.status import Status
+
+log = logging.getLogger(__name__)
+
+METRICS_PATH = "/v1/metrics"
+LIBRARY = "opentelemetry"
+PACKAGES = ("opentelemetry.sdk.metrics", "opentelemetry.exporter.otlp.proto.http")
+DISABLED = "OTEL_SDK_DISABLED"
+CLOSE_LIMIT_S = 1.0
+
+
+@asynccontextmanager
+async def exported_metrics(
+    endpoint: str, newest: Callable[[], Status], *, version: str, instance: str
+) -> AsyncIterator[None]:
+    """Export the newest status while the block runs, and once at its end. Does nothing if `endpoint` is empty.
+
+    `endpoint` is the base URL of a collector. `version` and `instance` become resource attributes of the service.
+    """
+    if not endpoint:
+        yield
+        return
+    faults = _FirstFault(urlsplit(endpoint).netloc)
+    with _logged_by(faults):
+        provider = None
+        try:
+            provider = _started(endpoint, newest, version=version, instance=instance)
+        except Exception as error:  # such as a value of OTEL_METRIC_EXPORT_INTERVAL that the SDK refuses
+            faults.report(f"{type(error).__name__}: {error}")
+        try:
+            yield
+        finally:
+            if provider is not None:
+                await asyncio.to_thread(_end, provider, faults)
+
+
+def check_can_export(endpoint: str) -> None:
+    """Raise ConfigError if `endpoint` is set and the packages of the extra `otel` are not installed."""
+    if endpoint and not all(_is_installed(name) for name in PACKAGES):
+        raise ConfigError(
+            "observe.otlp_endpoint needs OpenTelemetry, which is not installed: pip install 'ftis-node[otel]', or "
+            "remove the setting"
+        )
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return util.find_spec(module) is not None
+    except ModuleNotFoundError:  # a parent package is missing
+        return False
+
+
+def _started(endpoint: str, newest: Callable[[], Status], *, version: str, instance: str) -> MeterProvider:
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+    from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+
+    ours = {"service.name": "ftis-node", "service.version": version, "service.instance.id": instance}
+    resource = Resource.create({**ours, **OTELResourceDetector().detect().attributes})
+    reader = PeriodicExportingMetricReader(OTLPMetricExporter(endpoint=endpoint.rstrip("/") + METRICS_PATH))
+    with _enabled():
+        provider = MeterProvider([reader], resource, shutdown_on_exit=False)
+    StatusInstruments(newest).register(provider.get_meter("ftis_node", version))
+    log.info("metrics go to %s by OTLP", urlsplit(endpoint).netloc)
+    return provider
+
+
+@contextmanager
+def _enabled() -> Iterator[None]:
+    """Remove OTEL_SDK_DISABLED for a moment. `config/no_network_env.py` sets it against the traces of vLLM."""
+    value = os.environ.pop(DISABLED, None)
+    try:
+        yield
+    finally:
+        if value is not None:
+            os.environ[DISABLED] = value
+
+
+def _end(provider: MeterProvider, faults: _FirstFault) -> None:
+    try:
+        provider.shutdown(CLOSE_LIMIT_S * 1000)
+    except Exception as error:
+        faults.report(f"{type(error).__name__}: {error}")
+
+
+@contextmanager
+def _logged_by(faults: _FirstFault) -> Iterator[None]:
+    """Give the log records of the OpenTelemetry libraries to `faults` alone."""
+    library = logging.getLogger(LIBRARY)
+    propagates, library.propagate = library.propagate, False
+    library.addHandler(faults)
+    try:
+        yield
+    finally:
+        library.removeHandler(faults)
+        library.propagate = propagates
+
+
+class _FirstFault(logging.Handler):
+    """Handler that logs one line for the first warning."""
+
+    def __init__(self, collector: str) -> None:
+        super().__init__(logging.WARNING)
+        self._collector = collector
+        self._has_warned = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Report the record."""
+        self.report(record.getMessage())
+
+    def report(self, cause: str) -> None:
+        """Log the first cause."""
+        if not self._has_warned:
+            self._has_warned = True
+            what = f"{self._collector} ({cause})"
+            log.warning("metrics do not reach %s; the node continues, and further faults are not logged", what)

@@ -1,0 +1,370 @@
+"""`--push-to`: the real commands and the real `huggingface_hub` client against a stand-in of the hub on loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.cli.app import run
+from ftis_node.config.home import Home
+from ftis_node.config.manifest import read_manifest
+from ftis_node.models.hub_push import PushTarget, push_folder
+from ftis_node.records.envelope import Accepted, seal_group
+from ftis_node.records.identity import Identity
+from ftis_node.replay.buffer import ReplayBuffer
+from ftis_node.replay.lifecycle import ReleaseReason
+from tests.cli.test_export import trained_home
+from tests.conftest import PROMPT_IDS, make_group, make_text_group
+from tests.hub_stand_in import TOKEN, Repository, StandIn, running_stand_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+REPO = "ann/swarm-tiny"
+DATA = f"datasets/{REPO}"
+CONTROL = "control-token-0123456789abcdef"
+PEER_ADDRESS = "/ip4/203.0.113.77/tcp/4001"
+SECRETS = {"control.token": CONTROL, "observe.token": "observe-token-0123456789", "secret.txt": "ab" * 32}
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+    """The stand-in, as HF_ENDPOINT, HF_TOKEN and HF_HUB_DISABLE_XET would name it."""
+    with running_stand_in() as started:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", started.url)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        yield started
+
+
+@pytest.fixture(scope="module")
+def homes(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Home]:
+    """Two trained homes with all that a home keeps: with and without LoRA."""
+    homes = {}
+    for lora in (False, True):
+        root = tmp_path_factory.mktemp("home")
+        trained_home(root, lora=lora)
+        homes[lora] = home = Home(root / "home")
+        me, peer = Identity.from_seed(bytes([1]) * 32), Identity.from_seed(bytes([2]) * 32)
+        me.save(home.identity)
+        for name, text in SECRETS.items():
+            (home.root / name).write_text(text)
+        settings = json.loads(home.settings.read_text())
+        settings["swarm"] = settings.get("swarm", {}) | {"secret_file": str(home.root / "secret.txt")}
+        settings["peers"] = [f"{PEER_ADDRESS}/p2p/{peer.peer_id}"]
+        home.settings.write_text(json.dumps(settings))
+        status = json.loads(home.status.read_text())
+        status["node"] |= {"peer_id": me.peer_id, "name": "ann's node", "addresses": ["/ip4/198.51.100.9/tcp/4001"]}
+        row = {"peer_id": peer.peer_id, "name": "bob of the hills", "groups_accepted": 2, "addresses": [PEER_ADDRESS]}
+        status["peers"] = [row, row | {"peer_id": "p3", "groups_accepted": 0}]
+        home.status.write_text(json.dumps(status))
+        _fill(ReplayBuffer(home.replay), me, peer)
+    return homes
+
+
+def _fill(buffer: ReplayBuffer, me: Identity, peer: Identity) -> None:
+    own, foreign = make_group(me), make_group(peer)
+    text = make_text_group(peer, number=2)
+    for group, sent in ((own, None), (foreign, None), (text.in_tokens([[1, 2], [3]]), text)):
+        envelope = seal_group(sent or group, me if group is own else peer)
+        accepted = Accepted(envelope, envelope.to_bytes(), group, tuple(PROMPT_IDS), sent.retells if sent else None)
+        assert buffer.admit(accepted, own=group is own)
+    buffer.take(1, own=1, foreign=1)
+    assert buffer.release_step(1, ReleaseReason.TRAINED) == 2
+    buffer.close()
+
+
+def _private_texts(home: Home) -> list[str]:
+    """What must not leave the machine: keys, tokens, peers' ids, names and addresses, paths."""
+    peers = [Identity.from_seed(bytes([number]) * 32).peer_id for number in (1, 2)]
+    words = ["203.0.113.77", "198.51.100.9", "bob of the hills", "ann's node", "BEGIN PRIVATE KEY", TOKEN]
+    return [*SECRETS.values(), *peers, *words, str(home.root), str(home.root.parent)]
+
+
+def _assert_nothing_private(hub: StandIn, home: Home, *, but: tuple[str, ...] = ()) -> None:
+    sent = hub.sent
+    assert b"ftis-node join --run run.toml" in sent, "the bodies are decoded"
+    for text in _private_texts(home):
+        assert text in but or text.encode() not in sent, text
+    seed = bytes([1]) * 32
+    assert not any(key in sent for key in (home.identity.read_bytes().strip(), seed, seed.hex().encode()))
+
+
+def _model(home: Home, out: Path, *options: str) -> int:
+    return run(["export", "--home", str(home.root), "--out", str(out), "--push-to", REPO, *options])
+
+
+def _rollouts(home: Home, out: Path, *options: str) -> int:
+    return run(["replay", "export", "--home", str(home.root), "--out", str(out), "--push-to", REPO, *options])
+
+
+def _folder(out: Path) -> dict[str, bytes]:
+    return {path.relative_to(out).as_posix(): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_model_is_pushed_as_it_was_exported(
+    hub: StandIn, homes: dict[bool, Home], tmp_path: Path, lora: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from huggingface_hub import ModelCard
+
+    out = tmp_path / "out"
+    assert _model(homes[lora], out, "--license", "apache-2.0", "--base-model", "org/tiny") == 0
+    assert f"pushed to {REPO} (private)" in capsys.readouterr().out
+    assert hub.repositories[REPO].private
+    assert hub.files(REPO) == _folder(out)
+    assert {"run.toml", "README.md", "adapter_model.safetensors" if lora else "model.safetensors"} <= hub.files(
+        REPO
+    ).keys()
+    assert hub.repositories[REPO].commits == ["Upload the model after step 2"]
+    card = ModelCard(hub.files(REPO)["README.md"].decode())
+    assert (card.data.license, card.data.base_model) == ("apache-2.0", "org/tiny")
+    assert card.data.library_name == ("peft" if lora else "transformers")
+    assert read_manifest(out / "run.toml") == read_manifest(homes[lora].run_toml)
+    (result,) = card.data.eval_results
+    assert (result.dataset_type, result.metric_type, result.metric_value) == ("arithmetic", "pass@1", 0.5)
+    for line in (
+        "| license | apache-2.0 |",
+        "| method | ftis |",
+        "| groups trained on | 8, 25% from peers |",
+        "| tokens trained on | 5 own, 3 of peers |",
+        "| peers that sent accepted groups | 1 |",
+        "| task data | arithmetic: problems generated by ftis-node (Apache-2.0) |",
+        "| seed of the node | 0 |",
+        f"ftis-node join --run run.toml --model org/tiny{' --lora' if lora else ' --full'} --seed 0 --steps 2",
+    ):
+        assert line in card.text, line
+    if lora:
+        assert json.loads(hub.files(REPO)["adapter_config.json"])["base_model_name_or_path"] == "org/tiny"
+    _assert_nothing_private(hub, homes[lora])
+
+
+def test_a_local_base_model_is_named_without_its_path(hub: StandIn, homes: dict[bool, Home], tmp_path: Path) -> None:
+    from huggingface_hub import ModelCard
+
+    assert _model(homes[True], tmp_path / "out") == 0
+    card = ModelCard(hub.files(REPO)["README.md"].decode())
+    assert card.data.base_model is None and card.data.license is None
+    assert "| base model | tiny (a local folder) |" in card.text
+    assert json.loads(hub.files(REPO)["adapter_config.json"])["base_model_name_or_path"] == "tiny"
+    _assert_nothing_private(hub, homes[True])
+
+
+def test_a_second_push_removes_the_weights_that_it_replaces(
+    hub: StandIn, homes: dict[bool, Home], tmp_path: Path
+) -> None:
+    old = {"model-00001-of-00002.safetensors": b"1", "adapter_config.json": b"{}", "notes.txt": b"keep"}
+    hub.repositories[REPO] = Repository(private=True, branches={"main": dict(old)})
+    assert _model(homes[False], tmp_path / "out", "--commit-message", "Second") == 0
+    assert hub.files(REPO) == _folder(tmp_path / "out") | {"notes.txt": b"keep"}
+    assert hub.repositories[REPO].commits == ["Second"]
+
+
+def test_a_branch_is_created_and_main_stays(hub: StandIn, homes: dict[bool, Home], tmp_path: Path) -> None:
+    assert _model(homes[False], tmp_path / "out", "--revision", "step-2") == 0
+    assert hub.files(REPO, "step-2") == _folder(tmp_path / "out")
+    assert hub.files(REPO) == {}
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+@pytest.mark.parametrize("options", [(), ("--flat",), ("--flat", "--text")])
+def test_rollouts_are_a_data_set(
+    hub: StandIn, homes: dict[bool, Home], tmp_path: Path, form: str, options: tuple[str, ...]
+) -> None:
+    import datasets
+    from huggingface_hub import DatasetCard
+
+    out, there = tmp_path / "out", tmp_path / "there"
+    assert _rollouts(homes[False], out, "--format", form, "--license", "mit", *options) == 0
+    assert hub.repositories[DATA].private
+    assert hub.files(DATA) == _folder(out)
+    assert hub.files(DATA).keys() == {"README.md", "run.toml", f"data/train.{form}"}
+    card = DatasetCard(hub.files(DATA)["README.md"].decode())
+    assert (card.data.license, card.data.task_categories) == ("mit", ["text-generation"])
+    assert "| groups | 1 own, 2 of 1 peer |" in card.text
+    assert "| tokens | 5 own, 8 of peers |" in card.text
+    for path, data in hub.files(DATA).items():
+        (there / path).parent.mkdir(parents=True, exist_ok=True)
+        (there / path).write_bytes(data)
+    table = datasets.load_dataset(str(there), split="train", cache_dir=str(tmp_path / "cache"))
+    assert len(table) == (6 if options else 3)
+    assert table.unique("sender") == ["own", "peer-1"]
+    first = table[0] if options else table[0]["completions"][0]
+    assert first["token_ids"] == [10, 11, 2]
+    assert first["logprobs"] == pytest.approx([-0.1, -1.05, -2.0])
+    told = table[-1] if options else table[-1]["completions"][-1]
+    assert told["token_ids"] is None
+    _assert_nothing_private(hub, homes[False])
+
+
+def test_senders_are_kept_if_asked(hub: StandIn, homes: dict[bool, Home], tmp_path: Path) -> None:
+    home = homes[False]
+    assert _rollouts(home, tmp_path / "out", "--with-senders", "--text") == 0
+    rows = [json.loads(line) for line in hub.files(DATA)["data/train.jsonl"].splitlines()]
+    assert {row["sender_name"] for row in rows} == {"ann's node", "bob of the hills"}
+    peers = tuple(Identity.from_seed(bytes([number]) * 32).peer_id for number in (1, 2))
+    assert {row["sender"] for row in rows} == set(peers)
+    _assert_nothing_private(hub, home, but=("ann's node", "bob of the hills", *peers))
+
+
+def test_only_a_wish_makes_it_public(
+    hub: StandIn, homes: dict[bool, Home], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _rollouts(homes[False], tmp_path / "a", "--public") == 0
+    assert not hub.repositories[DATA].private
+    before = dict(hub.files(DATA))
+    assert _rollouts(homes[False], tmp_path / "b", "--flat") == 2
+    assert f"{REPO} is public: add --public" in capsys.readouterr().err
+    assert hub.files(DATA) == before
+    assert _rollouts(homes[False], tmp_path / "c", "--flat", "--public") == 0
+    assert hub.files(DATA) != before
+
+
+@pytest.mark.parametrize(
+    ("word", "status", "code", "says"),
+    [
+        ("/commit/", 500, 4, "cannot push to"),
+        ("/objects/", 500, 4, "cannot push to"),
+        ("/preupload/", 503, 4, "cannot push to"),
+        ("/commit/", 409, 4, "changed at the same time"),
+        ("/create", 403, 2, "your account may not write to"),
+        ("/preupload/", 403, 2, "your account may not write to"),
+        ("/create", 409, 4, "changed at the same time"),
+        ("/api/", 401, 2, "the hub refuses your login: run `hf auth login`"),
+    ],
+)
+def test_a_failed_push_leaves_the_export_and_no_commit(
+    hub: StandIn,
+    homes: dict[bool, Home],
+    tmp_path: Path,
+    word: str,
+    status: int,
+    code: int,
+    says: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    hub.fail[word] = status
+    out = tmp_path / "out"
+    assert _rollouts(homes[False], out, "--format", "parquet") == code
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert says in line
+    assert f"the export is in {out}: `hf upload {REPO} {out} . --type dataset --private` pushes it" in line
+    assert _folder(out).keys() == {"README.md", "run.toml", "data/train.parquet"}
+    assert DATA not in hub.repositories or (hub.files(DATA), hub.repositories[DATA].commits) == ({}, [])
+    assert TOKEN not in line
+
+
+def test_a_gitignore_of_the_repository_does_not_hide_files(
+    hub: StandIn, homes: dict[bool, Home], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.ignores = ("data/train.parquet",)
+    assert _rollouts(homes[False], tmp_path / "out", "--format", "parquet") == 2
+    assert "did not take data/train.parquet: does its .gitignore" in capsys.readouterr().err
+
+
+def test_a_license_that_the_hub_does_not_know(
+    hub: StandIn, homes: dict[bool, Home], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _rollouts(homes[False], tmp_path / "out", "--license", "no-such-license") == 2
+    assert '"license" must be one of' in capsys.readouterr().err
+    assert hub.files(DATA) == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--push-to", "no name"), "names no repository of the hub"),
+        (("--push-to", "alone"), "write OWNER/NAME"),
+        (("--push-to", "a/b/c"), "names no repository of the hub"),
+        (("--push-to", REPO, "--license", "MIT License"), "is no id of a license"),
+        (("--public",), "--public: add --push-to"),
+        (("--revision", "x", "--commit-message", "y"), "--revision, --commit-message: add --push-to"),
+    ],
+)
+@pytest.mark.parametrize("command", [("export",), ("replay", "export")])
+def test_wrong_options_are_refused_before_any_work(
+    hub: StandIn,
+    homes: dict[bool, Home],
+    tmp_path: Path,
+    command: tuple[str, ...],
+    options: tuple[str, ...],
+    says: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "out"
+    assert run([*command, "--home", str(homes[False].root), "--out", str(out), *options]) == 2
+    assert says in capsys.readouterr().err
+    assert not out.exists() and not hub.requests
+
+
+def test_only_tables_are_pushed_and_only_with_push_to(
+    hub: StandIn, homes: dict[bool, Home], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for form in ("msgpack", "envelope"):
+        assert _rollouts(homes[False], tmp_path / "out", "--format", form) == 2
+        assert "choose --format jsonl or parquet" in capsys.readouterr().err
+    for option in (("--license", "mit"), ("--with-senders",)):
+        arguments = ["--home", str(homes[False].root), "--out", str(tmp_path / "out")]
+        assert run(["replay", "export", *arguments, *option]) == 2
+        assert "are for --push-to" in capsys.readouterr().err
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "other").write_text("mine")
+    assert _rollouts(homes[False], tmp_path / "full") == 2
+    assert "is not an empty folder" in capsys.readouterr().err
+    assert not hub.requests
+    assert _folder(tmp_path / "full") == {"other": b"mine"}
+
+
+def _process(home: Home, out: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """The command as a user runs it, with the library's own variables."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    command = ["-m", "ftis_node", "replay", "export", "--home", str(home.root), "--out", str(out), "--push-to", REPO]
+    return subprocess.run(
+        [sys.executable, *command], env=kept | environment, capture_output=True, text=True, check=False, timeout=200
+    )
+
+
+def test_the_library_s_own_login_and_endpoint_are_used(homes: dict[bool, Home], tmp_path: Path) -> None:
+    """With xet storage on, as users have it: all files of this push are small, so the commit carries them."""
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "token").write_text(TOKEN)  # as `hf auth login` leaves it
+    with running_stand_in() as hub:
+        variables = {"HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": hub.url}
+        done = _process(homes[False], tmp_path / "out", variables)
+        assert done.returncode == 0, done.stderr
+        assert hub.files(DATA) == _folder(tmp_path / "out")
+        assert done.stderr == ""
+
+
+def test_without_login_or_network_one_line_says_so(homes: dict[bool, Home], tmp_path: Path) -> None:
+    (tmp_path / "hf").mkdir()
+    variables = {"HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": "http://127.0.0.1:9"}
+    done = _process(homes[False], tmp_path / "out", variables)
+    assert done.returncode == 2
+    assert done.stderr == "ftis-node: you are not logged in to the hub: run `hf auth login`, then this command again\n"
+    assert not (tmp_path / "out").exists()
+    done = _process(homes[False], tmp_path / "out", variables | {"HF_TOKEN": TOKEN})
+    assert (done.returncode, len(done.stderr.splitlines())) == (4, 1), done.stderr
+    assert f"cannot push to {REPO}" in done.stderr and "the export is in" in done.stderr
+    assert _folder(tmp_path / "out").keys() == {"README.md", "run.toml", "data/train.jsonl"}
+
+
+def test_progress_names_each_file_and_never_falls(hub: StandIn, homes: dict[bool, Home], tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name, size in (("a.safetensors", 3000), ("b.safetensors", 1000), ("c.txt", 0)):
+        (folder / name).write_bytes(bytes(size))
+    shown: list[tuple[float | None, str]] = []
+    result = push_folder(folder, PushTarget(REPO, "model"), on_progress=lambda *call: shown.append(call))
+    assert (result.num_files, result.is_private) == (3, True)
+    assert hub.files(REPO) == _folder(folder)
+    assert [fraction for fraction, _ in shown] == [0.0, 0.0, 0.75, 1.0, 1.0]
+    assert shown[2][1] == "uploading b.safetensors, 3.0 of 4.0 kB"

@@ -1,0 +1,222 @@
+"""A stand-in for the hub on loopback, with the answers that `huggingface_hub` expects from repositories.
+
+It keeps what each commit holds and every byte that a client sent. Nothing here reaches the real hub.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TOKEN = "hf_" + "stand" + "In" * 16
+MAX_BODY = 256 << 20
+LARGE = (".safetensors", ".parquet", "tokenizer.json")
+
+
+@dataclass
+class Repository:
+    """Branches with their files, and how it was made."""
+
+    private: bool
+    branches: dict[str, dict[str, bytes]] = field(default_factory=lambda: {"main": {}})
+    commits: list[str] = field(default_factory=list)
+
+
+@dataclass
+class StandIn:
+    """State of the hub. `fail` maps a part of a path to the status that all such requests get."""
+
+    url: str = ""
+    repositories: dict[str, Repository] = field(default_factory=dict)
+    objects: dict[str, bytes] = field(default_factory=dict)
+    fail: dict[str, int] = field(default_factory=dict)
+    requests: list[tuple[str, str, dict[str, str], bytes]] = field(default_factory=list)
+    ignores: tuple[str, ...] = ()
+
+    def files(self, repo: str, branch: str = "main") -> dict[str, bytes]:
+        """The files of a branch."""
+        return self.repositories[repo].branches[branch]
+
+    @property
+    def sent(self) -> bytes:
+        """Every byte of every body, files in base64 decoded."""
+        bodies = [body for _, _, _, body in self.requests]
+        decoded = [base64.b64decode(text) for body in bodies for text in _encoded(body)]
+        return b"\n".join([*bodies, *decoded, *self.objects.values()])
+
+
+def _encoded(body: bytes) -> Iterator[str]:
+    """Contents and samples of files in a body of JSON or of JSON lines."""
+    for line in body.splitlines():
+        try:
+            document = json.loads(line)
+        except ValueError:
+            return
+        if isinstance(document, dict):
+            yield from (entry["sample"] for entry in document.get("files", ()))
+            if document.get("key") == "file":
+                yield document["value"]["content"]
+
+
+def _application(hub: StandIn) -> web.Application:
+    routes = web.RouteTableDef()
+
+    @web.middleware
+    async def checked(request: web.Request, handler: Any) -> web.StreamResponse:
+        body = await request.read()
+        hub.requests.append((request.method, request.path, dict(request.headers), body))
+        for word, status in hub.fail.items():
+            if word in request.path:
+                return web.json_response({"error": f"the stand-in says {status}"}, status=status)
+        is_object = request.path.startswith("/objects/")  # a storage service, which knows no login
+        if not is_object and request.headers.get("Authorization") != f"Bearer {TOKEN}":
+            return web.json_response({"error": "Invalid credentials in Authorization header"}, status=401)
+        return await handler(request)
+
+    def found(request: web.Request) -> Repository | None:
+        return hub.repositories.get(_name(request))
+
+    def missing() -> web.Response:
+        return web.json_response(
+            {"error": "Repository not found"}, status=404, headers={"X-Error-Code": "RepoNotFound"}
+        )
+
+    @routes.post("/api/repos/create")
+    async def create(request: web.Request) -> web.Response:
+        asked = await request.json()
+        name = f"{asked['organization']}/{asked['name']}"
+        key = f"datasets/{name}" if asked.get("type") == "dataset" else name
+        if key in hub.repositories:
+            return web.json_response({"error": "You already created this repo", "url": f"{hub.url}/{key}"}, status=409)
+        hub.repositories[key] = Repository(private=asked.get("visibility") == "private")
+        return web.json_response({"url": f"{hub.url}/{key}"})
+
+    @routes.get("/api/{kind:models|datasets}/{owner}/{name}")
+    async def about(request: web.Request) -> web.Response:
+        if (repository := found(request)) is None:
+            return missing()
+        identity = {"id": "/".join(_name(request).split("/")[-2:]), "_id": "1", "private": repository.private}
+        return web.json_response(identity | {"sha": "0" * 40, "tags": [], "downloads": 0, "likes": 0, "siblings": []})
+
+    @routes.get("/api/{kind:models|datasets}/{owner}/{name}/tree/{branch}")
+    async def tree(request: web.Request) -> web.Response:
+        if (repository := found(request)) is None:
+            return missing()
+        files = repository.branches[request.match_info["branch"]]
+        rows = [{"type": "file", "path": path, "size": len(data), "oid": _oid(data)} for path, data in files.items()]
+        return web.json_response(rows)
+
+    @routes.post("/api/{kind:models|datasets}/{owner}/{name}/branch/{branch}")
+    async def branch(request: web.Request) -> web.Response:
+        if (repository := found(request)) is None:
+            return missing()
+        if request.match_info["branch"] in repository.branches:
+            return web.json_response({"error": "Reference already exists"}, status=409)
+        repository.branches[request.match_info["branch"]] = dict(repository.branches["main"])
+        return web.json_response({})
+
+    @routes.post("/api/validate-yaml")
+    async def validate(request: web.Request) -> web.Response:
+        import yaml
+
+        document = await request.json()
+        metadata = yaml.safe_load(document["content"].split("---")[1])
+        if metadata.get("license") == "no-such-license":
+            wrong = [{"message": '"license" must be one of [apache-2.0, mit, ...]'}]
+            return web.json_response({"error": "invalid", "errors": wrong, "warnings": []}, status=400)
+        return web.json_response({"errors": [], "warnings": []})
+
+    @routes.post("/api/{kind:models|datasets}/{owner}/{name}/preupload/{branch}")
+    async def preupload(request: web.Request) -> web.Response:
+        if found(request) is None:
+            return missing()
+        files = (await request.json())["files"]
+        modes = [
+            {
+                "path": file["path"],
+                "uploadMode": "lfs" if file["path"].endswith(LARGE) else "regular",
+                "shouldIgnore": file["path"] in hub.ignores,
+            }
+            for file in files
+        ]
+        return web.json_response({"files": modes})
+
+    @routes.post("/{path:.+}.git/info/lfs/objects/batch")
+    async def batch(request: web.Request) -> web.Response:
+        objects = (await request.json())["objects"]
+        answers = [{**entry, "actions": {"upload": {"href": f"{hub.url}/objects/{entry['oid']}"}}} for entry in objects]
+        return web.json_response({"transfer": "basic", "objects": answers})
+
+    @routes.put("/objects/{oid}")
+    async def put(request: web.Request) -> web.Response:
+        data = await request.read()
+        assert hashlib.sha256(data).hexdigest() == request.match_info["oid"]
+        hub.objects[request.match_info["oid"]] = data
+        return web.Response()
+
+    @routes.post("/api/{kind:models|datasets}/{owner}/{name}/commit/{branch}")
+    async def commit(request: web.Request) -> web.Response:
+        if (repository := found(request)) is None:
+            return missing()
+        files = repository.branches[request.match_info["branch"]]
+        for line in (await request.read()).splitlines():
+            operation = json.loads(line)
+            value = operation["value"]
+            if operation["key"] == "header":
+                repository.commits.append(value["summary"])
+            elif operation["key"] == "file":
+                files[value["path"]] = base64.b64decode(value["content"])
+            elif operation["key"] == "lfsFile":
+                files[value["path"]] = hub.objects[value["oid"]]
+            else:
+                assert operation["key"] == "deletedFile"
+                del files[value["path"]]
+        return web.json_response({"commitUrl": f"{hub.url}/{_name(request)}/commit/{'1' * 40}", "commitOid": "1" * 40})
+
+    application = web.Application(middlewares=[checked], client_max_size=MAX_BODY)
+    application.add_routes(routes)
+    return application
+
+
+def _name(request: web.Request) -> str:
+    place = request.match_info
+    return ("datasets/" if place["kind"] == "datasets" else "") + f"{place['owner']}/{place['name']}"
+
+
+def _oid(data: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()  # as git names a file
+
+
+@contextmanager
+def running_stand_in() -> Iterator[StandIn]:
+    """A stand-in that serves in a separate thread."""
+    hub, loop = StandIn(), asyncio.new_event_loop()
+    runner = web.AppRunner(_application(hub))
+
+    async def start() -> None:
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        hub.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+    loop.run_until_complete(start())
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    try:
+        yield hub
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.run_until_complete(runner.cleanup())
+        loop.close()
