@@ -147,7 +147,7 @@ class GroupExchange:
         texts = [self._tokenizer.decode(ids.tolist()) for ids in tokens.ids_of_each()]
         scores = await self._scorer.score(item, texts, cost=cost)
         if cost.num_unfinished:  # peers would refuse the group
-            return Refusal("scoring_time", f"{cost.num_unfinished} of its completions could not be scored in time")
+            return Refusal("scoring_timeout", f"{cost.num_unfinished} of its completions could not be scored in time")
         rewards, statuses = zip(*scores, strict=True)
         versions = (offered.policy_version,) * len(tokens)
         return Group(

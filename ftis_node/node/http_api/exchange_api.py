@@ -28,7 +28,7 @@ PROMPT_BYTES = 4 << 20  # of a prompt and all small fields
 MAX_TAKE_BYTES = 256
 MAX_PENDING = 16  # groups of the trainer that wait to be scored
 BODY_S = 10.0
-PASSING = frozenset({"busy", "paused", "scoring_time"})
+PASSING = frozenset({"busy", "paused", "scoring_timeout"})
 
 Message = TypeVar("Message", OwnGroup, TakeRequest)
 
