@@ -46,7 +46,7 @@ async def test_the_models_of_a_swarm(tmp_path: Path, caplog: pytest.LogCaptureFi
     scratch.mkdir()
     members = swarm_members([swarm], scratch)
     assert [(member.name, member.domain) for member in members] == [("exported", None), ("zoe", "arithmetic")]
-    assert f"{new.root} is left out: it has no checkpoint yet" in caplog.text
+    assert f"{new.root} is skipped: it has no checkpoint yet" in caplog.text
     result = await evaluate_ensemble(
         members, "arithmetic", modes=["posterior", "vote"], limit=6, max_tokens=48, engine="torch"
     )

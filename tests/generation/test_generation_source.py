@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ftis_node.generation.client import GenerationClient
 
 SLEEPS = msgspec.structs.replace(SETTINGS, can_sleep=True)
-REFUSAL = "CUDA IPC opens no handle"
+REFUSAL = "CUDA IPC cannot open a handle"
 
 
 class Learner:

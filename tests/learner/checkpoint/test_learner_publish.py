@@ -103,7 +103,7 @@ def test_a_file_is_written_on_request_and_only_a_refusal_ends_the_sharing(model_
     assert (later.way, later.fell_back) == ("file", "CUDA error: invalid argument")
     assert WeightStore(tmp_path / "weights").load(3).keys() == shared.checksums.keys()
     lines = [record.getMessage() for record in caplog.records if "from now on" in record.getMessage()]
-    assert lines == ["weights cross in files from now on: CUDA error: invalid argument"]
+    assert lines == ["weights are sent in files from now on: CUDA error: invalid argument"]
 
 
 @pytest.mark.parametrize(

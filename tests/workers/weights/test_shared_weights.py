@@ -172,7 +172,7 @@ def test_a_tensor_that_moved_is_exported_again(sharing: list[str]) -> None:
 @pytest.mark.parametrize(
     ("tensor", "problem"),
     [
-        (torch.ones(3, dtype=torch.int64), "a .torch.int64. is no contiguous tensor of 16 or 32 bit floats"),
+        (torch.ones(3, dtype=torch.int64), "a .torch.int64. is not a contiguous tensor of 16-bit or 32-bit floats"),
         (torch.ones(3, 4).T, "no contiguous tensor"),
         (torch.ones(0), "no contiguous tensor"),
     ],
@@ -216,9 +216,9 @@ def test_only_known_versions_of_torch_share(
 
 
 def test_torch_without_cuda_says_so() -> None:
-    with pytest.raises(SharingError, match="CUDA IPC exports no handle: CUDA is not available"):
+    with pytest.raises(SharingError, match="CUDA IPC cannot export a handle: CUDA is not available"):
         export_storage(torch.ones(3).untyped_storage())
-    with pytest.raises(SharingError, match="CUDA IPC opens no handle: CUDA is not available"):
+    with pytest.raises(SharingError, match="CUDA IPC cannot open a handle: CUDA is not available"):
         cuda_ipc.open_storage(SharedStorage(*RIGHT[1:]), 0)
 
 
@@ -286,7 +286,7 @@ def test_weights_on_another_gpu_or_of_an_ended_process_are_refused_and_what_was_
 def test_memory_that_is_smaller_than_was_said_is_refused(sharing: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     shared = Exporter().share(weights())
     monkeypatch.setattr(cuda_ipc, "open_storage", lambda each, device: torch.ones(1).untyped_storage())
-    with pytest.raises(SharingError, match="not what was shared"):
+    with pytest.raises(SharingError, match="differs from the shared one"):
         OpenedWeights(CPU).open(shared)
 
 
