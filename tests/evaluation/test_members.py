@@ -12,7 +12,7 @@ from ftis_node.config.home import Home
 from ftis_node.errors import ConfigError
 from ftis_node.evaluation.ensemble import evaluate_ensemble
 from ftis_node.evaluation.members import Member, as_members, swarm_members
-from tests.cli.test_export import _trained
+from tests.cli.test_export import trained_home
 from tests.models.tiny_models import save_tiny
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def test_members_have_names_of_their_own() -> None:
 @pytest.mark.timeout(240)
 async def test_the_models_of_a_swarm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Exported models, the home of a node that learns, one of a node that does not, and one without a checkpoint."""
-    _trained(tmp_path, lora=True)
+    trained_home(tmp_path, lora=True)
     swarm = tmp_path / "swarm"
     save_tiny(swarm / "exported", seed=1)
     shutil.move(tmp_path / "home", swarm / "zoe")
