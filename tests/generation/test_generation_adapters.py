@@ -238,7 +238,7 @@ async def test_a_damaged_or_foreign_adapter_is_refused(versions: Versions, tmp_p
     folder = tmp_path / "weights-00000001"
     assert published.path == str(folder / ADAPTER_FILE)
     check_adapter(folder, shapes, max_rank=RANK)
-    with pytest.raises(ModelError, match="not served"):
+    with pytest.raises(ModelError, match="serves none"):
         check_adapter(folder, shapes, max_rank=None)
     DAMAGES[problem](folder)
     with pytest.raises(ModelError, match=problem):

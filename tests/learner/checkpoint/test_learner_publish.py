@@ -110,7 +110,7 @@ def test_a_file_is_written_on_request_and_only_a_refusal_ends_the_sharing(model_
     ("changes", "reason"),
     [
         ({}, "there is no GPU whose memory could be shared"),
-        ({"lora": LORA}, "an adapter that is merged"),
+        ({"lora": LORA}, "a merged adapter"),
     ],
 )
 def test_what_cannot_be_shared_is_written_from_the_first_version_on(model_folder, tmp_path, changes, reason):
