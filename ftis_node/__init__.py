@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ftis_node.cli.node_process import Node
     from ftis_node.config.manifest import RunManifest as Manifest
-    from ftis_node.records.verified import decode_envelope
+    from ftis_node.records.envelope import decode_envelope
     from ftis_node.replay.rollouts import RolloutTable as ReplayBuffer
     from ftis_node.tasks.base import Task
 
@@ -23,7 +23,7 @@ _PUBLIC = {
     "Node": ("ftis_node.cli.node_process", "Node"),
     "ReplayBuffer": ("ftis_node.replay.rollouts", "RolloutTable"),
     "Task": ("ftis_node.tasks.base", "Task"),
-    "decode_envelope": ("ftis_node.records.verified", "decode_envelope"),
+    "decode_envelope": ("ftis_node.records.envelope", "decode_envelope"),
 }
 
 # Before torch is imported, in every process: else torch counts the fastest GPU first, and vLLM and nvidia-smi do not.

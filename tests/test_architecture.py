@@ -197,7 +197,6 @@ SHARED_FILE_NAMES = {
     "export": "the trained model in the hub's format, layer by layer",
     "faults": "unexpected exceptions",
     "groups": "several groups: rows, tensors, screens",
-    "help": "the help page: its text, and its screen",
     "hub": "downloads from the hub",
     "identity": "the node's key, and its command",
     "limits": "limits of the machine: settings, and checks",

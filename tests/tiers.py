@@ -65,7 +65,7 @@ NEEDS: Final[dict[str, tuple[str, ...]]] = {
         "tests/network/test_nobody_else.py::test_a_node_speaks_to_the_peers_it_was_given_and_to_nobody_else[vllm]",
         "tests/node/test_vllm_node.py",
     ),
-    "root": ("tests/network",),
+    "root": ("tests/network", "tests/learner/distributed/test_learner_hosts.py"),
     "node": ("tests/conformance/test_node_peer.py",),
     "gpu": (
         "tests/generation/test_generation_vllm_shared.py::test_vllm_on_a_gpu_serves_another_process_tensors",

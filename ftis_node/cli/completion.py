@@ -3,10 +3,18 @@
 Completion must be fast and must not disturb the user. It imports nothing heavy, so it repeats some names; a test
 compares them with those in the code. If the home cannot be read or the node does not reply, there are no suggestions.
 Shells evaluate suggestions, so from peers' data only ids of letters and digits are suggested.
+
+Bash splits `arithmetic:a` at the colon, and Typer's script does not rejoin it. `joined_words` joins the words of the
+request before Typer reads them, and removes from each suggestion the part that bash keeps.
+`__ltrim_colon_completions` of the bash-completion package does the same. This is Python, so it also works with scripts
+that were installed earlier.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +24,7 @@ import typer
 from ftis_node.errors import FtisError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     from ftis_node.config.home import Home
 
@@ -24,7 +32,7 @@ PRESETS = ("arithmetic-compare", "arithmetic-ftis", "arithmetic-hdee", "gsm8k-ft
 TASKS = (
     *("arithmetic", "arithmetic:add", "arithmetic:sub", "arithmetic:easy", "arithmetic:medium", "arithmetic:hard"),
     *("arithmetic:no-carry", "arithmetic:carry", "arithmetic:borrow"),
-    *("sums", "sums:long", "gsm8k", "math500", "rg:"),
+    *("sums", "sums:long", "gsm8k", "math500", "dataset:", "rg:"),
 )
 ENGINES = ("auto", "vllm", "torch")
 ENSEMBLE_MODES = ("posterior", "cached", "mean", "answer", "vote", "confidence", "route", "gate")
@@ -34,6 +42,8 @@ NUM_GROUPS = 200
 NUM_ID_CHARACTERS = 12  # length of ids in lists
 NODE_ANSWERS_S = 0.5
 PLAIN = re.compile(r"[A-Za-z0-9]+")
+INSTRUCTION = "_FTIS_NODE_COMPLETE"
+BREAKS = re.compile(r"[:=]+")  # the characters of COMP_WORDBREAKS in names of tasks and options
 
 
 def one_of(*choices: str) -> Callable[[str], list[str]]:
@@ -129,3 +139,39 @@ def _home(context: typer.Context) -> Home:
             return home_at(Path(path))
         here = here.parent
     return home_at(None)
+
+
+@contextlib.contextmanager
+def joined_words() -> Iterator[None]:
+    """Handle a completion request of bash as if it split words only at spaces. Does nothing for other commands."""
+    words = os.environ.get("COMP_WORDS", "").split("\n")
+    if os.environ.get(INSTRUCTION) != "complete_bash" or len(words) < 2:
+        yield
+        return
+    joined, kept = join_words(words[: int(os.environ["COMP_CWORD"]) + 1])
+    os.environ |= {"COMP_WORDS": "\n".join(joined), "COMP_CWORD": str(len(joined) - 1)}
+    answer = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(answer):
+            yield
+    finally:
+        for line in answer.getvalue().splitlines():
+            typer.echo(line.removeprefix(kept))
+
+
+def join_words(words: Sequence[str]) -> tuple[list[str], str]:
+    """Return the words as typed, and the start of the last word's value that bash keeps on the line."""
+    joined: list[str] = []
+    after_break, kept = False, ""
+    for index, word in enumerate(words):
+        is_break = BREAKS.fullmatch(word) is not None
+        if joined and (is_break or (after_break and word and not word.startswith("-"))):
+            joined[-1] += word
+        else:
+            joined.append(word)
+        after_break = is_break
+        if index == len(words) - 1 and (broken := BREAKS.search(joined[-1])):
+            kept = joined[-1] if is_break else joined[-1].removesuffix(word)
+            if kept.startswith("-"):  # Typer's answer is the value without `--option=`
+                kept = kept[broken.end() :]
+    return joined, kept

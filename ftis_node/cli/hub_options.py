@@ -71,9 +71,10 @@ def push_and_report(folder: Path, target: PushTarget) -> None:
     """Push the folder and print its address. A failure names the folder, which stays, and a command to push it."""
     from ftis_node.models.hub_push import push_folder
 
+    folder = folder.expanduser()
     try:
         with show_fraction("push") as progress:
-            result = push_folder(folder.expanduser(), target, on_progress=progress)
+            result = push_folder(folder, target, on_progress=progress)
     except FtisError as error:
         by_hand = target.by_hand.replace("FOLDER", shlex.quote(str(folder)))
         raise type(error)(f"{error}; the export is in {folder}: `{by_hand}` pushes it") from error

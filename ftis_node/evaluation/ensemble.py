@@ -109,9 +109,7 @@ async def evaluate_ensemble(
         check_mixture_fits([expert.source for expert in experts], max_tokens=max_tokens)
     on_progress(None, f"loading the problems of {task}")
     problems = load_task(task, split="test")
-    eval_items = (
-        [problems[index] for index in range(min(limit, len(problems)))] if {"route", "gate"} & set(modes) else []
-    )
+    eval_items = _first(problems, limit) if {"route", "gate"} & set(modes) else []
     training = {
         mode: _training_task(of, mode) for mode, of in (("cached", task), ("gate", gate_task or task)) if mode in modes
     }
@@ -184,6 +182,10 @@ def _training_task(task: str, mode: str) -> Task:
         raise TaskError(f"the mode {mode} {TRAINING_USE[mode]} training prompts: {error}") from error
 
 
+def _first(problems: Task, num_prompts: int) -> list[TaskItem]:
+    return [problems[index] for index in range(min(num_prompts, len(problems)))]
+
+
 def _last(problems: Task, num_prompts: int) -> list[TaskItem]:
     """Return the last prompts of the training split. If one file serves both splits, evaluation uses these last."""
     return [problems[index] for index in range(max(0, len(problems) - num_prompts), len(problems))]
@@ -245,7 +247,7 @@ def _mixture_weights(
     """Return how each of the mixtures weights the experts."""
     if not mixtures:
         return {}
-    from ftis_node.generation.experts import cached_mixture_weights, uniform_mixture_weights
+    from ftis_node.generation.engines.mixture_decoder import cached_mixture_weights, uniform_mixture_weights
 
     makers = {
         "posterior": lambda: uniform_mixture_weights(len(seen)),
@@ -265,7 +267,7 @@ def _text_figures(
         for name, each in zip(names, seen, strict=True)
     ]
     if weights_by_mode:
-        from ftis_node.generation.experts import mixture_nats
+        from ftis_node.generation.engines.mixture_decoder import mixture_nats
 
         windows = list(zip(*(each.windows for each in seen), strict=True))
         num_tokens = figures[0].tokens

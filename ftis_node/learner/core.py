@@ -100,7 +100,6 @@ class Learner:
         self._agreement = AgreementMeter(self.policy.causal_lm) if boot.measures_agreement else None
         self._reference = load_reference(self.policy, boot, ranks) if boot.optimizer.kl_coef else None
         self._masters = make_masters(self.policy.trainable(), boot)
-        self._trainable = self._masters.tensors
         self._optimizer = make_optimizer(self._masters, boot)
         recompute = partial(recompute_activations, self.policy.causal_lm) if boot.may_recompute else lambda: False
         self._oom_retry = OomRetry(boot.micro_batch_tokens, recompute=recompute)

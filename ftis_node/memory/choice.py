@@ -192,7 +192,7 @@ def _with_all_weights(settings: NodeSettings, kept_states: str) -> Iterator[tupl
     `kept_states`: the optimizer states of a home; 8-bit ones cannot be converted.
     """
     settings = settings.model_copy(update={"lora": False})
-    if settings.learner.optimizer_states != "float32" or settings.learner.num_processes > 1:
+    if settings.learner.optimizer_states != "float32" or settings.learner.num_ranks > 1:
         yield ALL_WEIGHTS, settings
         return
     if kept_states != "8bit":

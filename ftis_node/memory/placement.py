@@ -233,9 +233,15 @@ def usable_gpus(num_gpus: int, settings: NodeSettings) -> int:
 
 
 def check_heads(shape: ModelShape, settings: NodeSettings) -> None:
-    """Raise ConfigError if vLLM cannot divide the model's attention heads among its GPUs."""
-    number = settings.generation.engine_options.get(PARALLEL_SIZES[0], 1)
-    if settings.engine == "torch" or not settings.generates or shape.num_heads % number == 0:
+    """Raise ConfigError if vLLM cannot divide the model's attention heads, or its layers, among its GPUs."""
+    number, num_stages = (settings.generation.engine_options.get(name, 1) for name in PARALLEL_SIZES)
+    if settings.engine == "torch" or not settings.generates:
+        return
+    if num_stages > shape.num_layers:
+        raise ConfigError(
+            f"generation.engine_options.{PARALLEL_SIZES[1]} is {num_stages}: the model has {shape.num_layers} layers"
+        )
+    if shape.num_heads % number == 0:
         return
     good = [str(size) for size in range(1, shape.num_heads + 1) if shape.num_heads % size == 0]
     raise ConfigError(

@@ -6,6 +6,7 @@ for a public one. A public repository is refused without that wish, so that noth
 
 from __future__ import annotations
 
+import json
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 LOG_IN = "run `hf auth login`"
 CONFLICT = (409, 412)
+PASSING = (408, 429)  # a time-out, and too many requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,10 +179,11 @@ def _push_error(target: PushTarget, error: Exception) -> FtisError:
         return UsageError(f"the hub refuses your login: {LOG_IN} with a token that may write")
     if status == 403:
         return UsageError(f"your account may not write to {target.repo} ({said}): {LOG_IN} with one that may")
-    if status == 400 or isinstance(error, ValueError):
-        return UsageError(f"the hub refuses what was pushed to {target.repo}: {said}")
     if status in CONFLICT:
         return NetworkError(f"{target.repo} changed at the same time ({said}): push again")
+    is_bad_card = isinstance(error, ValueError) and not isinstance(error, json.JSONDecodeError)
+    if is_bad_card or (status is not None and 400 <= status < 500 and status not in PASSING):
+        return UsageError(f"the hub refuses the push to {target.repo}: {said}")
     return NetworkError(f"cannot push to {target.repo} ({said}): push again later")
 
 

@@ -34,7 +34,7 @@ from ftis_node.records.identity import (
 )
 from ftis_node.records.parsing import SCHEMA, read_message
 from ftis_node.records.peer_stats import pack_stats, unpack_stats
-from ftis_node.records.text_codec import pack_text_group
+from ftis_node.records.text_codec import pack_text_group, unpack_any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -289,3 +289,16 @@ def open_peer_record(data: bytes) -> PeerRecord:
         domain=info.domain if len(info.domain.encode()) <= MAX_DOMAIN_BYTES else "",
         stats=unpack_stats(info.stats) if info.HasField("stats") else None,
     )
+
+
+def decode_envelope(data: bytes) -> Group | TextGroup:
+    """Return the group in an envelope of at most 4 MiB, such as a file of `replay export --format envelope`.
+
+    Raises RecordError. Its `reason` is `signature` if the sender that the group names has not signed the bytes.
+    Otherwise it names the part that is out of bounds. The contents are not validated further.
+    """
+    envelope = open_envelope(data)
+    group = unpack_any(envelope.body)
+    if not envelope.is_signed_by(group.sender):
+        raise RecordError("signature", "the sender that the group names has not signed it")
+    return group

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ftis_node.cli.bash_words import join_words
+from ftis_node.cli.completion import join_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -237,6 +237,9 @@ def test_only_a_wish_makes_it_public(
         ("/commit/", 409, 4, "changed at the same time"),
         ("/create", 403, 2, "your account may not write to"),
         ("/preupload/", 403, 2, "your account may not write to"),
+        ("/objects/", 403, 2, "your account may not write to"),
+        ("/validate-yaml", 429, 4, "cannot push to"),
+        ("/create", 404, 2, "the hub refuses the push to"),
         ("/create", 409, 4, "changed at the same time"),
         ("/api/", 401, 2, "the hub refuses your login: run `hf auth login`"),
     ],
@@ -260,6 +263,21 @@ def test_a_failed_push_leaves_the_export_and_no_commit(
     assert _folder(out).keys() == {"README.md", "run.toml", "data/train.parquet"}
     assert DATA not in hub.repositories or (hub.files(DATA), hub.repositories[DATA].commits) == ({}, [])
     assert TOKEN not in line
+
+
+def test_nothing_is_pushed_if_the_export_fails(
+    hub: StandIn, homes: dict[bool, Home], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "other").write_text("mine")
+    for push in (_model, _rollouts):
+        assert push(homes[False], tmp_path / "full") == 2
+        assert "is not an empty folder" in capsys.readouterr().err
+    assert _folder(tmp_path / "full") == {"other": b"mine"}
+    empty = Home(tmp_path / "empty")
+    empty.create()
+    assert _rollouts(empty, tmp_path / "out") == 2
+    assert not hub.requests
 
 
 def test_a_gitignore_of_the_repository_does_not_hide_files(
@@ -315,12 +333,7 @@ def test_only_tables_are_pushed_and_only_with_push_to(
         arguments = ["--home", str(homes[False].root), "--out", str(tmp_path / "out")]
         assert run(["replay", "export", *arguments, *option]) == 2
         assert "are for --push-to" in capsys.readouterr().err
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "other").write_text("mine")
-    assert _rollouts(homes[False], tmp_path / "full") == 2
-    assert "is not an empty folder" in capsys.readouterr().err
     assert not hub.requests
-    assert _folder(tmp_path / "full") == {"other": b"mine"}
 
 
 def _process(home: Home, out: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:

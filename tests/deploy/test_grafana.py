@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from ftis_node.telemetry.metrics import Metric, all_metrics
+from tests.deploy.grafana_models import problems
 
 BOARD: dict[str, Any] = json.loads((Path(__file__).parents[2] / "deploy/grafana/ftis-node.json").read_text())
 PANELS: list[dict[str, Any]] = BOARD["panels"]
@@ -147,3 +148,37 @@ def test_prometheus_parses_every_query(tmp_path: Path) -> None:
     done = subprocess.run(["promtool", "check", "rules", str(path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{len(rules)} rules found" in done.stdout
+
+
+KNOWN_TO_GRAFANA = [".templating.list[1].definition"]
+"""Grafana writes it into each query variable. Its models do not have it."""
+
+
+def test_the_board_agrees_with_the_models_of_grafana() -> None:
+    pytest.importorskip("grafana_foundation_sdk", reason="run `pip install -e .[dev]`")
+    assert problems(BOARD) == KNOWN_TO_GRAFANA
+
+
+@pytest.mark.parametrize(
+    ("place", "key", "value"),
+    [
+        ((), "refreshh", "5s"),
+        ((), "schemaVersion", "39"),
+        (("panels", 1), "tittle", "x"),
+        (("panels", 1), "title", 7),
+        (("panels", 1, "options"), "colourMode", "background"),
+        (("panels", 1, "options"), "colorMode", "foreground"),
+        (("panels", 1, "gridPos"), "w", "4"),
+        (("panels", 1, "targets", 0), "expression", "up"),
+        (("panels", 1, "fieldConfig", "defaults", "thresholds"), "mode", "relative"),
+        (("templating", "list", 1), "multi", "yes"),
+    ],
+)
+def test_a_key_or_value_that_grafana_does_not_know_is_found(place: tuple[str | int, ...], key: str, value: Any) -> None:
+    pytest.importorskip("grafana_foundation_sdk", reason="run `pip install -e .[dev]`")
+    board: Any = json.loads(json.dumps(BOARD))
+    inner = board
+    for part in place:
+        inner = inner[part]
+    inner[key] = value
+    assert len(problems(board)) > len(KNOWN_TO_GRAFANA)

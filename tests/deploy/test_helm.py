@@ -7,7 +7,7 @@ import re
 import subprocess
 import tarfile
 import tomllib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import kubernetes_validate
 import pytest
@@ -15,12 +15,13 @@ import yaml
 
 import ftis_node
 from ftis_node.config.node import load_node_settings
+from ftis_node.config.roles import Role
 from tests.deploy.files import DEPLOY, check_command, check_variable, documents, program
 from tests.deploy.test_kubernetes import KUBERNETES, VERSION, containers, of_kind, pods
 from tests.deploy.test_kubernetes import render as kustomize
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 CHART = DEPLOY / "helm" / "ftis-node"
@@ -47,7 +48,10 @@ EVERYTHING: dict[str, Any] = {
     "image": {"pullSecrets": [{"name": "registry"}], "pullPolicy": "Always", "tag": "0.1.0"},
     "extraEnv": [{"name": "HF_HOME", "value": "/var/cache/ftis-node/hub"}],
     "extraArgs": ["--log-format=json"],
+    "runtimeClassName": "nvidia",
+    "priorityClassName": "batch",
     "nodeSelector": {"zone": "a"},
+    "affinity": {"podAntiAffinity": {}},
     "tolerations": [{"key": "spot", "operator": "Exists"}],
     "podAnnotations": {"team": "rl"},
     "persistence": {"home": {"storageClass": "fast"}, "cache": {"enabled": False}},
@@ -182,6 +186,33 @@ def test_settings_complete_and_replace_the_preset_and_keep_their_types(tmp_path:
     assert (settings.buffer.max_ready_bytes, settings.lora, settings.generation.max_batch) == (5 << 30, False, 48)
 
 
+def test_the_schema_has_the_roles_of_a_node(tmp_path: Path) -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())["properties"]
+    assert schema["role"]["enum"] == ["", *get_args(Role)]
+    for role in get_args(Role):
+        follow = {"follow": PEER_ID} if role == "generator" else {}
+        (node,) = pods(template(tmp_path, {"role": role, **follow}))["ftis-node"]["containers"]
+        check_command(node["args"])
+        assert f"--role={role}" in node["args"]
+
+
+def test_a_container_beside_the_node(tmp_path: Path) -> None:
+    mounts = [{"name": "home", "mountPath": "/var/lib/ftis-node"}]
+    beside = {"name": "trainer", "image": "trainer:1", "volumeMounts": mounts}
+    objects = template(tmp_path, {"role": "exchange", "extraContainers": [beside]})
+    node, other = pods(objects)["ftis-node"]["containers"]
+    assert (node["name"], other) == ("node", beside)
+    kubernetes_validate.validate(of_kind(objects, "StatefulSet")["ftis-node"], VERSION, strict=True)
+
+
+def test_where_pods_may_run(tmp_path: Path) -> None:
+    pod = pods(template(tmp_path, EVERYTHING))["ftis-node"]
+    assert (pod["runtimeClassName"], pod["priorityClassName"]) == ("nvidia", "batch")
+    assert pod["nodeSelector"] == {"nvidia.com/gpu.present": "true", "zone": "a"}
+    assert pod["affinity"] == {"podAntiAffinity": {}}
+    assert [one["key"] for one in pod["tolerations"]] == ["nvidia.com/gpu", "spot"]
+
+
 def test_a_manifest_is_mounted_at_the_place_that_the_command_names(tmp_path: Path) -> None:
     objects = template(tmp_path, EVERYTHING)
     assert of_kind(objects, "ConfigMap")["ftis-node-manifest"]["data"]["manifest.toml"] == EVERYTHING["manifest"]
@@ -225,6 +256,8 @@ def test_the_objects_of_the_prometheus_operator_are_those_of_the_other_folders(t
     monitor = neutral(of_kind(objects, "PodMonitor")["ftis-node"], {})
     (other,) = documents(KUBERNETES / "pod-monitor" / "pod-monitor.yaml")
     assert monitor["spec"] == neutral(other, {})["spec"]
+    labels = of_kind(objects, "StatefulSet")["ftis-node"]["spec"]["template"]["metadata"]["labels"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
     rule = of_kind(objects, "PrometheusRule")["ftis-node"]
     (alerts,) = documents(DEPLOY / "prometheus" / "alerts.yaml")
     assert rule["spec"] == alerts
@@ -259,6 +292,26 @@ def test_values_that_cannot_work_are_refused_with_the_reason(
     done = run_template(tmp_path, NEEDED, values)
     assert done.returncode != 0
     assert reason in done.stderr
+
+
+def test_every_value_has_a_schema_and_a_use() -> None:
+    (values,) = documents(CHART / "values.yaml")
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    templates = "\n".join(path.read_text() for path in (CHART / "templates").iterdir())
+    for place in named(values):
+        inner = schema
+        for part in place:
+            inner = inner["properties"][part]
+        assert re.search(rf"\b{place[-1]}\b", templates), place
+
+
+def named(values: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Yield the place of each value. Tables that a user fills, such as labels, have one place."""
+    free = {"settings", "requests", "limits", "labels"}
+    for key, value in values.items():
+        yield (key,)
+        if isinstance(value, dict) and key not in free:
+            yield from ((key, *rest) for rest in named(value))
 
 
 def test_other_releases_have_other_names(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from typing import TYPE_CHECKING, Any
 
@@ -143,6 +144,8 @@ def test_an_overlay_may_take_the_pod_monitor(tmp_path: Path) -> None:
     (monitor,) = of_kind(objects, "PodMonitor").values()
     template = of_kind(objects, "StatefulSet")["ftis-node"]["spec"]["template"]
     assert monitor["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    jobs = set(re.findall(r'job="([^"]*)"', (DEPLOY / "prometheus" / "alerts.yaml").read_text()))
+    assert jobs == {template["metadata"]["labels"][monitor["spec"]["jobLabel"]]}
     ports = {port["name"] for port in template["spec"]["containers"][0]["ports"]}
     assert {endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]} <= ports
 

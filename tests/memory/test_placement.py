@@ -178,6 +178,11 @@ def test_a_generator_on_two_gpus_halves_its_cache() -> None:
         (1, {"generation": {"gpus": [1]}}, "name GPU 1: this node sees 1 GPUs"),
         (0, {"learner": {"gpus": [0]}}, "name GPU 0: this node sees 0 GPUs"),
         (2, {"generation": {"engine_options": {"tensor_parallel_size": 4}}}, "ask for 4 GPUs: this node sees 2"),
+        (
+            3,
+            {"generation": {"engine_options": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}}},
+            "ask for 4 GPUs: this node sees 3",
+        ),
         (2, {"generation": {"gpus": [0, 1]}}, "ask for 1 GPUs: generation.gpus names 2"),
         (
             2,

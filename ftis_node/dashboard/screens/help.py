@@ -5,12 +5,42 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ftis_node.dashboard.screens.page import Page
-from ftis_node.dashboard.view.help import help_lines
+from ftis_node.dashboard.snapshot import NodePhase
+from ftis_node.dashboard.view.health_answers import health_of, problem_text, problems
+from ftis_node.dashboard.view.spans import Line, Span, Tone, labelled, line
 from ftis_node.dashboard.widgets.keys_line import KeysLine
 from ftis_node.dashboard.widgets.text_lines import Scroller, TextLines
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
+
+    from ftis_node.dashboard.snapshot import NodeSnapshot
+
+KEYS = (
+    ("arrows, j, k", "select a row, or scroll"),
+    ("Enter", "open the peer, or the group"),
+    ("g", "the newest groups of the buffer; Enter opens one"),
+    ("l", "in a group: every token with its log-prob"),
+    ("e", "the event log; a shows routine events too"),
+    ("w", "the whole swarm: all peers of the run, and who learns from whom"),
+    ("/", "search in peers or events; Enter keeps the filter, Esc clears it"),
+    ("s", "sort: the next column of the peers, or the newest event first"),
+    ("mouse", "select, open, scroll; a click on a column sorts by it"),
+    ("Esc", "back"),
+    ("q", "quit; the node keeps running"),
+)
+TERMS = (
+    ("contributing", "yes: peers confirmed that they received groups of this node"),
+    ("learning", "yes: steps change the model; the line adds the reward's trend"),
+    ("healthy", "yes: no problem with workers, steps, peers, clock, disk, memory"),
+    ("trained on", "groups used in steps since the home was created"),
+    ("groups", "sent, confirmed by a peer, received, rejected; since the start"),
+    ("kept", "share of completions that the filter kept"),
+    ("trust", "good, probation (all its groups are audited), banned, trusted"),
+    ("score", "0 for a new peer, at most 10; below -3 probation, at -10 banned"),
+    ("accepted", "groups of that peer that passed validation"),
+    ("confirmed", "our groups that the peer has confirmed"),
+)
 
 
 class HelpScreen(Page):
@@ -24,3 +54,29 @@ class HelpScreen(Page):
     def on_mount(self) -> None:
         self.query_one("#help", TextLines).write(help_lines(self.app.snapshot))
         self.query_one(Scroller).focus()
+
+
+def start_lines(snapshot: NodeSnapshot) -> list[Line]:
+    """Return the command that starts a stopped node again, for copying."""
+    if snapshot.phase is not NodePhase.STOPPED:
+        return []
+    return [line(Span("start it again:", Tone.WARN)), line("  ", snapshot.start_command), line()]
+
+
+def _current_problems(snapshot: NodeSnapshot) -> list[str]:
+    """Return every answer "no" and every problem of the node's health."""
+    verdict = health_of(snapshot)
+    noes = [problem_text(answer) for answer in (verdict.contributing, verdict.learning) if not answer.is_well]
+    return [*noes, *problems(snapshot)]
+
+
+def help_lines(snapshot: NodeSnapshot | None) -> list[Line]:
+    """Return the help below the node's current problems."""
+    wrong = _current_problems(snapshot) if snapshot is not None and snapshot.is_live else []
+    lines: list[Line] = []
+    if wrong:
+        lines = [line(Span("current problems", Tone.BAD)), *(line("  ", problem) for problem in wrong), line()]
+    if snapshot is not None:
+        lines += start_lines(snapshot)
+    lines += [line(Span("keys", Tone.STRONG)), *(labelled(f"  {key}", what, width=16) for key, what in KEYS), line()]
+    return [*lines, line(Span("terms", Tone.STRONG)), *(labelled(f"  {term}", what, width=16) for term, what in TERMS)]

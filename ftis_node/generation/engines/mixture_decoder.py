@@ -11,16 +11,19 @@ p_j(text so far).
 The posterior is computed at temperature 1, then the mixture is sampled at the row's temperature: the mixture is the
 model. A single expert is decoded exactly as by `decode_loop.BatchDecoder`. If the experts' embeddings are padded to
 different widths, ids at or above the tokenizer's length are removed from all. If they are equally wide, those ids stay.
+
+Log-probs are in nats. The likelihood of a text is the sum of the log-probs of its tokens after the first one.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import log
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ftis_node.algorithms import mixture_logprobs, posterior
+from ftis_node.algorithms import cached_prior, mixture_logprobs, posterior, text_logprobs, uniform_prior
 from ftis_node.generation.engines.decode_loop import BatchDecoder, DecodeBatch
 from ftis_node.generation.engines.kv_cache import GrowingLayer, empty_cache
 
@@ -126,3 +129,29 @@ def _next_logprobs(logits: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
 def _nothing(ids: Tensor, num_experts: int) -> Tensor:
     """Return `[R, J, C]` zeros: the evidence before any text."""
     return torch.zeros(ids.shape[0], num_experts, ids.shape[1], dtype=torch.float64, device=ids.device)
+
+
+def uniform_mixture_weights(num_experts: int, *, learns: bool = True, reads_prompt: bool = True) -> MixtureWeights:
+    """Return a uniform prior; without `learns` the mixture is the plain mean of probabilities."""
+    return MixtureWeights((-log(num_experts),) * num_experts, learns=learns, reads_prompt=reads_prompt)
+
+
+def cached_mixture_weights(likelihoods: Sequence[Sequence[float]], *, decay: float) -> MixtureWeights:
+    """Return the prior from the J likelihoods of each of N texts, of which the last weighs most; see
+    `algorithms.cached_prior`.
+    """
+    texts = torch.tensor(likelihoods, dtype=torch.float64)
+    log_posteriors = posterior(uniform_prior(texts.shape[1]), texts.T).T
+    return MixtureWeights(tuple(cached_prior(log_posteriors, decay).tolist()))
+
+
+def mixture_nats(windows: Sequence[Sequence[Sequence[float]]], weighing: MixtureWeights) -> float:
+    """Return the negative log-likelihood of a text under the mixture.
+
+    `windows` has, for each window of the text, the experts' log-probs of its tokens; each window starts at the prior.
+    """
+    log_prior = torch.tensor(weighing.log_prior, dtype=torch.float64)
+    return -sum(
+        float(text_logprobs(torch.tensor(window, dtype=torch.float64), log_prior, learns=weighing.learns).sum())
+        for window in windows
+    )

@@ -4,6 +4,10 @@
 
 A trial whose result exists is not run again. So an interrupted experiment continues, and an additional method costs
 only its own trials.
+
+A node writes its replay buffer and its weights with every step synced to disk. The homes of an experiment are
+temporary, in memory if possible: waiting for the disk would take most of the time. A killed process cannot clean up,
+so the next experiment removes folders of processes that no longer exist.
 """
 
 from __future__ import annotations
@@ -12,22 +16,24 @@ import contextlib
 import multiprocessing
 import os
 import queue
+import shutil
+import tempfile
 from concurrent.futures import FIRST_COMPLETED, wait
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 from pebble import ProcessPool
 
 from ftis_node.errors import FtisError, WorkerDiedError
-from ftis_node.lab.experiment.scratch_folder import scratch_folder
 from ftis_node.lab.experiment.trial_result import TrialResult
 from ftis_node.workers.owner import die_with_owner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Future
     from multiprocessing.queues import Queue
-    from pathlib import Path
 
     from ftis_node.lab.experiment.trial import Trial
 
@@ -35,6 +41,8 @@ if TYPE_CHECKING:
 
 POLL_S = 0.5
 _progress: Queue[tuple[str, int]] | None = None  # set in the processes of the pool, for their progress
+MEMORY_DISK = Path("/dev/shm")  # nosec B108: only a folder of 0700 is made in it
+SCRATCH_PREFIX = "ftis-compare-"
 
 
 class ExperimentProgress(msgspec.Struct):
@@ -145,3 +153,29 @@ def _read(runs: Path, trial: Trial) -> TrialResult:
 
 def _file(runs: Path, trial: Trial) -> Path:
     return runs / f"{trial.key}.json"
+
+
+@contextmanager
+def scratch_folder(parent: Path | None = None) -> Iterator[Path]:
+    """Create a folder for this process and remove it at the end."""
+    root = parent or (MEMORY_DISK if os.access(MEMORY_DISK, os.W_OK) else Path(tempfile.gettempdir()))
+    for folder in root.glob(f"{SCRATCH_PREFIX}*"):
+        if not _is_alive(folder.name.removeprefix(SCRATCH_PREFIX)):
+            shutil.rmtree(folder, ignore_errors=True)  # cannot remove folders of other users
+    own = root / f"{SCRATCH_PREFIX}{os.getpid()}"
+    shutil.rmtree(own, ignore_errors=True)  # left by an earlier process with the same pid
+    own.mkdir(mode=0o700)  # raises if another user created something at this path
+    try:
+        yield own
+    finally:
+        shutil.rmtree(own, ignore_errors=True)
+
+
+def _is_alive(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, ValueError):
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -93,8 +93,8 @@ class Checkpoint:
     """A loaded checkpoint: the state, and tensors by parameter name (`moments` as `<name>.<moment>`)."""
 
     state: CheckpointState
-    weights: dict[str, Tensor]
-    moments: dict[str, Tensor]
+    weights: Mapping[str, Tensor]
+    moments: Mapping[str, Tensor]
     random_state: Tensor
     cuda_random_state: Tensor | None
 

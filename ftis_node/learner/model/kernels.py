@@ -59,7 +59,7 @@ class KernelMeasurement:
 
 def check_kernels(boot: LearnerBoot) -> None:
     """Raise ConfigError for kernels that this learner does not support."""
-    if boot.settings.kernels in ("compile", "liger") and boot.settings.num_processes > 1:
+    if boot.settings.kernels in ("compile", "liger") and boot.settings.num_ranks > 1:
         raise ConfigError(
             f"learner.kernels = '{boot.settings.kernels}' is for a learner of one process: use 'auto', or leave "
             "learner.gpus and learner.processes out"

@@ -36,7 +36,7 @@ LOOK_UP_TABLES = ("qmap1", "qmap2")  # the values of 8-bit codes: always the sam
 
 def check_optimizer_states(boot: LearnerBoot) -> None:
     """Raise MachineError if the configured form lacks a package, ConfigError if it does not apply here."""
-    if boot.settings.optimizer_states != "float32" and boot.settings.num_processes > 1:
+    if boot.settings.optimizer_states != "float32" and boot.settings.num_ranks > 1:
         raise ConfigError(
             f"learner.optimizer_states = '{boot.settings.optimizer_states}' is for a learner of one process: use "
             "'float32', which several divide among them"

@@ -13,7 +13,6 @@ from ftis_node.config.manifest import parse_canonical
 from ftis_node.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
-    from ftis_node.config.home import Home
     from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
 
@@ -26,7 +25,7 @@ def is_run_id(run: str) -> bool:
     return RUN_ID.fullmatch(run) is not None
 
 
-def find_run(run_id: str, settings: NodeSettings, home: Home) -> RunManifest:
+def find_run(run_id: str, settings: NodeSettings) -> RunManifest:
     """Ask the given peers for the manifest of a run.
 
     Raise UsageError without peers, and NetworkError if no peer has it. Raise ConfigError if this version does not

@@ -164,7 +164,7 @@ def _run_rows(record: RunRecord, *, license: str | None) -> list[tuple[str, str]
     tokens = "unknown" if own is None or foreign is None else f"{own:,} own, {foreign:,} of peers"
     return [
         ("base model", record.base if record.hub_base else f"{record.base} (a local folder)"),
-        ("license", license or "not given by who exported it; the base model's license applies too"),
+        ("license", license or "not given; that of the base model may apply"),
         ("run", f"{manifest.name} ({manifest.run_id})"),
         ("method", manifest.method.name),
         ("task", manifest.task),

@@ -64,7 +64,7 @@ def read_run_record(home: Home, *, base: str | None = None, step: int | None = N
         base=base or _public_name(str(settings.get("model", ""))),
         step=last,
         lora=None if settings.get("lora") is None else bool(settings["lora"]),
-        seed=int(settings.get("seed") or 0),
+        seed=seed if isinstance(seed := settings.get("seed"), int) else 0,
         own_groups=learner.own_groups,
         foreign_groups=learner.foreign_groups,
         num_peers=_num_peers(document),

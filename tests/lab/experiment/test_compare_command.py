@@ -17,7 +17,7 @@ import pytest
 
 from ftis_node.cli.app import run
 from ftis_node.cli.commands import compare
-from ftis_node.lab.experiment.scratch_folder import MEMORY_DISK, PREFIX, scratch_folder
+from ftis_node.lab.experiment.runner import MEMORY_DISK, SCRATCH_PREFIX, scratch_folder
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -94,7 +94,7 @@ def test_it_ends_on_sigterm_and_leaves_nothing_running(tiny_models: dict[str, Pa
     command = arguments(tiny_models, tmp_path, "--methods", "nois,tis", "--steps", "2000")
     process = subprocess.Popen([sys.executable, "-m", "ftis_node", *command], stderr=subprocess.DEVNULL)
     try:
-        scratch = MEMORY_DISK / f"{PREFIX}{process.pid}"
+        scratch = MEMORY_DISK / f"{SCRATCH_PREFIX}{process.pid}"
         wait_until(lambda: any(scratch.glob("trial-*/*/replay.sqlite")), limit_s=120)
         children = children_of(process.pid)
         assert children
@@ -109,7 +109,7 @@ def test_it_ends_on_sigterm_and_leaves_nothing_running(tiny_models: dict[str, Pa
 def test_its_processes_end_with_it_when_it_is_killed(tiny_models: dict[str, Path], tmp_path: Path) -> None:
     command = arguments(tiny_models, tmp_path, "--methods", "nois", "--steps", "2000")
     process = subprocess.Popen([sys.executable, "-m", "ftis_node", *command], stderr=subprocess.DEVNULL)
-    scratch = MEMORY_DISK / f"{PREFIX}{process.pid}"
+    scratch = MEMORY_DISK / f"{SCRATCH_PREFIX}{process.pid}"
     wait_until(lambda: any(scratch.glob("trial-*/*/replay.sqlite")), limit_s=120)
     children = children_of(process.pid)
     process.kill()
