@@ -90,7 +90,9 @@ class Learner:
         )
         check_optimizer_states(boot)
         if boot.measures_agreement and ranks.size > 1:
-            raise ConfigError('method.peer_weights = "agreement" needs a learner of one process: leave one of them out')
+            raise ConfigError(
+                'method.peer_weights = "agreement" needs a learner of one process: remove one of the two settings'
+            )
         check_kernels(boot)
         self.policy = choose_kernels(open_policy(boot, ranks), boot)
         grow_segments_after_weights(boot)
