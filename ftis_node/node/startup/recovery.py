@@ -106,7 +106,7 @@ def reset_buffer_if_damaged(home: Home, record: EventLogSummary) -> None:
             return
         lost = found[0]
     elif not _has_content(home.replay) and (record.expected or record.used or record.last_number):
-        log.warning("replay buffer missing: it starts empty; the event log knows of groups in it")
+        log.warning("replay buffer missing: it starts empty, although the event log records groups in it")
         home.replay.unlink(missing_ok=True)
         write_empty_buffer(home.replay, record=record)
         lost = LostCommits(len(record.expected), 0, record.last_number)

@@ -139,7 +139,7 @@ def own_manifest(home: Home, *, is_given: bool) -> RunManifest | None:
         which = f"run {runs[0]}" if runs else "this home's run"
         raise DamagedError(f"{home.run_toml} is damaged ({why}): start once with --run and the manifest of {which}")
     if runs:
-        log.warning("%s is damaged (%s): the manifest that --run gives takes its place", home.run_toml, why)
+        log.warning("%s is damaged (%s): the manifest of --run replaces it", home.run_toml, why)
         return None
     raise DamagedError(f"{home.run_toml} is damaged ({why}) and nothing was trained yet: remove it")
 

@@ -268,7 +268,7 @@ def test_a_group_that_is_not_what_was_stored_is_let_go(home: Home, harm: str) ->
         assert reader.envelopes([bytes.fromhex(first)]) == [], "nobody gets it"
         reader.close()
     buffer = ReplayBuffer(home.replay)
-    with pytest.raises(FtisError, match=f"{first[:12]} is not what was stored: start again"):
+    with pytest.raises(FtisError, match=f"{first[:12]} changed on disk: start again"):
         buffer.take(2, own=99, foreign=99)
     buffer.close()
     heal(home)
