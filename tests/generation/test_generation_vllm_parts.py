@@ -108,7 +108,7 @@ def test_options_that_are_ours_are_refused(name: str, instead: str) -> None:
 
 def test_options_that_vllm_does_not_have_are_refused() -> None:
     check_options(["block_size"], known=["block_size"])
-    with pytest.raises(ConfigError, match="'blocksize', which is no argument of vLLM's engine"):
+    with pytest.raises(ConfigError, match="'blocksize', which is not an argument of vLLM's engine"):
         check_options(["block_size", "blocksize"], known=["block_size"])
 
 

@@ -108,7 +108,7 @@ def check_options(options: Iterable[str], *, known: Iterable[str] | None = None)
             instead = f": set {RESERVED[name]}" if RESERVED[name] else ", which ftis-node sets itself"
             raise ConfigError(f"generation.engine_options must not have {name!r}{instead}")
         if known is not None and name not in known:
-            raise ConfigError(f"generation.engine_options has {name!r}, which is no argument of vLLM's engine")
+            raise ConfigError(f"generation.engine_options has {name!r}, which is not an argument of vLLM's engine")
 
 
 def check_executor(options: Mapping[str, object]) -> None:

@@ -46,7 +46,7 @@ def find_run(run_id: str, settings: NodeSettings) -> RunManifest:
     manifest = parse_canonical(canonical, source=f"run {run_id}")
     if manifest.run_id != run_id:
         raise ConfigError(
-            f"the manifest of run {run_id} is not in the canonical form: read here it is run {manifest.run_id}; "
+            f"the manifest of run {run_id} is not in the canonical form: here its id is {manifest.run_id}; "
             "ask for its TOML file, and give --run FILE"
         )
     return manifest
