@@ -2,7 +2,7 @@
 
     settings, manifest, shape --> GpuAssignment --> memory plan --> fits? --> WorkerPlacement --> workers' settings
 
-A GPU's memory is a hard limit: a model that does not fit is refused before it is loaded. Host memory is no hard limit.
+A GPU's memory is a hard limit: a model that does not fit is refused before its load. Host memory is not a hard limit.
 Its free part changes by the minute, the system may swap, and rules of thumb are most of a small model's estimate. So on
 a CPU a plan that does not fit only gives a warning.
 """
@@ -292,9 +292,7 @@ def _judge(made: MemoryPlan, settings: NodeSettings, *, on_gpu: bool) -> str:
         return f"{needed} needed, {usable} free"
     line = f"{model} does not fit on the GPU: {needed} needed, {usable} usable; {_advice(made)}"
     if settings.memory.check == "refuse":
-        raise MachineError(
-            f'{line} (see `ftis-node doctor --model {model}`; memory.check = "warn" starts it nevertheless)'
-        )
+        raise MachineError(f'{line} (see `ftis-node doctor --model {model}`; memory.check = "warn" starts it anyway)')
     log.warning("%s", line)
     return f"{needed} needed, {usable} usable"
 

@@ -41,7 +41,7 @@ MAX_FILE_BYTES = 1 << 36  # bounds the size that a damaged header states
 UNFINISHED = "UNFINISHED"
 FOLDER_TIME = "%Y%m%dT%H%M%SZ"
 KEPT_COPIES = 2
-LONGEST_HOP = 64  # rows: at most so many sound ones after a torn page are skipped
+LONGEST_HOP = 64  # sound rows that may be skipped after a torn page
 MAX_TRIES = 4096
 
 

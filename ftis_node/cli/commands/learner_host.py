@@ -33,6 +33,9 @@ def learner_host(
     timeout_s: Annotated[
         float, typer.Option("--timeout-s", min=1, max=86400, help="Longest wait for an answer of the node.")
     ] = 600.0,
+    wait_again: Annotated[
+        bool, typer.Option("--wait-again", help="After the node ends, wait for its next start instead of ending.")
+    ] = False,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
     """Run this host's processes of a node's learner, if `learner.hosts` is above 1 there.
@@ -53,7 +56,7 @@ def learner_host(
     from ftis_node.learner.distributed.host_agent import AgentSettings, run_agent
     from ftis_node.telemetry.secrets import read_secret
 
-    settings = AgentSettings(host, port, model=model, threads=threads, timeout_s=timeout_s)
+    settings = AgentSettings(host, port, model=model, threads=threads, timeout_s=timeout_s, waits_again=wait_again)
     try:
         asyncio.run(run_agent(settings, read_secret(secret_file, name="--secret-file")))
     except asyncio.CancelledError:

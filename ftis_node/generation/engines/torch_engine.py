@@ -120,7 +120,7 @@ class TorchEngine:
         return self._is_asleep
 
     async def generate(self, request: GenerateRequest) -> GenerationResult:
-        """Generate one group; see `base.Engine`. Raises ValueError for a prompt with an id that is no token."""
+        """Generate one group; see `base.Engine`. Raises ValueError for a prompt with an id outside the vocabulary."""
         if not all(0 <= token_id < self._settings.vocab_size for token_id in request.prompt_ids):
             raise ValueError(f"the prompt has an id outside the vocabulary of {self._settings.vocab_size}")
         job = _Job(request)

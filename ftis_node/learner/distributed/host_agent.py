@@ -56,17 +56,21 @@ BEAT = Heartbeat(num_in_flight=0, progress=0)
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """The node's rendezvous, and what this host uses. `model` empty: the node's. `threads` 0: all cores, divided."""
+    """The node's rendezvous, and what this host uses. `model` empty: the node's. `threads` 0: all cores, divided.
+
+    `waits_again`: after the node ends, it waits for the next start.
+    """
 
     host: str
     port: int
     model: str = ""
     threads: int = 0
     timeout_s: float = 600.0
+    waits_again: bool = False
 
 
 async def run_agent(settings: AgentSettings, secret: bytes) -> None:
-    """Take part in the learner of one node until the node ends.
+    """Take part in the learner of one node until the node ends; with `waits_again` also after its next start.
 
     Raises NetworkError if the node does not answer for `timeout_s`, and ConfigError if it refuses this host. Raises
     WorkerDiedError if its learner failed for good, and any error that keeps this host from taking part.
@@ -80,7 +84,7 @@ async def run_agent(settings: AgentSettings, secret: bytes) -> None:
             key.secure(channel, as_server=False)
             channel.setsockopt(zmq.IMMEDIATE, 1)  # no queue of old messages for a node that starts later
             channel.connect(f"tcp://{f'[{settings.host}]' if ':' in settings.host else settings.host}:{settings.port}")
-            if await _Life(settings, channel).run():
+            if await _Life(settings, channel).run() and not settings.waits_again:
                 return
 
 

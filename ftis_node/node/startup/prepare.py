@@ -147,5 +147,5 @@ def _check_followed(settings: NodeSettings) -> None:
             peer_id_from_text(settings.roles.follow)
         except ValueError:
             raise ConfigError(
-                f"{settings.roles.follow!r} is no peer id (12D3KooW...): `ftis-node status` on the learner shows it"
+                f"{settings.roles.follow!r} is not a peer id (12D3KooW...): `ftis-node status` on the learner shows it"
             ) from None

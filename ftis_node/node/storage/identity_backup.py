@@ -174,7 +174,7 @@ def pack_backup(identity: Identity, *, created_at: str, passphrase: str | None) 
 def unpack_backup(data: bytes, *, name: str, ask_passphrase: Callable[[], str]) -> Identity:
     """Return the identity in a file's bytes. Errors contain `name`. Only an encrypted seed calls `ask_passphrase`.
 
-    Raises ConfigError for a file that is no backup, is damaged or too new, UsageError for a wrong passphrase.
+    Raises ConfigError for a file that is not a backup, is damaged or too new, UsageError for a wrong passphrase.
     """
     if len(data) > MAX_BYTES:
         raise ConfigError(f"{name} is not a backup of an identity: it is larger than {MAX_BYTES} bytes")
