@@ -190,6 +190,8 @@ def test_reading_has_a_time_limit(tmp_path: Path) -> None:
         ("prompt=q&answer=a&sha256=zz", "sha256 must have 32 hex digits"),
         (f"prompt=q&answer=a&sha256={'0' * 32}", "are not those of the run"),
         ("prompt=q&answer=a&hub=x", "hub=x is no repository of the hub"),
+        ("prompt=q&answer=a&hub=../..", "hub=../.. is no repository of the hub"),
+        ("prompt=q&answer=a&hub=./x", "hub=./x is no repository of the hub"),
         ("prompt=q&answer=a=0", "has the weight 0"),
         ("name=x", "names no columns"),
     ],

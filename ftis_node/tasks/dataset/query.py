@@ -37,7 +37,7 @@ MAX_VALUE_CHARS: Final = 256
 MAX_REWARDS: Final = 8
 _LABEL = re.compile(r"[A-Za-z0-9_][\w-]{0,63}", re.ASCII)
 _REWARD = re.compile(r"(?P<name>[A-Za-z][\w-]{0,63})(?::(?P<weight>[^:]*))?", re.ASCII)
-_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+_REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)  # and no path such as ../x
 _SAFE = "/,:#^$()[]{}|*\\!;@<>'"
 
 

@@ -109,7 +109,8 @@ def _reference(cell: Any, column: str, after: str) -> str:
 
 def _text(cell: Any, column: str) -> str:
     """Return a cell as stripped text. Raises ValueError unless it is a text or a finite number."""
-    is_number = isinstance(cell, int | float) and not isinstance(cell, bool) and math.isfinite(cell)
+    is_whole = isinstance(cell, int) and not isinstance(cell, bool)
+    is_number = is_whole or (isinstance(cell, float) and math.isfinite(cell))
     if not (is_number or isinstance(cell, str)):
         raise ValueError(f"the column {column!r} must be a text or a number")
     text = (str(int(cell)) if is_number and cell == int(cell) else str(cell)).strip()
