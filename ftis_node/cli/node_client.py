@@ -38,7 +38,7 @@ def read_document(home: Home, path: str, *, timeout_s: float = TIMEOUT_S) -> Any
 def _get(url: str, path: str, timeout_s: float) -> Any:
     status, document = _call(url, "GET", path, None, {}, timeout_s)
     if status != OK:
-        raise ConfigError(f"the node at {url} has no {path}: a bootstrap node has only `ftis-node swarm`")
+        raise ConfigError(f"the node at {url} has no {path}: a bootstrap node serves only `ftis-node swarm`")
     return document
 
 

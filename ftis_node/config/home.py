@@ -168,7 +168,7 @@ class Home:
         return self.root.absolute() / "run"
 
     def _linked_sockets(self) -> Path | None:
-        """Return the target of the link `run`; None if it is no link, or if no node made the target."""
+        """Return the target of the link `run`; None if it is not a link, or if no node made the target."""
         import tempfile
 
         try:

@@ -4,7 +4,7 @@
     -> a LoRA adapter of the rank that is set -> with smaller batches -> of smaller ranks with still smaller batches
 
 A home keeps its first choice; later starts choose only the batches and the place of float32 states again. Without a
-GPU no choice is made and all weights are trained: host memory is no hard limit (`placement.py`).
+GPU no choice is made and all weights are trained: host memory is not a hard limit (`placement.py`).
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def refuse_what_does_not_fit(
     raise MachineError(
         f"{choice.settings.model} does not fit on the GPU: {least.name} needs {_gib(least.made.peak_bytes)} GiB and "
         f"{_gib(least.made.usable_bytes)} GiB are usable; {smaller_model(choice, manifest, shape, machine)} (see "
-        f'`ftis-node doctor --model {choice.settings.model}`; memory.check = "warn" goes on all the same)'
+        f'`ftis-node doctor --model {choice.settings.model}`; memory.check = "warn" starts the node anyway)'
     )
 
 
@@ -192,7 +192,7 @@ def _with_all_weights(settings: NodeSettings, kept_states: str) -> Iterator[tupl
     `kept_states`: the optimizer states of a home; 8-bit ones cannot be converted.
     """
     settings = settings.model_copy(update={"lora": False})
-    if settings.learner.optimizer_states != "float32" or settings.learner.num_processes > 1:
+    if settings.learner.optimizer_states != "float32" or settings.learner.num_ranks > 1:
         yield ALL_WEIGHTS, settings
         return
     if kept_states != "8bit":

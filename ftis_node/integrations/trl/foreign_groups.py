@@ -105,7 +105,7 @@ def read_foreign(stored: PeerGroup, fit: Fit, *, max_prompt_length: int) -> Fore
     try:
         group = unpack_any(stored.body)
     except RecordError as error:
-        logger.warning("foreign group left out: %s is unreadable: %s", stored.id.hex()[:12], error)
+        logger.warning("foreign group skipped: %s is unreadable: %s", stored.id.hex()[:12], error)
         return None
     if not isinstance(group, Group):
         return None

@@ -34,7 +34,7 @@ def own_groups(
     """Yield the groups of TRL's batch, `group_size` rows each.
 
     `logprobs` `[N, T]` are those of the sampling policy. `problems` has the problem's number for each row. A group with
-    an empty completion, or with a log-prob that is not finite, is left out.
+    an empty completion, or with a log-prob that is not finite, is omitted.
     """
     ids, mask = batch["completion_ids"].cpu(), batch["completion_mask"].bool().cpu()
     prompts, prompt_mask = batch["prompt_ids"].cpu(), batch["prompt_mask"].bool().cpu()

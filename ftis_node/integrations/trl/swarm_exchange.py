@@ -1,6 +1,6 @@
 """SwarmExchange: a trainer's link to the swarm, through the exchange node beside it.
 
-A thread publishes the own groups, so the trainer does not wait for their scores. If the link fails, the trainer goes on
+A thread publishes the own groups, so the trainer does not wait for their scores. If the link fails, training continues
 alone, and the link is tried again after growing pauses.
 """
 
@@ -57,7 +57,7 @@ class CircuitBreaker:
             self._num_failures += 1
             self._open_until = time.monotonic() + BACKOFF.delay_s(self._num_failures)
             if self._num_failures == 1:
-                logger.warning("exchange node unreachable: %s; the trainer goes on without the swarm", error)
+                logger.warning("exchange node unreachable: %s; training continues without the swarm", error)
 
     def worked(self) -> None:
         """Note a success."""

@@ -221,9 +221,9 @@ def post(token: bytes, body: bytes, *headers: bytes) -> bytes:
     ("body", "headers", "words"),
     [
         (b"[" * 4000, (), "nested too deep"),
-        (b"{" * 4000, (), "no JSON"),
+        (b"{" * 4000, (), "not JSON"),
         (b"{}", (b"Content-Type: application/json; charset=nosuch",), "no peer"),
-        (b'{"peer": "\xff"}', (), "no JSON"),
+        (b'{"peer": "\xff"}', (), "not JSON"),
         (b'{"peer": "\\ud800"}', (), "no peer"),
         (
             PEER + b', "for_s": 1' + b"0" * 3000 + b"}",
