@@ -65,6 +65,7 @@ NOT_RUN = {
     "ftis-node report*": "its own tests read the page",
     "ftis-node identity*": "its own tests back up and restore a key",
     "ftis-node": "the name alone",
+    "python examples/python/trl_exchange.py *": "tests/integrations/test_trl_swarm.py runs it",
     "python bench/*": "a measurement, minutes long: make bench",
     "python -m *": "a tool for those who work on the code: make docs, make fuzz, make chaos",
     "unshare *": "a measurement, minutes long",
