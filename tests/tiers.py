@@ -26,6 +26,7 @@ SCENARIOS: Final = (
     "tests/chaos/test_power.py",
     "tests/deploy/test_image_runs.py",
     "tests/injection/test_full_node.py",
+    "tests/integrations/test_trl_swarm.py",
     "tests/lab/experiment/test_compare_command.py",
     "tests/bench/test_gpu_check.py::test_hand_over_runs_where_they_are_not_installed",
     "tests/lab/experiment/test_hdee.py",
