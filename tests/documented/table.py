@@ -60,6 +60,7 @@ NOT_RUN = {
     "ftis-node ensemble*": OTHERWISE + "; tests/evaluation/test_ensemble.py",
     "ftis-node swarm*": "tests/gossip/directory/test_survey.py surveys a swarm of three",
     "ftis-node docs*": "tests/cli/test_docs.py",
+    "torchrun *": "tests/learner/distributed/test_learner_hosts.py runs torchrun in two network namespaces",
     "ftis-node learner-host*": "tests/learner/distributed/test_learner_hosts.py runs it in a network namespace",
     "ftis-node dashboard*": "takes a terminal; tests/dashboard drives it",
     "ftis-node report*": "its own tests read the page",
