@@ -1,7 +1,9 @@
 """One command for all hosts, under torchrun: the node on the first host, `learner-host` on the others.
 
     torchrun --nnodes 2 --node-rank K --master-addr 10.0.0.1 --nproc-per-node 1 \\
-        -m ftis_node.learner.distributed.torchrun --secret-file FILE join --model M ...
+        -m ftis_node.learner.distributed.torchrun -- --secret-file FILE join --model M ...
+
+The two dashes keep torchrun from reading `--run` as an abbreviation of its own options.
 
 torchrun only starts one process per host. Each replaces itself: node rank 0 by `ftis-node join`, any other by
 `ftis-node learner-host`, which starts as many ranks as `learner.processes` says. So a lost host restarts the learner
@@ -30,7 +32,7 @@ def replacement(arguments: Sequence[str], environment: Mapping[str, str]) -> tup
     parser.add_argument("--secret-file", required=True, help="file with the secret of all hosts")
     parser.add_argument("--port", type=int, default=PORT, help="port of the rendezvous on the first host")
     parser.add_argument("join", nargs=argparse.REMAINDER, help="`join` and its options, for the first host")
-    parsed = parser.parse_args(arguments)
+    parsed = parser.parse_args(arguments[1:] if arguments[:1] == ["--"] else arguments)
     if "RANK" not in environment or environment.get("LOCAL_WORLD_SIZE") != "1":
         parser.error("start it with torchrun and --nproc-per-node 1: learner.processes sets the processes of a host")
     if parsed.join[:1] != ["join"]:

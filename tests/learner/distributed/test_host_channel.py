@@ -229,7 +229,7 @@ def test_torchrun_starts_the_node_on_the_first_host_and_a_learner_host_on_the_ot
         "FTIS_LEARNER__RENDEZVOUS": "10.0.0.1:29400",
         "FTIS_LEARNER__RENDEZVOUS_SECRET_FILE": "s",
     }
-    arguments, environment = replacement(["--port", "1", *given], torchruns(RANK="1", MASTER_ADDR="fd00::1"))
+    arguments, environment = replacement(["--", "--port", "1", *given], torchruns(RANK="1", MASTER_ADDR="fd00::1"))
     assert arguments == ["learner-host", "--rendezvous", "[fd00::1]:1", "--secret-file", "s"]
     assert environment == {"HOME": "/root"}
 

@@ -219,7 +219,7 @@ def test_torchrun_on_both_hosts_runs_one_node(machines: Machines, tiny_models: M
     join = ("join", "--model", model, "--run", str(run), "--home", str(home), "--engine", "torch", "--steps", "2")
     join = (*join, "--listen", machines.first.listen)
     node, other = (
-        machines.start(host, *command[:7], "--node-rank", str(number), *command[7:], "--secret-file",
+        machines.start(host, *command[:7], "--node-rank", str(number), *command[7:], "--", "--secret-file",
                        str(machines.secret), *join)
         for number, host in enumerate((machines.first, machines.second))
     )  # fmt: skip
