@@ -39,6 +39,7 @@ from ftis_node.learner.distributed.host_channel import (
     interface_environment,
     liveness_of,
     own_address,
+    post,
     versions,
 )
 from ftis_node.learner.distributed.launch import END_GRACE_S, LocalRanks, RankAddress
@@ -215,11 +216,7 @@ class _Life:
         return messages
 
     def _send(self, message: FromHost) -> None:
-        """Queue a message; without a connection there is none to take it, and the next one follows."""
-        try:
-            self._channel.send(encode(message), flags=zmq.NOBLOCK)
-        except zmq.Again:
-            log.debug("no connection to the node")
+        post(self._channel, encode(message))
 
 
 def _model_of(boot: LearnerBoot) -> str:
