@@ -36,7 +36,7 @@ def site_folder() -> Path | None:
 
 
 def find_pages() -> dict[str, Path]:
-    """Return the pages by name, in the order of the index; tables of results are no pages."""
+    """Return the pages by name, in the order of the index; tables of results do not count."""
     root = folder()
     found = {path.relative_to(root).with_suffix("").as_posix(): path for path in sorted(root.rglob("*.md"))}
     found = {name: path for name, path in found.items() if not name.startswith("results/")}

@@ -28,11 +28,11 @@ def check_regular(path: Path, *, follow_links: bool = True) -> None:
         mode = path.lstat().st_mode
         if stat.S_ISLNK(mode):
             if not follow_links:
-                raise FileError(f"{path} is a link and a file is needed there: remove it (its target is not touched)")
+                raise FileError(f"{path} is a link, but must be a file: remove the link (its target stays)")
             mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
         if path.is_symlink():
-            raise FileError(f"{path} is a link to nothing: remove it, or put the file back") from None
+            raise FileError(f"{path} is a broken link: remove it, or restore the file") from None
         return
     except OSError as error:
         raise FileError(f"{path} cannot be read: {error.strerror}") from None
@@ -55,7 +55,7 @@ def read_file(path: Path, *, max_bytes: int = MAX_SMALL_BYTES) -> bytes:
     except OSError as error:
         raise FileError(f"{path} cannot be read: {error.strerror}") from None
     if len(content) > max_bytes:
-        raise FileError(f"{path} is larger than the {max_bytes} bytes that are read of such a file")
+        raise FileError(f"{path} is larger than the limit of {max_bytes} bytes")
     return content
 
 
@@ -64,7 +64,7 @@ def read_text(path: Path, *, max_bytes: int = MAX_SMALL_BYTES) -> str:
     try:
         return read_file(path, max_bytes=max_bytes).decode()
     except UnicodeDecodeError as error:
-        raise FileError(f"{path} is no text in UTF-8 (byte {error.start})") from None
+        raise FileError(f"{path} is not UTF-8 text (byte {error.start})") from None
 
 
 def read_json(path: Path, *, max_bytes: int = MAX_SMALL_BYTES) -> Any:
@@ -76,7 +76,7 @@ def read_object(path: Path, *, max_bytes: int = MAX_SMALL_BYTES) -> dict[str, An
     """Return the JSON object in a file. Raises as `read_json`, FileError also for any other value."""
     value = read_json(path, max_bytes=max_bytes)
     if not isinstance(value, dict):
-        raise FileError(f"{path} holds no JSON object")
+        raise FileError(f"{path} is not a JSON object")
     return value
 
 
@@ -92,7 +92,7 @@ def parse_json(data: bytes | str, *, source: str) -> Any:
     except RecursionError:
         raise FileError(f"{source} is nested too deep") from None
     except ValueError as error:
-        raise FileError(f"{source} is no JSON: {error}") from None
+        raise FileError(f"{source} is not JSON: {error}") from None
     check_depth(value, source=source)
     return value
 
@@ -106,7 +106,7 @@ def parse_toml(text: str, *, source: str) -> dict[str, Any]:
     except RecursionError:
         raise FileError(f"{source} is nested too deep") from None
     except ValueError as error:
-        raise FileError(f"{source} is no TOML: {error}") from None
+        raise FileError(f"{source} is not TOML: {error}") from None
     check_depth(tables, source=source)
     return tables
 
@@ -124,7 +124,7 @@ def check_depth(value: Any, *, source: str) -> None:
 def check_no_folder(path: Path) -> None:
     """Raise FileError if a folder is in the place of a file that will be replaced."""
     if path.is_dir() and not path.is_symlink():
-        raise FileError(f"{path} is a folder and a file is needed there: move it away")
+        raise FileError(f"{path} is a folder, but must be a file: move it away")
 
 
 def check_database(path: Path) -> None:
@@ -155,6 +155,6 @@ def _values(outer: dict[str, Any] | list[Any]) -> list[Any]:
 
 def _check_mode(mode: int, path: Path) -> None:
     if stat.S_ISDIR(mode):
-        raise FileError(f"{path} is a folder and a file is needed there: move it away")
+        raise FileError(f"{path} is a folder, but must be a file: move it away")
     if not stat.S_ISREG(mode):
-        raise FileError(f"{path} is no regular file (a pipe, socket or device): move it away")
+        raise FileError(f"{path} is a pipe, socket or device, not a regular file: move it away")

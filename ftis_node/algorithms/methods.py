@@ -157,7 +157,7 @@ def load_method(name: str) -> Method | None:
         raise ConfigError(f"{plugin} is a {type(method).__name__}, which is not a Method")
     known = {*Settings.__dataclass_fields__, *TENSORS}
     if unknown := sorted({*method.takes, *method.defaults} - known):
-        raise ConfigError(f"{plugin} takes {', '.join(unknown)}, which is no parameter of policy_loss")
+        raise ConfigError(f"{plugin} takes {', '.join(unknown)}, which is not a parameter of policy_loss")
 
     def objective(batch: Batch, settings: Settings) -> Tensor:
         values = call_plugin(plugin, lambda: method.objective(batch, settings), error=ConfigError)

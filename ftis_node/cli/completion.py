@@ -32,7 +32,7 @@ PRESETS = ("arithmetic-compare", "arithmetic-ftis", "arithmetic-hdee", "gsm8k-ft
 TASKS = (
     *("arithmetic", "arithmetic:add", "arithmetic:sub", "arithmetic:easy", "arithmetic:medium", "arithmetic:hard"),
     *("arithmetic:no-carry", "arithmetic:carry", "arithmetic:borrow"),
-    *("sums", "sums:long", "gsm8k", "math500", "rg:"),
+    *("sums", "sums:long", "gsm8k", "math500", "dataset:", "rg:"),
 )
 ENGINES = ("auto", "vllm", "torch")
 ENSEMBLE_MODES = ("posterior", "cached", "mean", "answer", "vote", "confidence", "route", "gate")

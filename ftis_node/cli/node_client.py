@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from ftis_node.config.home import TOKEN_HEADER
 from ftis_node.errors import ConfigError, FileError, FtisError, UsageError
 from ftis_node.files import read_object, read_text
 
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 5.0
 OK = 200
-TOKEN_HEADER = "X-Ftis-Token"  # copied from node/http_api/local_api.py, which imports an HTTP server
 
 
 def read_document(home: Home, path: str, *, timeout_s: float = TIMEOUT_S) -> Any:
@@ -38,7 +38,7 @@ def read_document(home: Home, path: str, *, timeout_s: float = TIMEOUT_S) -> Any
 def _get(url: str, path: str, timeout_s: float) -> Any:
     status, document = _call(url, "GET", path, None, {}, timeout_s)
     if status != OK:
-        raise ConfigError(f"the node at {url} has no {path}: a bootstrap node has only `ftis-node swarm`")
+        raise ConfigError(f"the node at {url} has no {path}: a bootstrap node serves only `ftis-node swarm`")
     return document
 
 

@@ -48,6 +48,7 @@ LOCK_PAUSE_S = 0.05
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 MAX_SOCKETS_PATH = 70  # the sockets' names need the rest
 SOCKETS_PREFIX = "ftis-"
+TOKEN_HEADER = "X-Ftis-Token"  # of HTTP requests that carry the token of `control_token`
 
 
 def default_home() -> Path:
@@ -167,7 +168,7 @@ class Home:
         return self.root.absolute() / "run"
 
     def _linked_sockets(self) -> Path | None:
-        """Return the target of the link `run`; None if it is no link, or if no node made the target."""
+        """Return the target of the link `run`; None if it is not a link, or if no node made the target."""
         import tempfile
 
         try:

@@ -29,6 +29,7 @@ from ftis_node.files import parse_toml, read_text
 PRESETS = ("arithmetic-ftis", "arithmetic-compare", "arithmetic-hdee", "sums-ftis", "gsm8k-ftis", "rg-swarm")
 RUN_ID_HEX = 32
 SCHEMA_VERSION = 2
+MAX_TASK_CHARS = 512
 
 Codec = Literal["exact", "lossless", "lossy"]
 
@@ -54,7 +55,9 @@ class SamplingSection(Section):
         "full softmax, so equal weights have a ratio of 1. A bias remains: sampling never draws the tokens that "
         "were cut.",
     )
-    max_prompt_tokens: int = Field(default=512, ge=1, le=131072, description="Longer prompts are skipped and counted.")
+    max_prompt_tokens: int = Field(
+        default=512, ge=1, le=131072, description="Longer prompts are skipped (event `prompt_skipped`)."
+    )
     max_completion_tokens: int = Field(default=760, ge=1, le=131072, description="Longest completion.")
     max_total_tokens: int = Field(
         default=760,
@@ -132,7 +135,9 @@ class RunManifest(Section):
     schema_version: Literal[2] = Field(default=2, description="Schema version of the manifest.")
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$", description="Name of the run, for people.")
     task: str = Field(
-        min_length=1, max_length=512, description="Task SPEC without paths, such as `gsm8k` or `rg:chain_sum`."
+        min_length=1,
+        max_length=MAX_TASK_CHARS,
+        description="Task SPEC without paths, such as `gsm8k` or `rg:chain_sum`.",
     )
     sampling: SamplingSection = Field(default_factory=SamplingSection)
     method: MethodSection = Field(default_factory=MethodSection)

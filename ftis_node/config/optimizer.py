@@ -1,7 +1,22 @@
-"""The manifest's table `[optimizer]`: Adam, its learning-rate schedule, and the KL penalty to the initial model."""
+"""The manifest's table `[optimizer]`: Adam, its learning-rate schedule, and the KL penalty to the initial model.
+
+The learning rate is a pure function of the step's number:
+
+    rate
+    peak |      ________                 constant
+         |     /  '-._                   linear, cosine: from the peak to final_share of it
+         |    /       '-._
+         |   /            '-------       ... constant from here
+         |__/________________________
+            warmup   decay          step
+
+So a resumed run needs no state for it, and every update on one batch has the same rate. Steps count from 1. No step
+of a warm-up has the rate 0, and without a warm-up the first step has the peak.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -80,3 +95,15 @@ class OptimizerSection(Section):
         if self.schedule != "constant" and self.decay_steps is None:
             raise ValueError(f'schedule = "{self.schedule}" needs decay_steps: over how many steps the rate falls')
         return self
+
+    def learning_rate_at(self, step: int, *, peak: float) -> float:
+        """Return the rate of step `step`, counted from 1; `peak` is the highest rate."""
+        if step < self.warmup_steps:
+            return peak * step / self.warmup_steps
+        if self.decay_steps is None:  # a constant rate
+            return peak
+        first_at_peak = max(1, self.warmup_steps)
+        progress = min(1.0, (step - first_at_peak) / self.decay_steps)
+        left = 1 - progress if self.schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2
+        final_share = DEFAULT_FINAL_SHARE if self.final_share is None else self.final_share
+        return peak * (final_share + (1 - final_share) * left)

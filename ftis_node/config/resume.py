@@ -11,7 +11,7 @@ from ftis_node.files import read_object
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
 
-REMEMBERED = {"model": str, "engine": str, "peers": list}
+REMEMBERED = {"model": str, "engine": str, "peers": list, "data_paths": dict}
 BUDGET_OPTIONS = {"learn_steps": "--steps", "learn_tokens": "--learn-tokens", "generate_tokens": "--generate-tokens"}
 
 
@@ -27,6 +27,12 @@ def remembered_settings(home: Home) -> dict[str, Any]:
     """Return the settings that a later start takes over where neither flag, environment nor node.toml has one."""
     last = last_settings(home)
     return {key: last[key] for key, kind in REMEMBERED.items() if isinstance(last.get(key), kind) and last[key]}
+
+
+def remembered_paths(home: Home) -> dict[str, str]:
+    """Return the data files of the last start, by task name."""
+    paths = remembered_settings(home).get("data_paths", {})
+    return {name: path for name, path in paths.items() if isinstance(path, str)}
 
 
 def raised_budgets(budget: dict[str, Any]) -> dict[str, int]:

@@ -28,7 +28,7 @@ def check_limits(home: Home, settings: NodeSettings | None) -> Iterator[CheckRes
 
 
 def files_in(reachable: int) -> CheckResult:
-    """Return the result for a limit of so many open files."""
+    """Return the result for this limit of open files."""
     text = f"a process may open {reachable} files"
     if reachable < MIN_OPEN_FILES:
         advice = f"{MIN_OPEN_FILES} are needed: raise `ulimit -Hn`, LimitNOFILE of a unit, --ulimit of a container"

@@ -109,9 +109,7 @@ async def evaluate_ensemble(
         check_mixture_fits([expert.source for expert in experts], max_tokens=max_tokens)
     on_progress(None, f"loading the problems of {task}")
     problems = load_task(task, split="test")
-    eval_items = (
-        [problems[index] for index in range(min(limit, len(problems)))] if {"route", "gate"} & set(modes) else []
-    )
+    eval_items = _first(problems, limit) if {"route", "gate"} & set(modes) else []
     training = {
         mode: _training_task(of, mode) for mode, of in (("cached", task), ("gate", gate_task or task)) if mode in modes
     }
@@ -182,6 +180,10 @@ def _training_task(task: str, mode: str) -> Task:
         return load_task(task, split="train")
     except TaskError as error:
         raise TaskError(f"the mode {mode} {TRAINING_USE[mode]} training prompts: {error}") from error
+
+
+def _first(problems: Task, num_prompts: int) -> list[TaskItem]:
+    return [problems[index] for index in range(min(num_prompts, len(problems)))]
 
 
 def _last(problems: Task, num_prompts: int) -> list[TaskItem]:

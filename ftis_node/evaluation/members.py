@@ -112,7 +112,7 @@ def _exported(home: Home, scratch: Path, on_progress: OnProgress) -> Member | No
     if role in ("generator", "exchange"):
         return None
     if newest_complete(home.checkpoints, CHECKPOINT_PREFIX) is None:
-        log.warning("%s is left out: it has no checkpoint yet", home.root)
+        log.warning("%s is skipped: it has no checkpoint yet", home.root)
         return None
     name = name or home.root.resolve().name
     number = sum(1 for _ in scratch.iterdir())

@@ -184,7 +184,9 @@ class GenerationClient(WorkerClient):
                 generated = await self._supervisor.call(Generate(request), Generated)
         except TimeoutError:
             limit_s = self._request_timeout_s
-            raise WorkerTaskError(f"the generation worker did not answer Generate in {limit_s} s") from None
+            raise WorkerTaskError(
+                f"the generation worker did not answer the generation request within {limit_s} s"
+            ) from None
         self.groups_made += 1
         self.tokens_made += sum(generated.lengths)
         return generated.to_result()
@@ -237,7 +239,7 @@ class GenerationClient(WorkerClient):
                 return
             self._loader.newest = previous
             await self._begin_again(problem)
-            raise ModelError(f"weights {weights.version} are not taken, because the worker {problem}")
+            raise ModelError(f"weights {weights.version} are rejected, because the worker {problem}")
 
     async def sleep(self, *, discard: bool = False) -> None:
         """Return when the worker has finished its requests and freed its memory. Requests wait from now on.

@@ -76,7 +76,7 @@ class WeightLoader:
                     return problem
         written = await self.source.write(reason)
         if written is None:
-            raise SharingError(f"the learner has taken weights {weights.version} back")
+            raise SharingError(f"the learner withdrew weights {weights.version}")
         if written.version != weights.version:
             to_come = known(None)  # its checksums prove it; the log-probs arrive with its own update
         if self.newest is newest:  # a later update may already be queued

@@ -70,7 +70,7 @@ class WeightSource:
         try:
             return await self._write_weights(reason)
         except FtisError as error:
-            raise SharingError(f"the learner writes no weights: {error}") from error
+            raise SharingError(f"the learner cannot write weights: {error}") from error
 
     def _report(self, reason: str) -> None:
         """Report each reason in one line, once."""

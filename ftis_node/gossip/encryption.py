@@ -14,24 +14,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from ftis_node.errors import ConfigError, RecordError
-from ftis_node.files import read_file
-from ftis_node.telemetry.secrets import keep_secret
+from ftis_node.errors import RecordError
+from ftis_node.telemetry.secrets import MIN_SECRET_BYTES
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-MAX_SECRET_FILE_BYTES = 4096
-MIN_SECRET_BYTES = 32
-MAX_SECRET_BYTES = 4096
 KEY_BYTES = 32
 NAME_BYTES = 16
 NONCE_BYTES = 12
@@ -109,33 +101,6 @@ class SecretCipher:
             return self._aead.decrypt(ciphertext[:NONCE_BYTES], ciphertext[NONCE_BYTES:], _packed(context))
         except InvalidTag:
             raise RecordError("sealed", "not encrypted with this run's secret for this context") from None
-
-
-def read_secret(path: Path) -> bytes:
-    """Return a file's secret: raw bytes or hex digits. Raises ConfigError if it is missing, short or not private."""
-    try:
-        mode = stat.S_IMODE(path.stat().st_mode)
-        content = read_file(path, max_bytes=MAX_SECRET_FILE_BYTES)
-    except OSError as error:
-        raise ConfigError(f"swarm.secret_file {path}: {error.strerror}; make one: openssl rand -hex 32") from None
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise ConfigError(f"swarm.secret_file {path} is open to other users (mode {mode:03o}): chmod 600 {path}")
-    secret = _unhexed(content)
-    if not MIN_SECRET_BYTES <= len(secret) <= MAX_SECRET_BYTES:
-        raise ConfigError(
-            f"swarm.secret_file {path} holds {len(secret)} bytes; {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES} are needed:"
-            " openssl rand -hex 32"
-        )
-    keep_secret(content.strip())
-    keep_secret(secret)
-    return secret
-
-
-def _unhexed(content: bytes) -> bytes:
-    try:
-        return bytes.fromhex(content.decode("ascii"))
-    except ValueError:
-        return content
 
 
 def _packed(context: tuple[str | bytes, ...]) -> bytes:

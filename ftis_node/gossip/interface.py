@@ -89,7 +89,7 @@ class FetchOutcome(StrEnum):
 
     COMPLETE = "complete"  # the peer sent everything that it holds of the request
     BUSY = "busy"  # the peer is at its limits: ask another peer, or retry later
-    UNREACHABLE = "unreachable"  # no connection, or the peer is no member of this run
+    UNREACHABLE = "unreachable"  # no connection, or the peer is not a member of this run
     TIMED_OUT = "timed_out"  # no progress for too long, or the total time limit was reached
     TOO_LARGE = "too_large"  # the peer sent more or larger items than requested
     BROKEN = "broken"  # the stream ended early, or violated the protocol

@@ -1,6 +1,6 @@
 """A node without a model: real network, loops, validation and buffer; groups are supplied by the caller.
 
-It measures the costs and failures of a swarm with many nodes on one machine. Engine and learner are left out, and every
+It measures the costs and failures of a swarm with many nodes on one machine. It has no engine and no learner, and every
 completion scores 0.
 """
 

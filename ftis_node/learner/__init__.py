@@ -12,6 +12,6 @@ The package has these files and folders:
     data/           groups -> arrays -> packed micro-batches under a token budget
     model/          the policy (full or LoRA), attention, log-probs of the completion tokens
     step/           rewards -> advantages -> loss -> exact gradients -> optimizer step
-    distributed/    ranks on several GPUs, and sharded tensors
+    distributed/    ranks on several GPUs and hosts, and sharded tensors
     checkpoint/     durable state, export in Hugging Face format, weights for the generator
 """

@@ -26,6 +26,7 @@ from ftis_node.learner.messages import (
     ExportReply,
     ExportRequest,
     GiveMemoryBack,
+    HostsConnected,
     LearnerState,
     MemoryGivenBack,
     Saved,
@@ -78,7 +79,7 @@ class LearnerClient(WorkerClient):
         timing: Timing | None = None,
         restart_policy: RestartPolicy | None = None,
         environment: Mapping[str, str] | None = None,
-        on_checkpoint_skipped: Callable[[CheckpointSkipped], None] | None = None,
+        on_event: Callable[[CheckpointSkipped | HostsConnected], None] | None = None,
         preloading: PreloadingProcess | None = None,
     ) -> None:
         spec = WorkerSpec(
@@ -87,7 +88,7 @@ class LearnerClient(WorkerClient):
             boot=boot,
             sockets_dir=sockets_dir,
             log_path=log_path,
-            event_types=(CheckpointSkipped, PublishedWeights, WeightProof),
+            event_types=(CheckpointSkipped, HostsConnected, PublishedWeights, WeightProof),
             environment=worker_environment(boot) | dict(environment or {}),
             preloading=preloading,
         )
@@ -97,7 +98,7 @@ class LearnerClient(WorkerClient):
                 timing=timing,
                 restart_policy=restart_policy,
                 on_started=self._ask_state,
-                on_event=on_checkpoint_skipped,
+                on_event=on_event,
             )
         )
         self._state: LearnerState | None = None
@@ -196,4 +197,5 @@ def worker_environment(boot: LearnerBoot) -> dict[str, str]:
     blocks = KEEPS_FREED_BLOCKS if boot.device == "cpu" else {}
     # Otherwise it starts a process for each core, up to 32, each with torch in it, for a layer's few kernels.
     compiler = {} if boot.settings.kernels == "plain" or COMPILE_THREADS in os.environ else {COMPILE_THREADS: "1"}
-    return compiler | threads | blocks | segments | (COMMUNICATION if boot.settings.num_processes > 1 else {})
+    is_on_one_host = boot.settings.num_ranks > 1 and boot.settings.hosts == 1
+    return compiler | threads | blocks | segments | (COMMUNICATION if is_on_one_host else {})

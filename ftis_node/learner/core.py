@@ -41,8 +41,7 @@ from ftis_node.learner.model.policy import recompute_activations
 from ftis_node.learner.model.policy_loading import open_policy
 from ftis_node.learner.model.reference_model import load_reference
 from ftis_node.learner.step.agreement import AgreementMeter
-from ftis_node.learner.step.check_group import CheckGroup
-from ftis_node.learner.step.mismatch import Mismatch, measure_mismatch
+from ftis_node.learner.step.mismatch import CheckGroup, Mismatch, measure_mismatch
 from ftis_node.learner.step.objective import make_objective
 from ftis_node.learner.step.oom_retry import OomRetry, grow_segments_after_weights
 from ftis_node.learner.step.optimizer import check_optimizer_states, make_masters, make_optimizer
@@ -91,14 +90,15 @@ class Learner:
         )
         check_optimizer_states(boot)
         if boot.measures_agreement and ranks.size > 1:
-            raise ConfigError('method.peer_weights = "agreement" needs a learner of one process: leave one of them out')
+            raise ConfigError(
+                'method.peer_weights = "agreement" needs a learner of one process: remove one of the two settings'
+            )
         check_kernels(boot)
         self.policy = choose_kernels(open_policy(boot, ranks), boot)
         grow_segments_after_weights(boot)
         self._agreement = AgreementMeter(self.policy.causal_lm) if boot.measures_agreement else None
         self._reference = load_reference(self.policy, boot, ranks) if boot.optimizer.kl_coef else None
         self._masters = make_masters(self.policy.trainable(), boot)
-        self._trainable = self._masters.tensors
         self._optimizer = make_optimizer(self._masters, boot)
         recompute = partial(recompute_activations, self.policy.causal_lm) if boot.may_recompute else lambda: False
         self._oom_retry = OomRetry(boot.micro_batch_tokens, recompute=recompute)

@@ -2,6 +2,7 @@
 
     daemon                          worker
       LearnerBoot ------------------>  load the model, resume from the newest checkpoint
+      <------------- HostsConnected    an event for each host that connects, if there are several
       <---------- CheckpointSkipped    an event for each unreadable checkpoint
       StateRequest ----------------->
       <--------------- LearnerState    step, policy version, weights
@@ -33,7 +34,6 @@ from ftis_node.config.method.method_section import MethodSection
 from ftis_node.config.optimizer import OptimizerSection
 from ftis_node.config.workers import LearnerSection, LoraSection
 from ftis_node.learner.senders import SenderStats
-from ftis_node.learner.step.schedule import learning_rate
 from ftis_node.workers.weights.shared_weights import Way  # noqa: TC001  msgspec reads the annotations
 from ftis_node.workers.weights.store import PublishedWeights, WeightProof  # noqa: TC001  msgspec reads the annotations
 from ftis_node.workers.wire import Message
@@ -104,7 +104,7 @@ class LearnerBoot(Message, frozen=True):
 
     def learning_rate_at(self, step: int) -> float:
         """Return the scheduled rate of step `step`."""
-        return learning_rate(self.optimizer, step, peak=self.peak_learning_rate)
+        return self.optimizer.learning_rate_at(step, peak=self.peak_learning_rate)
 
 
 class TrainGroup(msgspec.Struct, frozen=True):
@@ -303,6 +303,14 @@ class Saved(Message, frozen=True):
     """The newest checkpoint on disk is that of `step`."""
 
     step: int
+
+
+class HostsConnected(Message, frozen=True):
+    """The learner waits at `rendezvous` until `num_hosts` hosts are connected, this one included."""
+
+    num_connected: int
+    num_hosts: int
+    rendezvous: str
 
 
 class CheckpointSkipped(Message, frozen=True):

@@ -11,13 +11,14 @@ import asyncio
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from ftis_node.errors import MachineError, WorkerTaskError
 from ftis_node.learner.data.groups import unpack_train_group
+from ftis_node.learner.distributed.hosts import connect_hosts
 from ftis_node.learner.distributed.launch import start_ranks
 from ftis_node.learner.messages import (
     AuditReply,
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from ftis_node.learner.core import Learner
-    from ftis_node.learner.distributed.launch import RankAddress
+    from ftis_node.learner.distributed.launch import Hosts, RankAddress
     from ftis_node.learner.distributed.ranks import StepCallback
     from ftis_node.workers.worker import Emitter, Handlers
 
@@ -88,8 +89,13 @@ class ModelThread:
 @asynccontextmanager
 async def build(boot: LearnerBoot, emit: Emitter) -> AsyncIterator[Handlers]:
     """Build a learner from `boot`, with its handlers. On exit, save its newest step if it is not on disk."""
-    with start_ranks(boot.settings.num_processes) as address, closing(ModelThread()) as thread:
-        learner = await thread.work(lambda between: _open(boot, address, emit), emit)
+    async with AsyncExitStack() as stack:
+        hosts = await stack.enter_async_context(connect_hosts(boot, emit))
+        address = stack.enter_context(start_ranks(boot, hosts))
+        thread = stack.enter_context(closing(ModelThread()))
+        if address is not None:
+            hosts.assign(address)
+        learner = await thread.work(lambda between: _open(boot, address, hosts, emit), emit)
         saving = asyncio.create_task(_save_while_idle(boot, thread, learner, emit))
         try:
             yield {
@@ -123,7 +129,7 @@ async def _save_while_idle(boot: LearnerBoot, thread: ModelThread, learner: Lear
             await asyncio.sleep(RETRY_S)
 
 
-def _open(boot: LearnerBoot, address: RankAddress | None, emit: Emitter) -> Learner:
+def _open(boot: LearnerBoot, address: RankAddress | None, hosts: Hosts, emit: Emitter) -> Learner:
     # In the thread, so that heartbeats continue: torch and transformers take seconds to import.
     skip_unused_packages()
     from ftis_node.learner.core import Learner
@@ -131,7 +137,7 @@ def _open(boot: LearnerBoot, address: RankAddress | None, emit: Emitter) -> Lear
     from ftis_node.learner.step.oom_retry import keep_to_share
 
     keep_to_share(boot.memory_share)
-    ranks = ALONE if address is None else join(address, boot)[0]
+    ranks = ALONE if address is None else join(address, boot, on_broken=hosts.await_blame)
     learner = Learner(boot, ranks=ranks, on_skipped=emit)
     learner.give_memory_back()
     return learner

@@ -4,7 +4,7 @@
     -> a LoRA adapter of the rank that is set -> with smaller batches -> of smaller ranks with still smaller batches
 
 A home keeps its first choice; later starts choose only the batches and the place of float32 states again. Without a
-GPU no choice is made and all weights are trained: host memory is no hard limit (`placement.py`).
+GPU no choice is made and all weights are trained: host memory is not a hard limit (`placement.py`).
 """
 
 from __future__ import annotations
@@ -77,13 +77,13 @@ def choose_training(settings: NodeSettings, manifest: RunManifest, home: Home, s
     begun = read_previous_training(home, settings.model)
     settings = _keep_rank(settings, begun)
     if settings.role != "full":
-        return _without_plan(settings, begun)
+        return _without_plan(settings, begun, f"the default of the role {settings.role}")
     if settings.lora is not None:
         return TrainingChoice(settings, training_label(settings) + _requested_mode(settings))
     try:
         shape = read_shape(source)
     except ModelError:
-        return _without_plan(settings, begun)
+        return _without_plan(settings, begun, "no memory plan for this model")
     planning, machine = inspect_machine(settings)
     choice = choose(planning, manifest, shape, machine, begun)
     if begun is None:
@@ -105,7 +105,7 @@ def choose(
     `engine` "auto" counts as vLLM. If `settings.lora` is set there is no other option.
     """
     if not machine.devices_bytes or settings.device == "cpu":
-        return _without_plan(settings, begun)
+        return _without_plan(settings, begun, "the default on a CPU")
     options = tuple(compare(settings, manifest, shape, machine, begun))
     chosen = next((option for option in options if option.fits and not option.missing), options[-1])
     if settings.lora is not None:
@@ -151,7 +151,7 @@ def refuse_what_does_not_fit(
     raise MachineError(
         f"{choice.settings.model} does not fit on the GPU: {least.name} needs {_gib(least.made.peak_bytes)} GiB and "
         f"{_gib(least.made.usable_bytes)} GiB are usable; {smaller_model(choice, manifest, shape, machine)} (see "
-        f'`ftis-node doctor --model {choice.settings.model}`; memory.check = "warn" goes on all the same)'
+        f'`ftis-node doctor --model {choice.settings.model}`; memory.check = "warn" starts the node anyway)'
     )
 
 
@@ -192,7 +192,7 @@ def _with_all_weights(settings: NodeSettings, kept_states: str) -> Iterator[tupl
     `kept_states`: the optimizer states of a home; 8-bit ones cannot be converted.
     """
     settings = settings.model_copy(update={"lora": False})
-    if settings.learner.optimizer_states != "float32" or settings.learner.num_processes > 1:
+    if settings.learner.optimizer_states != "float32" or settings.learner.num_ranks > 1:
         yield ALL_WEIGHTS, settings
         return
     if kept_states != "8bit":
@@ -227,13 +227,13 @@ def _keep_rank(settings: NodeSettings, begun: PreviousTraining | None) -> NodeSe
     return _updated(settings, "lora_adapter", rank=begun.rank, alpha=begun.alpha)
 
 
-def _without_plan(settings: NodeSettings, begun: PreviousTraining | None) -> TrainingChoice:
-    """Return the settings for what the home began with, else for all weights."""
+def _without_plan(settings: NodeSettings, begun: PreviousTraining | None, cause: str) -> TrainingChoice:
+    """Return the settings for what the home began with, else for all weights because of `cause`."""
     if settings.lora is not None:
         return TrainingChoice(settings, training_label(settings) + _requested_mode(settings))
     if begun is None:
         settings = settings.model_copy(update={"lora": False})
-        return TrainingChoice(settings, f"{ALL_WEIGHTS} (no memory plan for this role, model or device)")
+        return TrainingChoice(settings, f"{ALL_WEIGHTS} ({cause})")
     settings = settings.model_copy(update={"lora": begun.lora})
     if begun.lora:
         settings = _updated(settings, "lora_adapter", rank=begun.rank, alpha=begun.alpha)

@@ -84,7 +84,7 @@ class Workload:
             on_gpu=on_gpu,
             can_sleep=can_sleep,
             must_sleep=can_sleep and settings.memory.placement == "time_shared",
-            learner_ranks=settings.learner.num_processes if on_gpu else 1,
+            learner_ranks=settings.learner.num_ranks if on_gpu else 1,
             optimizer_states=settings.learner.optimizer_states,
             holds_start=manifest.optimizer.kl_coef > 0 and not settings.lora,
             serves_adapters=on_gpu and settings.engine != "torch" and settings.generation.adapters != "merge",

@@ -2,7 +2,7 @@
 
     settings, manifest, shape --> GpuAssignment --> memory plan --> fits? --> WorkerPlacement --> workers' settings
 
-A GPU's memory is a hard limit: a model that does not fit is refused before it is loaded. Host memory is no hard limit.
+A GPU's memory is a hard limit: a model that does not fit is refused before its load. Host memory is not a hard limit.
 Its free part changes by the minute, the system may swap, and rules of thumb are most of a small model's estimate. So on
 a CPU a plan that does not fit only gives a warning.
 """
@@ -233,9 +233,15 @@ def usable_gpus(num_gpus: int, settings: NodeSettings) -> int:
 
 
 def check_heads(shape: ModelShape, settings: NodeSettings) -> None:
-    """Raise ConfigError if vLLM cannot divide the model's attention heads among its GPUs."""
-    number = settings.generation.engine_options.get(PARALLEL_SIZES[0], 1)
-    if settings.engine == "torch" or not settings.generates or shape.num_heads % number == 0:
+    """Raise ConfigError if vLLM cannot divide the model's attention heads, or its layers, among its GPUs."""
+    number, num_stages = (settings.generation.engine_options.get(name, 1) for name in PARALLEL_SIZES)
+    if settings.engine == "torch" or not settings.generates:
+        return
+    if num_stages > shape.num_layers:
+        raise ConfigError(
+            f"generation.engine_options.{PARALLEL_SIZES[1]} is {num_stages}: the model has {shape.num_layers} layers"
+        )
+    if shape.num_heads % number == 0:
         return
     good = [str(size) for size in range(1, shape.num_heads + 1) if shape.num_heads % size == 0]
     raise ConfigError(
@@ -286,9 +292,7 @@ def _judge(made: MemoryPlan, settings: NodeSettings, *, on_gpu: bool) -> str:
         return f"{needed} needed, {usable} free"
     line = f"{model} does not fit on the GPU: {needed} needed, {usable} usable; {_advice(made)}"
     if settings.memory.check == "refuse":
-        raise MachineError(
-            f'{line} (see `ftis-node doctor --model {model}`; memory.check = "warn" starts it nevertheless)'
-        )
+        raise MachineError(f'{line} (see `ftis-node doctor --model {model}`; memory.check = "warn" starts it anyway)')
     log.warning("%s", line)
     return f"{needed} needed, {usable} usable"
 

@@ -58,7 +58,7 @@ def transport_of(
         shares_gpu=shares_gpu,
         lora=bool(settings.lora),
         serves_adapters=serves_adapters,
-        num_ranks=settings.learner.num_processes,
+        num_ranks=settings.learner.num_ranks,
         is_wsl=is_wsl(kernel),
         fastest="ipc" if mode == "auto" else mode,
     )

@@ -86,7 +86,7 @@ def check_name(model: str) -> None:
 def check_hub_id(name: str) -> None:
     """Raise ModelError unless `name` looks like an id on the hub."""
     if not HUB_ID.fullmatch(name):
-        raise ModelError(f"{name!r} is no id on the hub: write OWNER/NAME")
+        raise ModelError(f"{name!r} is not an id on the hub: write OWNER/NAME")
 
 
 def _near_folder(path: Path) -> Path | None:

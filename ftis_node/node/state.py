@@ -17,8 +17,8 @@ RECENT_STEPS = 20
 class NodeState:
     """Position of the node in its run.
 
-    Each field has one writer. The shards loop writes `read_shards`. The train loop writes all other fields, or the
-    follow loop in a node without a learner.
+    Each field has one writer. The shards loop writes `read_shards`. The train loop writes all other fields. In a
+    generator the follow loop does, in an exchange node the `GroupExchange`.
     """
 
     step: int = 0
@@ -41,7 +41,6 @@ class NodeCounters:
     confirmations_unproven: int = 0  # by peers that did not get the group from here and could not return it
     groups_trained_own: int = 0
     groups_trained_foreign: int = 0
-    skipped_prompts: int = 0
     recent_sources: deque[dict[str, int]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     """Groups that each of the last steps used, by the sender's peer id; "" is the sum over the smallest senders."""
     last_report: StepReport | None = None

@@ -103,7 +103,7 @@ def parse_address(text: str) -> Address:
         raise AddressError(f"it has {len(text)} characters; at most {MAX_ADDRESS_CHARS} are taken")
     words = text.split("/")
     if len(words) < 3 or words[0] or not all(words[1:]):
-        raise AddressError("it is no multiaddr")
+        raise AddressError("it is not a multiaddr")
     parts: list[tuple[str, str]] = []
     rest = iter(words[1:])
     for name in rest:
@@ -149,7 +149,7 @@ def _in_order(address: Address) -> Address:
             raise AddressError("p2p-circuit follows the relay's /p2p/ID")
         names = names[:-2]
     if not names or names[0] not in HOSTS or tuple(names[1:]) not in WAYS:
-        raise AddressError("it gives no way to a peer")
+        raise AddressError("it has no host and transport")
     return address
 
 
@@ -225,4 +225,4 @@ def _varint(raw: bytes, at: int) -> tuple[int, int]:
         number |= (byte & 0x7F) << 7 * index
         if byte < 0x80:
             return number, at + index + 1
-    raise AddressError("a number in it has no end")
+    raise AddressError("a varint in it has no end")

@@ -40,7 +40,7 @@ def open_backfill_request(data: bytes) -> BackfillRequest:
     """Return the request in `data`. Raises RecordError (`size`, `parse`, `version`, `malformed`)."""
     message = read_message(pb.Question(), data, max_bytes=MAX_BACKFILL_REQUEST_BYTES)
     if (message.first_number or message.last_number) and not message.sender:
-        raise RecordError("malformed", "running numbers without a sender")
+        raise RecordError("malformed", "sequence numbers without a sender")
     return BackfillRequest(
         sender=peer_id_text(message.sender) if message.sender else None,
         first_number=message.first_number,

@@ -75,10 +75,10 @@ def decompress(frame: bytes, *, num_bytes: int) -> Plane:
     try:
         stated = zstandard.get_frame_parameters(frame)
         if stated.content_size != num_bytes or stated.dict_id:
-            raise RecordError("malformed", f"a plane that does not state the {num_bytes} bytes the lengths promise")
+            raise RecordError("malformed", f"a plane that does not declare the {num_bytes} bytes of its lengths")
         plane = _zstd.decompressor.decompress(frame, max_output_size=num_bytes, allow_extra_data=False)
     except zstandard.ZstdError as error:
-        raise RecordError("malformed", f"a plane is no zstd frame: {error}") from None
+        raise RecordError("malformed", f"a plane is not a zstd frame: {error}") from None
     if len(plane) != num_bytes:
-        raise RecordError("malformed", f"a plane of {len(plane)} bytes where the lengths promise {num_bytes}")
+        raise RecordError("malformed", f"a plane of {len(plane)} bytes, its lengths need {num_bytes}")
     return np.frombuffer(plane, dtype=np.uint8)

@@ -77,7 +77,7 @@ def _expand(frames: Sequence[bytes], num_tokens: int, allowed: Sequence[int]) ->
 def _to_units(logprobs: NDArray[np.float32]) -> NDArray[np.uint16]:
     """Return `-logprobs` in units of 1/256 nat, rounded and clamped to 16 bits. Raises ValueError for NaN."""
     if np.isnan(logprobs).any():
-        raise ValueError("a log-prob that is no number has no lossy form")
+        raise ValueError("the lossy form cannot hold a NaN log-prob")
     units: NDArray[np.uint16] = np.clip(np.rint(logprobs * np.float32(-UNITS_PER_NAT)), 0, MOST_UNITS).astype(np.uint16)
     return units
 

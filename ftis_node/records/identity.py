@@ -48,7 +48,7 @@ def is_peer_id(raw: bytes) -> bool:
 def peer_id_text(raw: bytes) -> str:
     """Return the text form of a raw peer id (`12D3Koo...`). Raises ValueError if it is not an Ed25519 id."""
     if not is_peer_id(raw):
-        raise ValueError(f"{len(raw)} bytes are no Ed25519 peer id")
+        raise ValueError(f"{len(raw)} bytes are not an Ed25519 peer id")
     return str(base58.b58encode(raw), "ascii")
 
 
@@ -61,10 +61,10 @@ def ed25519_peer_id(raw: bytes) -> str | None:
 def peer_id_from_text(text: str) -> bytes:
     """Return the raw form of a peer id. Raises ValueError if it is not an Ed25519 id."""
     if len(text) != PEER_ID_CHARS or not text.isascii():  # before base58, whose cost grows with the square
-        raise ValueError(f"{text[:SHOWN_CHARS]!r} is no Ed25519 peer id")
+        raise ValueError(f"{text[:SHOWN_CHARS]!r} is not an Ed25519 peer id")
     raw: bytes = base58.b58decode(text)
     if not is_peer_id(raw):
-        raise ValueError(f"{text!r} is no Ed25519 peer id")
+        raise ValueError(f"{text!r} is not an Ed25519 peer id")
     return raw
 
 
@@ -143,14 +143,14 @@ class Identity:
             identity = cls.parse(text)
         except FileNotFoundError:
             raise ConfigError(
-                f"there is no identity {path} yet: `join` makes one, `ftis-node identity restore` puts a backup there"
+                f"there is no identity {path} yet: `join` makes one, `ftis-node identity restore` restores a backup"
             ) from None
         except OSError as error:
             raise ConfigError(f"the identity file {path} cannot be read: {error.strerror}") from None
         if identity is None:
             raise DamagedError(
                 f"the identity file {path} is damaged: `ftis-node identity restore BACKUP --home {path.parent}` puts a "
-                "backup back; without one delete it, and the node becomes a new peer"
+                "backup back; without a backup delete the file, and the node becomes a new peer"
             )
         return identity
 

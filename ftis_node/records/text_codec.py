@@ -44,18 +44,10 @@ def pack_text_group(group: TextGroup) -> bytes:
     )
 
 
-def unpack_text_group(body_bytes: bytes) -> TextGroup:
-    """Return the group inside the bytes of a `Body` in the text form.
-
-    Raises RecordError: `parse` (not a `Body`, or a text that is not UTF-8), `version`, `codec`, `malformed`.
-    """
-    return read_text_group(read_body(body_bytes, codecs=(TEXT,)))
-
-
 def unpack_any(body_bytes: bytes, *, codecs: Collection[str] = tuple(CODECS)) -> Group | TextGroup:
     """Return the group inside the bytes of a `Body`: as text, or in one of `codecs`.
 
-    Raises RecordError as `unpack_group` and `unpack_text_group` do.
+    Raises RecordError: `parse` (not a `Body`, or a text that is not UTF-8), `version`, `codec`, `malformed`.
     """
     body = read_body(body_bytes, codecs=(*codecs, TEXT))
     return read_text_group(body) if body.codec == pb.CODEC_TEXT else read_group(body)

@@ -43,7 +43,7 @@ class TokenBatch:
         """Return a read-only view of little-endian arrays. Raises RecordError (`malformed`) if the sizes disagree."""
         num_bytes = BYTES_PER_VALUE * sum(lengths)
         if len(token_ids) != num_bytes or len(logprobs) not in (num_bytes, 0):
-            raise RecordError("malformed", f"the arrays do not have the {num_bytes} bytes that the lengths promise")
+            raise RecordError("malformed", f"the arrays do not have the {num_bytes} bytes that the lengths need")
         return cls(np.frombuffer(token_ids, "<i4"), np.frombuffer(logprobs, "<f4"), np.array(lengths, dtype=np.int32))
 
     @classmethod

@@ -121,7 +121,7 @@ def _require_form(info: pb.WeightsInfo) -> None:
     if info.num_bytes > MAX_CHUNKS * info.chunk_bytes:
         raise RecordError("malformed", f"an offer of {info.num_bytes} bytes in chunks of {info.chunk_bytes}")
     if len(info.probe_logprobs) != len(info.probe_ids) - 1:
-        raise RecordError("malformed", "an offer's proof has not one log-prob for each token but the first")
+        raise RecordError("malformed", "an offer needs one log-prob for each probe token except the first")
 
 
 class WeightsPart(IntEnum):
@@ -156,7 +156,7 @@ def open_weights_request(data: bytes) -> WeightsRequest:
     message = read_message(pb.WeightsQuestion(), data, max_bytes=MAX_WEIGHTS_REQUEST_BYTES)
     part = WeightsPart(int(message.part))
     if len(message.file) != (0 if part is WeightsPart.OFFER else DIGEST_BYTES):
-        raise RecordError("malformed", "a question names the file that it is about by 32 bytes")
+        raise RecordError("malformed", "a request names its file by 32 bytes")
     if part is WeightsPart.CHUNKS and not message.count:
-        raise RecordError("malformed", f"{message.count} chunks in one question")
+        raise RecordError("malformed", f"{message.count} chunks in one request")
     return WeightsRequest(part, message.file, message.first, message.count)

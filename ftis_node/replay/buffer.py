@@ -319,7 +319,7 @@ class ReplayBuffer:
     def _load(self, group_id: bytes) -> StoredGroup:
         row = self._db.execute("SELECT * FROM groups WHERE id = ?", (group_id,)).fetchone()
         if not is_sound(row):
-            raise FtisError(f"group {group_id.hex()[:12]} is not what was stored: start again, and it is left out")
+            raise FtisError(f"group {group_id.hex()[:12]} changed on disk: start again, and the node omits it")
         return StoredGroup(
             id=group_id,
             own=bool(row["own"]),

@@ -7,13 +7,18 @@ Readers (`replay list`, validation) open separate read-only connections and neve
 from __future__ import annotations
 
 import sqlite3
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ftis_node.config.disk_room import free_bytes
 from ftis_node.errors import ConfigError, DamagedError
 from ftis_node.files import check_database
 from ftis_node.replay import checksums, counts, failures, forgotten, numbering
 from ftis_node.replay.integrity import BUSY_TIMEOUT_S, MAX_VERSION, explained
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 SCHEMA_VERSION = 3
 INCREMENTAL = 2  # value of `auto_vacuum`: free pages return to the disk on request
@@ -63,7 +68,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
     check_database(path)
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
     connection.row_factory = sqlite3.Row
-    try:
+    with _closed_on_error(connection, path):
         connection.execute(f"PRAGMA auto_vacuum = {INCREMENTAL}")  # has an effect only on an empty file
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
@@ -76,12 +81,6 @@ def open_writer(path: Path) -> sqlite3.Connection:
         failures.add_column(connection)
         counts.start_counting(connection)
         numbering.note_skipped(connection)
-    except sqlite3.DatabaseError as error:
-        connection.close()
-        raise explained(error, path) from None
-    except ConfigError:
-        connection.close()
-        raise
     return connection
 
 
@@ -123,15 +122,22 @@ def open_reader(path: Path) -> sqlite3.Connection:
         raise ConfigError(f"no replay buffer at {path}: has a node run with this home?")
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_S)
     connection.row_factory = sqlite3.Row
-    try:
+    with _closed_on_error(connection, path):
         _known_version(connection, path)
+    return connection
+
+
+@contextmanager
+def _closed_on_error(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
+    """Close the connection if the block raises; explain an error of SQLite."""
+    try:
+        yield
     except sqlite3.DatabaseError as error:
         connection.close()
         raise explained(error, path) from None
     except ConfigError:
         connection.close()
         raise
-    return connection
 
 
 def version_of(path: Path) -> int:

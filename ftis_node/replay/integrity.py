@@ -41,7 +41,7 @@ MAX_FILE_BYTES = 1 << 36  # bounds the size that a damaged header states
 UNFINISHED = "UNFINISHED"
 FOLDER_TIME = "%Y%m%dT%H%M%SZ"
 KEPT_COPIES = 2
-LONGEST_HOP = 64  # rows: at most so many sound ones after a torn page are skipped
+LONGEST_HOP = 64  # sound rows that may be skipped after a torn page
 MAX_TRIES = 4096
 
 
@@ -64,8 +64,8 @@ def explained(error: sqlite3.Error, path: Path) -> Exception:
     if is_damage(error):
         return DamagedError(f"{path} is damaged ({error}): the next start of the node replaces it")
     if is_busy(error):
-        return MachineError(f"{path} is held by another program: end that (sqlite3? a backup?), and start again")
-    return MachineError(f"{path} cannot be used ({error}): see to its disk, and start again")
+        return MachineError(f"{path} is held by another program: end that program (sqlite3, a backup) and start again")
+    return MachineError(f"{path} cannot be used ({error}): check its disk and start again")
 
 
 def is_busy(error: sqlite3.Error) -> bool:
@@ -93,7 +93,9 @@ def reporting_damage(root: Path) -> Iterator[None]:
             what = f"a database in {root} is damaged ({error}): start again, and the node replaces it"
             raise FtisError(what) from error
         if is_busy(error):
-            what = f"a database in {root} is held by another program: end that (sqlite3? a backup?), and start again"
+            what = (
+                f"a database in {root} is held by another program: end that program (sqlite3, a backup) and start again"
+            )
             raise FtisError(what) from error
         raise
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ftis_node.config.resume import remembered_paths
 from ftis_node.errors import ConfigError, FtisError
 from ftis_node.files import read_toml
 from ftis_node.records.group import Group
@@ -68,8 +69,9 @@ class PromptResolver:
         return self._tasks[split]
 
     def _load(self, split: str) -> Task:
-        from ftis_node.tasks import load_task
+        from ftis_node.tasks import load_task, parse_spec
 
         if not self._home.run_toml.exists():
             raise ConfigError("the home has no run.toml")
-        return load_task(str(read_toml(self._home.run_toml)["task"]), split=split)
+        spec = parse_spec(str(read_toml(self._home.run_toml)["task"]))
+        return load_task(spec.with_paths(remembered_paths(self._home)), split=split)

@@ -159,7 +159,7 @@ class ReplayReader:
     def envelopes(self, ids: Sequence[bytes]) -> list[bytes]:
         """Return the signed envelopes of those groups that are stored, in the order of `ids`.
 
-        Envelopes that changed on disk are left out, because a peer would blame the node that serves them.
+        Envelopes that changed on disk are omitted, because a peer would blame the node that serves them.
         """
         found = (
             self._db.execute("SELECT envelope FROM groups WHERE id = ?", (group_id,)).fetchone() for group_id in ids
@@ -171,7 +171,7 @@ class ReplayReader:
     ) -> list[HeldGroup]:
         """Return stored groups by sender (None: any), sequence number and time of creation (Unix s), oldest first.
 
-        Groups that arrived as text are left out, because only their senders can serve them.
+        Groups that arrived as text are omitted, because only their senders can serve them.
         """
         rows = self._db.execute(
             f"SELECT {HELD_COLUMNS} FROM groups WHERE created_at > ? AND text_token_ids IS NULL"
@@ -292,7 +292,7 @@ class ReplayReader:
     def newest_foreign(self, *, since: float) -> Iterator[PeerGroup]:
         """Yield peers' groups of token ids created after `since` (Unix s), newest arrival first, one row at a time.
 
-        Groups that the node found faulty are left out.
+        Groups that the node found faulty are omitted.
         """
         reasons = json.dumps(USABLE_REASONS)
         query = (

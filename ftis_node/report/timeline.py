@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MERGE_GAP_S = 90.0
-BURST = 10  # fewer consecutive rejections are no entry
+BURST = 10  # fewer consecutive rejections give no entry
 MAX_FIRST, MAX_LAST = 40, 160
 MAX_SUBJECTS = 4
 

@@ -133,7 +133,7 @@ class PeerGuard:
         if kind in self._logged or len(self._logged) >= MAX_KINDS:
             return
         self._logged.add(kind)
-        what = "work for peer %s failed at %s; the node goes on, and this kind is not logged again"
+        what = "work for peer %s failed at %s; the node continues, and this kind is not logged again"
         log.error(what, ascii(peer_id)[1:-1][:MAX_LOGGED_ID], place, exc_info=error)
 
 

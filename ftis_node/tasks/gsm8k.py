@@ -24,7 +24,7 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 class Gsm8kTask(MathTask):
     """7,473 training and 1,319 test problems; with a PATH any file of the same format."""
 
-    name: ClassVar[str] = "gsm8k"
+    name = "gsm8k"
     hub_name: ClassVar[str] = "openai/gsm8k"
     hub_config: ClassVar[str] = "main"
     hub_splits: ClassVar[tuple[str, ...]] = ("train", "test")

@@ -37,11 +37,16 @@ def fetch_rows(name: str, *, config: str, split: str, task: str, limit_s: float 
     raise NetworkError(f"{task}: cannot get {name} from the hub ({reason}): give a local file as {task}:PATH")
 
 
-def _write_rows(name: str, config: str, split: str) -> None:
+def go_offline_without_hub() -> None:
+    """Make this process use only earlier downloads if the hub does not answer. Call it before importing `datasets`."""
     from huggingface_hub import constants
 
     if not constants.HF_HUB_OFFLINE and not _answers(constants.ENDPOINT):
-        constants.HF_HUB_OFFLINE = True  # set before the import of `datasets`, which copies the value
+        constants.HF_HUB_OFFLINE = True  # `datasets` copies the value at its import
+
+
+def _write_rows(name: str, config: str, split: str) -> None:
+    go_offline_without_hub()
     from datasets import load_dataset
 
     for row in load_dataset(name, config, split=split):

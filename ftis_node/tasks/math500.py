@@ -21,7 +21,7 @@ from ftis_node.tasks.problems import Problem, text_field
 class Math500Task(MathTask):
     """500 test problems; with a PATH any file of the same format."""
 
-    name: ClassVar[str] = "math500"
+    name = "math500"
     hub_name: ClassVar[str] = "HuggingFaceH4/MATH-500"
     hub_config: ClassVar[str] = "default"
     hub_splits: ClassVar[tuple[str, ...]] = ("test",)

@@ -76,7 +76,7 @@ def text_field(row: dict[str, Any], name: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError as error:  # such text can be neither tokenized nor hashed
-        raise ValueError(f"the field {name!r} holds half of a surrogate pair") from error
+        raise ValueError(f"the field {name!r} holds an unpaired surrogate") from error
     return value.strip()
 
 

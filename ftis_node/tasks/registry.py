@@ -30,6 +30,7 @@ BUILT_IN: Final = (
     "gsm8k:PATH",
     "math500",
     "math500:PATH",
+    "dataset:NAME?prompt=COLUMN&answer=COLUMN",
     "rg:NAME of reasoning-gym",
 )
 SPLITS: Final = ("train", "test")
@@ -74,6 +75,10 @@ def _load_part(part: TaskPart, split: str) -> Task:
 
 def _load_problems(part: TaskPart, split: str) -> Task:
     family, _, argument = part.problems.partition(":")
+    if part.is_dataset:
+        from ftis_node.tasks.dataset.task import DatasetTask
+
+        return DatasetTask(part, split)
     if family == "gsm8k":
         from ftis_node.tasks.gsm8k import Gsm8kTask
 
@@ -112,6 +117,10 @@ def _load_plugin(name: str, split: str) -> Task:
 
 def _has_test_split(part: TaskPart) -> bool:
     family = part.problems.partition(":")[0]
+    if part.is_dataset:
+        from ftis_node.tasks.dataset.row_problems import has_test_split
+
+        return has_test_split(part)
     if part.path:
         from ftis_node.tasks.problems import problem_file
 

@@ -6,6 +6,7 @@
          | arithmetic:no-carry | arithmetic:carry | arithmetic:borrow
          | sums | sums:long
          | gsm8k | gsm8k:PATH | math500 | math500:PATH
+         | dataset:SOURCE?QUERY                              rows of any data set (`dataset/query.py`)
          | rg:NAME                                           a task of reasoning-gym
          | NAME                                              a plug-in
          | TASK@REWARD                                       any of these under the reward of a plug-in
@@ -19,6 +20,7 @@ as follows:
 ** A "+" ends it only before a task: a word, or WORD@REWARD, followed by ":", "=", "+" or the end of the line. So
   `gsm8k:/data/a+b.jsonl` is one path. A folder whose name ends in `+word` cannot be written.
 * A last "=" followed by a number is the weight. Write a weight if the path itself ends so: `gsm8k:/data/lr=3=1`.
+* The path of a `dataset:` ends at the first "?". After a QUERY a second "=" begins the weight: `&config=3=2`.
 
 The canonical form omits the paths, sorts the parts and reduces the weights. It does not depend on a node's file paths
 or on the order in which its operator typed. Equal canonical forms mean equal prompts.
@@ -30,17 +32,21 @@ A prompt reference names its part, so nodes of any domain can reproduce and scor
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
-from math import gcd, lcm
+from typing import TYPE_CHECKING
 
 from ftis_node.errors import TaskError
+from ftis_node.tasks.dataset.query import PREFIX, DatasetQuery, parse_dataset
+from ftis_node.tasks.whole_weights import NUMBER, parse_weight, whole_weights
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 FILE_TASKS = ("gsm8k", "math500")
-MAX_TOTAL_WEIGHT = 1000  # after reduction; bounds the length of a mixture's pattern
 _JOINER = re.compile(r"\+(?=[A-Za-z][\w-]*(?:@[A-Za-z][\w-]*)?(?:[:=+]|$))")
-_WEIGHT = re.compile(r"(?P<rest>.*)=(?P<weight>\d+(?:\.\d+)?)", re.DOTALL)
+_WEIGHT = re.compile(rf"(?P<rest>.*)=(?P<weight>{NUMBER})", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z][\w-]*(?::[\w-]+)?(?:@[A-Za-z][\w-]*)?")
 _FILE_TASK = re.compile(rf"(?:{'|'.join(FILE_TASKS)})(?:@[A-Za-z][\w-]*)?")
 
@@ -52,6 +58,7 @@ class TaskPart:
     name: str
     path: str | None = None
     weight: int = 1
+    query: DatasetQuery | None = None
 
     @property
     def problems(self) -> str:
@@ -63,9 +70,26 @@ class TaskPart:
         """Return the name of the plug-in that scores completions; None if the task scores them itself."""
         return self.name.partition("@")[2] or None
 
+    @property
+    def is_dataset(self) -> bool:
+        """Return whether the problems are rows of a data set that the part's `query` describes."""
+        return self.name.startswith(PREFIX)
+
+    @property
+    def takes_path(self) -> bool:
+        """Return whether the problems may come from a local file."""
+        return self.is_dataset or self.problems in FILE_TASKS
+
     def __str__(self) -> str:
-        text = f"{self.name}:{self.path}" if self.path else self.name
-        return f"{text}={self.weight}" if self.weight != 1 or _WEIGHT.fullmatch(text) else text
+        text = self._dataset_text() if self.is_dataset else f"{self.name}:{self.path}" if self.path else self.name
+        return f"{text}={self.weight}" if self.weight != 1 or _split_weight(text)[1] is not None else text
+
+    def _dataset_text(self) -> str:
+        source, query = self.name, str(self.query or "")
+        if self.path:
+            source = PREFIX + (self.path if "/" in self.path else f"./{self.path}")
+            query = "&".join(filter(None, [query, f"name={self.name.removeprefix(PREFIX)}"]))
+        return f"{source}?{query}" if query else source
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +101,21 @@ class TaskSpec:
     @property
     def canonical(self) -> str:
         """Return the spec without paths. The run's manifest holds it, and peers compare it."""
-        return "+".join(str(TaskPart(part.name, weight=part.weight)) for part in self.parts)
+        return "+".join(str(replace(part, path=None)) for part in self.parts)
 
     @property
     def paths(self) -> dict[str, str]:
         """Return the local file or folder of each part that has one, by the part's name."""
         return {part.name: part.path for part in self.parts if part.path}
+
+    def with_paths(self, paths: Mapping[str, str]) -> TaskSpec:
+        """Return the parts with the local files of `paths`, by part name. Raises TaskError for an unusable path."""
+        for name, path in paths.items():
+            if name.startswith(PREFIX) and "?" in path:
+                raise TaskError(f"the path {path!r} of {name} holds a '?', which ends the path in a SPEC: rename it")
+        return TaskSpec(
+            tuple(replace(part, path=paths.get(part.name)) if part.takes_path else part for part in self.parts)
+        )
 
     def __str__(self) -> str:
         return "+".join(str(part) for part in self.parts)
@@ -96,50 +129,50 @@ def parse_spec(text: str) -> TaskSpec:
     if not text.strip():
         raise TaskError("the task is empty: name one, such as arithmetic or gsm8k")
     drafts = [_parse_part(part) for part in _JOINER.split(text.strip())]
-    names = [name for name, _, _ in drafts]
+    names = [part.name for part, _ in drafts]
     if twice := {name for name in names if names.count(name) > 1}:
         raise TaskError(f"task {min(twice)!r} appears twice in {text!r}: name each task once and give it a weight")
-    weights = _whole_weights([weight for _, _, weight in drafts], text)
-    parts = (TaskPart(name, path, weight) for (name, path, _), weight in zip(drafts, weights, strict=True))
+    weights = whole_weights([weight for _, weight in drafts], text)
+    parts = (replace(part, weight=weight) for (part, _), weight in zip(drafts, weights, strict=True))
     return TaskSpec(tuple(sorted(parts, key=lambda part: part.name)))
 
 
-def _parse_part(text: str) -> tuple[str, str | None, Fraction]:
-    """Return name, path and weight of one part."""
-    weight = Fraction(1)
-    if match := _WEIGHT.fullmatch(text):
-        text, weight = match["rest"], Fraction(match["weight"])
+def _parse_part(text: str) -> tuple[TaskPart, Fraction]:
+    """Return one part, and its weight."""
+    text, given = _split_weight(text)
+    weight = Fraction(1) if given is None else given
     if weight == 0:
         raise TaskError(f"task {text!r} has the weight 0: omit it, or give it a weight above 0")
+    if text.startswith(PREFIX):
+        source, query = parse_dataset(text.removeprefix(PREFIX))
+        return TaskPart(PREFIX + source.label, source.path, query=query), weight
     name, colon, path = text.partition(":")
     if _FILE_TASK.fullmatch(name) and colon:
         if not path:
             raise TaskError(f"{text!r} names no file: write {name}:PATH, or {name} for the data set from the hub")
-        return name, path, weight
+        return TaskPart(name, path), weight
     if not _NAME.fullmatch(text):
         raise TaskError(
             f"{text!r} is not a task: write NAME, NAME:ARGUMENT, NAME@REWARD or NAME=WEIGHT, several joined by '+'"
         )
-    return text, None, weight
+    return TaskPart(text), weight
 
 
-def _whole_weights(weights: list[Fraction], text: str) -> list[int]:
-    """Return the smallest whole numbers in the same proportions. Raises TaskError if their sum is too large."""
-    scale = lcm(*(weight.denominator for weight in weights))
-    whole = [int(weight * scale) for weight in weights]
-    divisor = gcd(*whole)
-    reduced = [weight // divisor for weight in whole]
-    if sum(reduced) > MAX_TOTAL_WEIGHT:
-        raise TaskError(
-            f"the weights in {text!r} are too far apart: in whole numbers they add up to {sum(reduced):,}, "
-            f"at most {MAX_TOTAL_WEIGHT:,}"
-        )
-    return reduced
+def _split_weight(text: str) -> tuple[str, Fraction | None]:
+    """Return the part without its weight, and the weight if it has one."""
+    match = _WEIGHT.fullmatch(text)
+    if match is None:
+        return text, None
+    rest = match["rest"]
+    if text.startswith(PREFIX) and "?" in text and "=" not in rest[max(rest.rfind("&"), rest.find("?")) + 1 :]:
+        return text, None  # the last parameter of the query
+    return rest, parse_weight(match["weight"])
 
 
 def is_domain(spec: TaskSpec, run: TaskSpec) -> bool:
     """Return whether `spec` has only parts of `run` and is not the whole run. The run must be a mixture."""
-    return _names(spec) <= _names(run) and spec.canonical != run.canonical
+    parts = {replace(part, path=None, weight=1) for part in run.parts}
+    return all(replace(part, path=None, weight=1) in parts for part in spec.parts) and spec.canonical != run.canonical
 
 
 @lru_cache(maxsize=4096)

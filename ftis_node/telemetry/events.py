@@ -52,7 +52,7 @@ class RotatingLog(RotatingFileHandler):
             if not is_out_of_files(error):
                 raise
             if self._shortage.is_due():
-                log.warning("%s is full and no other file can be opened (%s): it grows on", full, error)
+                log.warning("%s is full and no other file can be opened (%s): it continues to grow", full, error)
             return
         for number in range(self.backupCount - 1, 0, -1):
             older = full.with_name(f"{full.name}.{number}")

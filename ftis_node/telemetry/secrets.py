@@ -1,4 +1,4 @@
-"""Redaction: removes secrets from all text that this process writes.
+"""Secret files, and redaction: the removal of secrets from all text that this process writes.
 
 Code that reads a secret registers it with `keep_secret`. Log lines, tracebacks of the command line, events and statuses
 pass through `redacted`, so a secret in an error's text is not written. `redacted` removes the secret as text, in hex,
@@ -12,15 +12,23 @@ import base64
 import logging
 import os
 import re
+import stat
 import sys
 import traceback
 from typing import TYPE_CHECKING, Final
 
+from ftis_node.errors import ConfigError
+from ftis_node.files import read_file
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
     from types import TracebackType
 
 HIDDEN: Final = "<secret>"
+MAX_SECRET_FILE_BYTES: Final = 4096
+MIN_SECRET_BYTES: Final = 32
+MAX_SECRET_BYTES: Final = 4096
 MIN_BYTES: Final = 8  # shorter values are not secrets, and would match ordinary text
 VARIABLES: Final = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN", "WANDB_API_KEY")
 HEADER_VARIABLES: Final = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_METRICS_HEADERS")
@@ -78,3 +86,33 @@ class SecretFreeFormatter(logging.Formatter):
 def show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Print a traceback without secrets. Replaces `sys.excepthook`."""
     sys.stderr.write(redacted("".join(traceback.format_exception(kind, error, trace))))
+
+
+def read_secret(path: Path, *, name: str) -> bytes:
+    """Return the secret in the file of the setting `name`: raw bytes or hex digits.
+
+    Raises ConfigError if the file is missing, short or not private.
+    """
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        content = read_file(path, max_bytes=MAX_SECRET_FILE_BYTES)
+    except OSError as error:
+        raise ConfigError(f"{name} {path}: {error.strerror}; make one: openssl rand -hex 32") from None
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise ConfigError(f"{name} {path} is open to other users (mode {mode:03o}): chmod 600 {path}")
+    secret = _unhexed(content)
+    if not MIN_SECRET_BYTES <= len(secret) <= MAX_SECRET_BYTES:
+        raise ConfigError(
+            f"{name} {path} holds {len(secret)} bytes; {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES} are needed:"
+            " openssl rand -hex 32"
+        )
+    keep_secret(content.strip())
+    keep_secret(secret)
+    return secret
+
+
+def _unhexed(content: bytes) -> bytes:
+    try:
+        return bytes.fromhex(content.decode("ascii"))
+    except ValueError:
+        return content

@@ -130,5 +130,5 @@ def check_installed(names: Iterable[str]) -> None:
         spec = util.find_spec(name)
         if spec is None or spec.origin is None:  # no origin: a folder with that name; `wandb` creates one where it runs
             raise ConfigError(
-                f"the tracker {name!r} is not installed: pip install {name}, or leave it out of tracking.to"
+                f"the tracker {name!r} is not installed: pip install {name}, or remove it from tracking.to"
             )

@@ -101,7 +101,7 @@ class TrackerThread:
         if not self._has_warned:
             self._has_warned = True
             what = f"{problem} ({type(error).__name__}: {error})"
-            log.warning("%s %s; training continues, and further faults of it are not logged", self.name, what)
+            log.warning("%s %s; training continues, and its further faults are not logged", self.name, what)
 
 
 class Tracking:

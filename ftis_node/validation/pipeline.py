@@ -105,7 +105,7 @@ async def _judge_content(
 ) -> Accepted | Refusal:
     """Run the expensive checks: rebuild the prompt, tokenize texts, score the rewards."""
     if not context.may_score(unpacked.sender):
-        return Refusal("scoring_quota", "its sender's groups have taken more scoring time than its allowance")
+        return Refusal("scoring_quota", "scoring its sender's groups exceeded the time limit")
     cost = ScoringCost()
     try:
         return await _judge_costly(data, envelope, unpacked, context, cost, made)
@@ -127,14 +127,14 @@ async def _judge_costly(
     prompt_ids = context.tokenizer.encode_prompt(item.prompt)
     our_hash = hash_prompt(prompt_ids) if isinstance(unpacked, Group) else hash_messages(item.prompt)
     if our_hash != unpacked.prompt_hash:
-        return Refusal("prompt_mismatch", f"problem {unpacked.prompt_ref} reads otherwise here")
+        return Refusal("prompt_mismatch", f"problem {unpacked.prompt_ref} has another text here")
     group = unpacked if isinstance(unpacked, Group) else retokenize(envelope, unpacked, context)
     if isinstance(group, Refusal):
         return group
     if refusal := _lengths_fit_prompt(group, len(prompt_ids), context):
         return refusal
     if reason := context.duplicate_reason(group):
-        return Refusal(reason, "too many of its completions were here before")
+        return Refusal(reason, "too many of its completions are duplicates")
     if made is not None and made.tokens.has_same_ids(group.tokens):
         scored = replace(group, rewards=made.rewards, statuses=made.statuses)
     else:

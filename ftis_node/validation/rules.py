@@ -47,12 +47,12 @@ def same_run(envelope: Envelope, group: Group | TextGroup, context: ValidationCo
 
 def sender_welcome(envelope: Envelope, group: Group | TextGroup, context: ValidationContext) -> Refusal | None:
     """Reject a sender that is banned, or missing from the allow-list if there is one."""
-    return Refusal("banned", "its sender is refused here now") if context.is_banned(group.sender) else None
+    return Refusal("banned", "this node rejects its sender") if context.is_banned(group.sender) else None
 
 
 def within_quota(envelope: Envelope, group: Group | TextGroup, context: ValidationContext) -> Refusal | None:
     """Reject a sender that has used up its rate limit."""
-    return None if context.within_quota(group.sender) else Refusal("quota", "more than its sender's allowance")
+    return None if context.within_quota(group.sender) else Refusal("quota", "its sender exceeded its rate limit")
 
 
 def signature_holds(envelope: Envelope, group: Group | TextGroup, context: ValidationContext) -> Refusal | None:
@@ -63,7 +63,7 @@ def signature_holds(envelope: Envelope, group: Group | TextGroup, context: Valid
 def not_seen(envelope: Envelope, group: Group | TextGroup, context: ValidationContext) -> Refusal | None:
     """Reject a known group, and a sequence number that is below 1 or that the sender has used before."""
     if context.is_known(envelope.id):
-        return Refusal("duplicate", "this group is here already")
+        return Refusal("duplicate", "this node has the group already")
     if group.number < 1 or context.has_number(group.sender, group.number):
         return Refusal("sequence_reused", f"number {group.number} of this sender was used before")
     return None
@@ -88,7 +88,7 @@ def in_time(envelope: Envelope, group: Group | TextGroup, context: ValidationCon
     """
     age_s = context.now() - group.created_at
     if not -age_s <= context.limits.max_clock_skew_s:
-        return Refusal("clock_skew", f"made {-age_s:.0f} s from now: a clock is wrong")
+        return Refusal("clock_skew", f"made {-age_s:.0f} s in the future: a clock is wrong")
     if group.sender != context.own_id and group.created_at <= context.reset_at + context.limits.max_clock_skew_s:
         return Refusal("stale", "made before the replay buffer of this node was reset")
     max_age_s = context.manifest.step.max_age_s
@@ -113,7 +113,7 @@ def sampled_as_agreed(envelope: Envelope, group: Group | TextGroup, context: Val
         and abs(sampling.top_p - agreed.top_p) <= TEMPERATURE_SLACK
         and sampling.top_k == agreed.top_k
     )
-    return None if is_agreed else Refusal("sampling", f"sampled with {sampling}, not as the run says")
+    return None if is_agreed else Refusal("sampling", f"sampled with {sampling}, the run requires other settings")
 
 
 def ids_in_vocabulary(envelope: Envelope, group: Group, context: ValidationContext) -> Refusal | None:

@@ -44,15 +44,15 @@ class Follower:
 def refuse_offer(offer: WeightsOffer, follower: Follower) -> Refusal | None:
     """Return the reason to reject the offer, or None."""
     if offer.peer_id != follower.follows:
-        return Refusal("peer", f"offered by {offer.peer_id}, who is not followed")
+        return Refusal("peer", f"offered by {offer.peer_id}, but this node follows another learner")
     if offer.run_id != follower.run_id:
         return Refusal("run", f"weights of run {offer.run_id}")
     if offer.num_bytes > follower.max_bytes:
         return Refusal("size", f"{offer.num_bytes} bytes for a model that has {follower.max_bytes} at most")
     if offer.tokenizer != follower.tokenizer:
-        return Refusal("tokenizer", "the learner's tokenizer is another: start from the same model")
+        return Refusal("tokenizer", "the learner has another tokenizer: start from the same model")
     if offer.probe_ids != follower.probe_ids:
-        return Refusal("probe", "the proof is about other tokens than this node would ask for")
+        return Refusal("probe", "its probe tokens differ from those of this node")
     if offer.adapter_config and not follower.takes_adapters:
         return Refusal("adapter", "an adapter alone, which this engine does not serve: merge it (generation.adapters)")
     if offer.adapter_config and offer.started_from != follower.started_from:

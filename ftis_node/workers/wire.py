@@ -115,14 +115,14 @@ def enc_hook(value: Any) -> Any:
     """Return the fields of a configuration section, which messages contain as a map."""
     if isinstance(value, Section):
         return value.model_dump()
-    raise NotImplementedError(f"a {type(value).__name__} has no form on the wire")
+    raise NotImplementedError(f"a {type(value).__name__} cannot be serialized")
 
 
 def dec_hook(expected: type[Any], value: Any) -> Any:
     """Return the configuration section with these fields. Raises ValueError if they are not its fields."""
     if issubclass(expected, Section):
         return expected.model_validate(value)
-    raise NotImplementedError(f"a {expected.__name__} has no form on the wire")
+    raise NotImplementedError(f"a {expected.__name__} cannot be serialized")
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=enc_hook)

@@ -29,13 +29,13 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import msgspec
 import zmq
 import zmq.asyncio
 
-from ftis_node.telemetry.faults import unhandled_errors
+from ftis_node.telemetry.faults import unhandled_errors, watched_task
 from ftis_node.telemetry.log import set_up_logging
 from ftis_node.telemetry.standard_files import drop_what_cannot_be_written
 from ftis_node.workers.heartbeat import ActivityCounter, HeartbeatThread
@@ -57,6 +57,9 @@ from ftis_node.workers.wire import (
     unpack,
     unpack_body,
 )
+
+if TYPE_CHECKING:
+    from ftis_node.errors import FtisError
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +87,10 @@ class Emitter:
     def __call__(self, event: Message) -> None:
         self._activity.progress()
         self._channel.post(Event(call_id=self._call_id), event)
+
+    def fail(self, error: FtisError) -> None:
+        """Report the cause of this worker's imminent end. Every call of the daemon raises it."""
+        self._channel.post(failure_of(error, call_id=0))
 
     def progress(self) -> None:
         """Increase the progress counter, which distinguishes a long computation from a hang."""
@@ -140,12 +147,11 @@ class Server:
         """Serve until `Stop` or SIGTERM, then end the calls in progress."""
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as tasks:
-            sender = tasks.create_task(self._channel.send_posted(), name="send")
             receiver = tasks.create_task(self._receive(tasks), name="receive")
             loop.add_signal_handler(signal.SIGTERM, receiver.cancel)
             await asyncio.wait({receiver})
             loop.remove_signal_handler(signal.SIGTERM)
-            for task in [*self._calls.values(), sender]:
+            for task in self._calls.values():
                 task.cancel()
 
     async def _receive(self, tasks: asyncio.TaskGroup) -> None:
@@ -189,6 +195,17 @@ async def serve(
     channel.post(Hello(pid=os.getpid()))
     await channel.flush()
     _, body = await channel.receive()
+    sender = watched_task(channel.send_posted(), name="send")  # also while the worker is built
+    try:
+        return await _build_and_serve(build, boot_type, body, channel, activity)
+    finally:
+        sender.cancel()
+        await asyncio.wait([sender])
+
+
+async def _build_and_serve(
+    build: Build[Boot], boot_type: type[Boot], body: bytes, channel: Channel, activity: ActivityCounter
+) -> int:
     async with AsyncExitStack() as stack:
         try:
             boot = unpack_body(body, boot_type)

@@ -159,7 +159,7 @@ def test_an_unset_package_does_not_change_run_ids() -> None:
     [
         ("failing", "the plug-in method 'failing' of faulty 2.0 failed: RuntimeError: no idea; report it"),
         ("broadcast", r"the plug-in method 'broadcast' of faulty 2.0 gave float64 \[4\] instead of float64 \[4, 2\]"),
-        ("greedy", "the plug-in method 'greedy' of faulty 2.0 takes secret, which is no parameter of policy_loss"),
+        ("greedy", "the plug-in method 'greedy' of faulty 2.0 takes secret, which is not a parameter of policy_loss"),
         ("number", "the plug-in method 'number' of faulty 2.0 is a int, which is not a Method"),
         ("twice", "faulty and other both have a plug-in 'twice': uninstall one of them"),
     ],

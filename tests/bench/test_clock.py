@@ -111,6 +111,8 @@ def test_a_process_may_end_while_it_is_slowed(family: list[psutil.Process], monk
     for process in reversed(family):
         process.kill()
         slow.take_turns(0.5)
+    family[0].wait(SIGNAL_LIMIT_S)
+    slow.take_turns(0.5)
     assert slow.speed == pytest.approx(0.5), "the turns go on without the process"
 
 

@@ -154,9 +154,9 @@ def test_a_passphrase_opens_what_it_closed(home: Home, tmp_path: Path, capsys: p
         (lambda text: text.replace(FIRST.seed.hex(), SECOND.seed.hex()), "not that of the peer id"),
         (lambda text: re.sub(r'"seed": "\w+"', '"seed": "00"', text), "not that of the peer id"),
         (lambda text: text.replace('"format": 1', '"format": 2'), "newer"),
-        (lambda text: '{"what": "something"}', "no backup"),
+        (lambda text: '{"what": "something"}', "not a backup"),
         (lambda text: text + " " * 5000, "larger than"),
-        (lambda text: "", "no backup"),
+        (lambda text: "", "not a backup"),
     ],
 )
 def test_a_file_that_is_no_backup(

@@ -71,7 +71,7 @@ def link_to_endless(path: Path) -> None:
 STRANGE: dict[str, Callable[[Path], None]] = {
     "folder": lambda path: path.mkdir(),
     "pipe": lambda path: os.mkfifo(path),
-    "link to nothing": link_to_nothing,
+    "broken link": link_to_nothing,
     "device": link_to_endless,
 }
 
@@ -260,7 +260,7 @@ def _write(home: Home, name: str) -> None:
 def test_a_pipe_is_not_opened_to_write(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     reading = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    with pytest.raises(FileError, match="no regular file"):
+    with pytest.raises(FileError, match="not a regular file"):
         open_to_write(tmp_path / "pipe", os.O_WRONLY | os.O_CREAT)
     os.close(reading)
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)

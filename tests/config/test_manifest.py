@@ -108,7 +108,7 @@ TOO_LARGE = "[sampling]\ngroup_size = 256\nmax_completion_tokens = 100000\nmax_t
         ('name = "a"\ntask = "x"\n[optimizer]\nfinal_share = 0.5', "have no effect on a constant rate"),
         ('name = "a"\ntask = "x"\n[optimizer]\nbetas = [0.9, 1.0]', "optimizer.betas.1"),
         ('name = "A b"\ntask = "x"', "name"),
-        ("name = ", "no TOML"),
+        ("name = ", "not TOML"),
     ],
 )  # fmt: skip
 def test_a_bad_manifest_is_named_in_one_line(text: str, complaint: str) -> None:

@@ -42,7 +42,7 @@ def test_flags_win_over_environment_over_file(tmp_path: Path, monkeypatch: pytes
         ('role = "exchange"\n[roles]\nfollow = "12D3KooWx"', "follows no learner"),
         ('role = "exchange"\n[budget]\nlearn_steps = 4', "neither generates nor trains"),
         ('[roles]\nweights_delay = "fixed:2000"', "at most 1800 seconds"),
-        ("seed seed", "no TOML"),
+        ("seed seed", "not TOML"),
         ('[generation]\nadapters = "serve"', "set lora = true"),
         ('lora = true\nengine = "torch"\n[generation]\nadapters = "serve"', "needs the vllm engine"),
         ('lora = true\n[generation]\nadapters = "serve"\n[lora_adapter]\nrank = 513', "rank up to 512"),
@@ -157,7 +157,7 @@ def test_peers_may_stand_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("content", "complaint"), [(None, "cannot be read"), ("# none\n", "is empty"), ("\xff", "no text")]
+    ("content", "complaint"), [(None, "cannot be read"), ("# none\n", "is empty"), ("\xff", "not UTF-8 text")]
 )
 def test_a_file_of_peers_that_cannot_be_used_is_named(tmp_path: Path, content: str | None, complaint: str) -> None:
     if content is not None:

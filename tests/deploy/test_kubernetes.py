@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import kubernetes_validate
 import pytest
 
+from ftis_node.config.workers import LearnerSection
 from tests.deploy.files import DEPLOY, ROOT, check_command, check_variable, documents, program, shell_commands
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 KUBERNETES = DEPLOY / "kubernetes"
-OVERLAYS = ["gpu", "cpu"]
+OVERLAYS = ["gpu", "cpu", "multi-host"]
 VERSION = "1.34"
 
 
@@ -47,7 +48,8 @@ def of_kind(objects: list[dict[str, Any]], kind: str) -> dict[str, dict[str, Any
 
 
 def pods(objects: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    return {name: one["spec"]["template"]["spec"] for name, one in of_kind(objects, "StatefulSet").items()}
+    found = of_kind(objects, "StatefulSet") | of_kind(objects, "Job")
+    return {name: one["spec"]["template"]["spec"] for name, one in found.items()}
 
 
 def containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
@@ -111,6 +113,40 @@ def test_commands_and_variables_are_real(objects: list[dict[str, Any]]) -> None:
     (shm,) = [volume for volume in node["volumes"] if volume["name"] == "shm"]
     assert shm["emptyDir"]["medium"] == "Memory"
     assert {"name": "shm", "mountPath": "/dev/shm"} in node["containers"][0]["volumeMounts"]
+
+
+def test_the_hosts_of_a_learner_find_their_node_and_only_they_reach_each_other(
+    objects: list[dict[str, Any]],
+) -> None:
+    if not (jobs := of_kind(objects, "Job")):
+        return
+    (job,) = jobs.values()
+    node = of_kind(objects, "StatefulSet")["ftis-node"]
+    (settings,) = [
+        {one["name"]: one.get("value") for one in container["env"]}
+        for container in node["spec"]["template"]["spec"]["containers"]
+    ]
+    learner = {name.removeprefix("FTIS_LEARNER__").lower(): settings[name] for name in settings if "LEARNER" in name}
+    checked = LearnerSection.model_validate(learner)
+    assert checked.hosts == 1 + job["spec"]["completions"] == 1 + job["spec"]["parallelism"]
+    name, service, space = node["metadata"]["name"], node["spec"]["serviceName"], node["metadata"]["namespace"]
+    assert checked.rendezvous.startswith(f"{name}-0.{service}.{space}.svc:")
+    (host,) = job["spec"]["template"]["spec"]["containers"]
+    assert f"--rendezvous={checked.rendezvous}" in host["args"]
+    assert f"--secret-file={checked.rendezvous_secret_file}" in host["args"]
+    assert (node["spec"]["replicas"], host["resources"]["limits"]["nvidia.com/gpu"]) == (1, checked.num_processes)
+    policy = of_kind(objects, "NetworkPolicy")["ftis-learner-hosts"]["spec"]
+    group = policy["podSelector"]["matchLabels"]
+    assert policy["ingress"] == [{"from": [{"podSelector": {"matchLabels": group}}]}]
+    for one in (node, job):
+        assert group.items() <= one["spec"]["template"]["metadata"]["labels"].items()
+    service = of_kind(objects, "Service")[job["spec"]["template"]["spec"]["subdomain"]]["spec"]
+    assert service["clusterIP"] == "None"
+    assert service["selector"].items() <= job["spec"]["template"]["metadata"]["labels"].items()
+    for pod in (node["spec"]["template"]["spec"], job["spec"]["template"]["spec"]):
+        volumes = {volume["name"]: volume for volume in pod["volumes"]}
+        claimed = {claim["metadata"]["name"] for claim in node["spec"]["volumeClaimTemplates"]}
+        assert {mount["name"] for one in containers(pod) for mount in one["volumeMounts"]} <= set(volumes) | claimed
 
 
 def test_the_probes_and_scrapes_are_the_routes_of_the_monitoring_port(objects: list[dict[str, Any]]) -> None:

@@ -12,7 +12,7 @@ from ftis_node.config.home import Home
 from ftis_node.errors import ConfigError
 from ftis_node.evaluation.ensemble import evaluate_ensemble
 from ftis_node.evaluation.members import Member, as_members, swarm_members
-from tests.cli.test_export import _trained
+from tests.cli.test_export import trained_home
 from tests.models.tiny_models import save_tiny
 
 if TYPE_CHECKING:
@@ -28,15 +28,16 @@ def test_members_have_names_of_their_own() -> None:
 @pytest.mark.timeout(240)
 async def test_the_models_of_a_swarm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Exported models, the home of a node that learns, one of a node that does not, and one without a checkpoint."""
-    _trained(tmp_path, lora=True)
+    trained_home(tmp_path, lora=True)
     swarm = tmp_path / "swarm"
     save_tiny(swarm / "exported", seed=1)
     shutil.move(tmp_path / "home", swarm / "zoe")
     settings = json.loads(Home(swarm / "zoe").settings.read_text())
-    other = Home(swarm / "helper")
-    other.create()
-    other.run_toml.write_text(Home(swarm / "zoe").run_toml.read_text())
-    other.settings.write_text(json.dumps({**settings, "role": "generator"}))
+    for name, role in (("link", "exchange"), ("helper", "generator")):
+        other = Home(swarm / name)
+        other.create()
+        other.run_toml.write_text(Home(swarm / "zoe").run_toml.read_text())
+        other.settings.write_text(json.dumps({**settings, "role": role}))
     (swarm / "notes").mkdir()
     new = Home(swarm / "new")
     new.create()
@@ -46,7 +47,7 @@ async def test_the_models_of_a_swarm(tmp_path: Path, caplog: pytest.LogCaptureFi
     scratch.mkdir()
     members = swarm_members([swarm], scratch)
     assert [(member.name, member.domain) for member in members] == [("exported", None), ("zoe", "arithmetic")]
-    assert f"{new.root} is left out: it has no checkpoint yet" in caplog.text
+    assert f"{new.root} is skipped: it has no checkpoint yet" in caplog.text
     result = await evaluate_ensemble(
         members, "arithmetic", modes=["posterior", "vote"], limit=6, max_tokens=48, engine="torch"
     )

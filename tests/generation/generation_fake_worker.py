@@ -91,7 +91,7 @@ class FakeEngine:
         with (self._folder / "shared").open("a") as calls:
             calls.write(f"{version} {what}\n")
         if what == "refused":
-            raise SharingError("CUDA IPC opens no handle")
+            raise SharingError("CUDA IPC cannot open a handle")
         if what == "fatal":
             os._exit(9)
         if what == "failing":

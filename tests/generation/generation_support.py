@@ -138,7 +138,7 @@ def damage(path: Path, how: str) -> None:
 DAMAGES = {
     "cut": "is damaged: .* bytes instead of",
     "foreign": "is damaged",
-    "unmarked": "not completely written",
+    "unmarked": "incomplete",
     "gone": "is damaged: .*No such file",
     "lacks": r"lacks model\.layers\.1\.mlp\.up_proj",
     "unknown": r"names unknown model\.layers\.7",

@@ -213,7 +213,7 @@ def change_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], obj
 FIRST_A = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "is damaged": cut_short,
-    "not completely written": lambda folder: (folder / "COMPLETE").unlink(),
+    "is incomplete": lambda folder: (folder / "COMPLETE").unlink(),
     f"has no {ADAPTER_CONFIG_FILE}": lambda folder: (folder / ADAPTER_CONFIG_FILE).unlink(),
     "of rank 5: ranks from 1 to 4": lambda folder: change_config(folder, r=5),
     "no plain LoRA adapter \\['use_dora'\\]": lambda folder: change_config(folder, use_dora=True),
@@ -238,7 +238,7 @@ async def test_a_damaged_or_foreign_adapter_is_refused(versions: Versions, tmp_p
     folder = tmp_path / "weights-00000001"
     assert published.path == str(folder / ADAPTER_FILE)
     check_adapter(folder, shapes, max_rank=RANK)
-    with pytest.raises(ModelError, match="not served"):
+    with pytest.raises(ModelError, match="serves none"):
         check_adapter(folder, shapes, max_rank=None)
     DAMAGES[problem](folder)
     with pytest.raises(ModelError, match=problem):

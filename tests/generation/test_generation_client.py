@@ -317,7 +317,7 @@ async def test_an_engine_beyond_use_is_started_again_and_said_so(make_client: Ma
 async def test_a_group_that_takes_too_long_is_given_up_alone(make_client: MakeClient) -> None:
     client = make_client(request_timeout_s=2.0)  # enough for the group after it, also on a busy machine
     await client.start()
-    with pytest.raises(WorkerTaskError, match="did not answer Generate in 2.0 s"):
+    with pytest.raises(WorkerTaskError, match="did not answer the generation request within 2.0 s"):
         await one_group(client, prompt_ids=(UNANSWERED,))
     assert len((await one_group(client)).completions) == 3
     assert client.restarts == 0

@@ -126,7 +126,7 @@ async def test_a_sleep_that_is_taken_back_leaves_it_awake(engine: TorchEngine) -
     running = await begin(engine)
     asleep = await begin_sleep(engine)
     await engine.wake()
-    with pytest.raises(WorkerTaskError, match="woken before it slept"):
+    with pytest.raises(WorkerTaskError, match="awakened before it slept"):
         await asleep
     asleep = await begin_sleep(engine)
     asleep.cancel()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ftis_node.generation.client import GenerationClient
 
 SLEEPS = msgspec.structs.replace(SETTINGS, can_sleep=True)
-REFUSAL = "CUDA IPC opens no handle"
+REFUSAL = "CUDA IPC cannot open a handle"
 
 
 class Learner:
@@ -115,9 +115,9 @@ async def test_a_learner_that_fell_back_by_itself_is_reported_once(make_client: 
     client = learner.client(make_client)
     await client.start()
     for version in (1, 2, 3):
-        weights = msgspec.structs.replace(publish(tmp_path, version, "-1"), fell_back="no handle")
+        weights = msgspec.structs.replace(publish(tmp_path, version, "-1"), fell_back="cannot open a handle")
         await client.update_weights(weights, proof(version, -1.0))
-    assert (learner.told, client.hand_over) == (["no handle"], "file (no handle)")
+    assert (learner.told, client.hand_over) == (["cannot open a handle"], "file (cannot open a handle)")
 
 
 @pytest.mark.parametrize("what", ["fatal", "failing"])
@@ -188,7 +188,7 @@ async def test_where_nobody_writes_a_file_the_old_weights_go_on(
     learner.error = WorkerDiedError("the learner worker was killed") if how == "error" else None
     learner.has_weights = False
     await client.sleep()
-    with pytest.raises(SharingError, match="writes no weights" if how == "error" else "has taken weights 2 back"):
+    with pytest.raises(SharingError, match="cannot write weights" if how == "error" else "withdrew weights 2"):
         await client.update_weights(share(2, "-2"), proof(2, -2.0))
     assert await served(client) == (1, 1, 0)
     await kill(client)

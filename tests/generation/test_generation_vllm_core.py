@@ -164,8 +164,8 @@ def test_weights_that_cannot_be_mapped_change_nothing(asleep: bool) -> None:
     core = VllmCore(client, can_sleep=True)
     if asleep:
         core.sleep(discard=True)
-    client.refuses = "CUDA IPC opens no handle"
-    with pytest.raises(SharingError, match="^CUDA IPC opens no handle$"):
+    client.refuses = "CUDA IPC cannot open a handle"
+    with pytest.raises(SharingError, match="^CUDA IPC cannot open a handle$"):
         core.load_shared(b"shared", 10)
     assert client.calls == ["sleep 2", "ftis_open"] if asleep else ["ftis_open"]
     assert (core.is_asleep, client.weights) == (asleep, 0)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from generation_support import SETTINGS, make_request, save_model
 
+from ftis_node.config.workers import GenerationSection
 from ftis_node.errors import (
     ConfigError,
     EngineError,
@@ -36,6 +37,7 @@ from ftis_node.generation.engines.vllm_engine import (
 )
 from ftis_node.generation.engines.vllm_jobs import VllmCompletion, VllmJob
 from ftis_node.generation.engines.vllm_options import (
+    check_executor,
     check_options,
     engine_arguments,
     environment,
@@ -106,7 +108,7 @@ def test_options_that_are_ours_are_refused(name: str, instead: str) -> None:
 
 def test_options_that_vllm_does_not_have_are_refused() -> None:
     check_options(["block_size"], known=["block_size"])
-    with pytest.raises(ConfigError, match="'blocksize', which is no argument of vLLM's engine"):
+    with pytest.raises(ConfigError, match="'blocksize', which is not an argument of vLLM's engine"):
         check_options(["block_size", "blocksize"], known=["block_size"])
 
 
@@ -134,6 +136,44 @@ def test_vllm_knows_every_variable_that_is_set_for_it() -> None:
     done = subprocess.run([sys.executable, "-c", NAMES_SCRIPT], capture_output=True, check=True, text=True)
     ours = {name for device in ("cpu", "cuda") for name in environment(settings(), device=device)}
     assert {name for name in ours if name.startswith("VLLM_")} <= set(done.stdout.split())
+
+
+PARALLEL_SCRIPT = """
+import json, sys
+from vllm.engine.arg_utils import EngineArgs
+from vllm.usage.usage_lib import UsageContext
+given = json.loads(sys.argv[1])
+parallel = EngineArgs(**given).create_engine_config(UsageContext.ENGINE_CONTEXT).parallel_config
+other = EngineArgs(**given | {"distributed_executor_backend": "ray"})
+names = ("tensor_parallel_size", "pipeline_parallel_size", "distributed_executor_backend")
+print(json.dumps([[getattr(each, name) for name in names] for each in (parallel, other)] + [parallel.world_size]))
+"""
+
+
+@pytest.mark.timeout(240)
+def test_vllm_divides_the_model_as_the_options_say(tmp_path: Path) -> None:
+    options = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "distributed_executor_backend": "mp"}
+    given = settings(options=options)
+    source = resolve_model(str(save_model(tmp_path)))
+    text = json.dumps(engine_arguments(source, given, device="cpu", seed=5))
+    done = subprocess.run(
+        [sys.executable, "-c", PARALLEL_SCRIPT, text],
+        env={**os.environ, **environment(given, device="cpu")}, capture_output=True, check=True, text=True,
+    )  # fmt: skip
+    assert json.loads(done.stdout.splitlines()[-1]) == [[2, 2, "mp"], [2, 2, "ray"], 4]
+
+
+@pytest.mark.parametrize("backend", ["uni", "external_launcher", "mymodule.MyExecutor", 3])
+def test_only_executors_that_a_node_can_run_are_accepted(backend: object) -> None:
+    with pytest.raises(ValueError, match='give "mp" or "ray"'):
+        GenerationSection(engine_options={"distributed_executor_backend": backend})
+
+
+def test_ray_must_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_executor({"distributed_executor_backend": "mp"})
+    monkeypatch.setattr("ftis_node.generation.engines.vllm_options.find_spec", {"ray": None}.get)
+    with pytest.raises(ConfigError, match='"ray", which is not installed: pip install ray, or use "mp"'):
+        check_executor({"distributed_executor_backend": "ray"})
 
 
 def test_nothing_is_compiled_on_a_cpu_unless_asked_for() -> None:

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ftis_node.errors import ConfigError, RecordError
-from ftis_node.gossip.encryption import MAX_OVERHEAD_BYTES, SecretCipher, read_secret
+from ftis_node.gossip.encryption import MAX_OVERHEAD_BYTES, SecretCipher
 from ftis_node.gossip.interface import FetchOutcome
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.rpc.bounds import pack_ids
 from ftis_node.gossip.rpc.frames import Frame, write_frame
 from ftis_node.gossip.wire_names import RUN_ID, RpcService, protocol, topic
 from ftis_node.records.identity import Identity
+from ftis_node.telemetry.secrets import read_secret
 from tests.gossip.helpers import Shelf, announce_until_heard, eventually, hear, settings
 
 if TYPE_CHECKING:
@@ -62,12 +63,12 @@ def test_the_file_must_be_long_and_private(tmp_path: Path, content: bytes, mode:
     path.write_bytes(content)
     path.chmod(mode)
     if problem is None:
-        assert len(read_secret(path)) == 32
+        assert len(read_secret(path, name="swarm.secret_file")) == 32
     else:
         with pytest.raises(ConfigError, match=problem):
-            read_secret(path)
+            read_secret(path, name="swarm.secret_file")
     with pytest.raises(ConfigError, match="openssl rand"):
-        read_secret(tmp_path / "none")
+        read_secret(tmp_path / "none", name="swarm.secret_file")
 
 
 @pytest.mark.asyncio

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -165,3 +167,10 @@ def test_another_release_of_trl_is_refused_in_one_line(monkeypatch: pytest.Monke
     assert str(caught.value) == (
         "ftis_node.integrations.trl needs trl 1.16.0, and trl 1.17.0 is installed: run `pip install 'ftis-node[trl]'`"
     )
+
+
+def test_the_public_names_are_classes_and_functions() -> None:
+    script = f"from {integration.__name__} import {', '.join(integration.__all__)}\n"
+    script += f"assert all(map(callable, [{', '.join(integration.__all__)}]))"
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ftis_node.config.manifest import RunManifest
-from ftis_node.integrations.trl.swarm_dataset import swarm_dataset
+from ftis_node.integrations.trl.run_dataset import swarm_dataset
 from ftis_node.tasks.registry import load_task
 from tests.integrations.test_trl import make_trainer
 

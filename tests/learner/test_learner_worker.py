@@ -187,7 +187,7 @@ async def test_told_to_stop_in_mid_step_it_ends_soon_and_saves_the_steps_before(
     (tmp_path / "home" / "checkpoints" / "step-00000002" / "state.json").unlink()
     boot = make_boot(model_folder, tmp_path / "home", micro_batch_tokens=1, checkpoint_every_steps=10)
     events = []
-    client = make_client(boot, tmp_path, on_checkpoint_skipped=events.append)
+    client = make_client(boot, tmp_path, on_event=events.append)
     try:
         assert (await client.start()).step == 1
         assert [event.name for event in events] == ["step-00000002"]

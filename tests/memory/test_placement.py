@@ -178,6 +178,11 @@ def test_a_generator_on_two_gpus_halves_its_cache() -> None:
         (1, {"generation": {"gpus": [1]}}, "name GPU 1: this node sees 1 GPUs"),
         (0, {"learner": {"gpus": [0]}}, "name GPU 0: this node sees 0 GPUs"),
         (2, {"generation": {"engine_options": {"tensor_parallel_size": 4}}}, "ask for 4 GPUs: this node sees 2"),
+        (
+            3,
+            {"generation": {"engine_options": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}}},
+            "ask for 4 GPUs: this node sees 3",
+        ),
         (2, {"generation": {"gpus": [0, 1]}}, "ask for 1 GPUs: generation.gpus names 2"),
         (
             2,
@@ -328,6 +333,13 @@ def test_the_generator_has_what_it_is_spread_over_and_the_learner_the_rest(
         ([80] * 2, 2, 2, {}, "the learner has none: give --gpus 3, or --tensor-parallel 1"),
         ([80] * 2, 1, 2, {}, "needs 2 GPUs .* and the node may use 1: give --gpus 3 or more"),
         ([80] * 4, 4, 3, {}, "16 attention heads, which can be divided among 1, 2, 4, 8, 16 GPUs"),
+        (
+            [80] * 41,
+            None,
+            None,
+            {"generation": {"engine_options": {"pipeline_parallel_size": 40}}},
+            "pipeline_parallel_size is 40: the model has 36 layers",
+        ),  # fmt: skip
         ([80] * 2, 1, None, {"learner": {"gpus": [1]}}, "name GPU 1: this node sees 1 GPUs"),
         ([80] * 2, 2, None, {"device": "cpu"}, 'and device = "cpu" contradict each other'),
         ([80] * 2, None, "two", {}, "tensor_parallel_size is 'two': give a number of GPUs"),

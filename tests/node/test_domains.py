@@ -144,7 +144,7 @@ async def _steps(
     async with AsyncExitStack() as stack:
         nodes = []
         for number, domain in enumerate(domains):
-            home = _home_of(folder / str(number), number)
+            home = home_of(folder / str(number), number)
             plan = plan_run(run, domain, home=home)
             settings = NodeSettings(
                 model=str(models["s"]), engine="torch", seed=number, generation={"threads": 1}, learner={"threads": 1}
@@ -155,11 +155,11 @@ async def _steps(
             nodes.append(parts)
         async with asyncio.TaskGroup() as tasks:
             for parts in nodes:
-                tasks.create_task(_live(parts, lockstep))
+                tasks.create_task(live(parts, lockstep))
         return [_foreign_tasks(parts) for parts in nodes]
 
 
-def _home_of(root: Path, number: int) -> Home:
+def home_of(root: Path, number: int) -> Home:
     """A home with an identity of its number: the order of its prompts, and so which groups teach, repeats itself."""
     home = Home(root)
     home.create()
@@ -174,7 +174,7 @@ def _write(path: Path, manifest: RunManifest) -> str:
     return str(path)
 
 
-async def _live(parts: NodeComponents, lockstep: SynchronousRounds) -> None:
+async def live(parts: NodeComponents, lockstep: SynchronousRounds) -> None:
     wiring = Wiring(parts)
     loops = wiring.rollout_loops()
     async with asyncio.TaskGroup() as tasks:

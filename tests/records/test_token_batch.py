@@ -46,7 +46,7 @@ def test_bytes_come_back_as_the_batch() -> None:
 def test_sizes_that_disagree_with_the_lengths_are_refused(
     num_id_bytes: int, num_logprob_bytes: int, lengths: list[int]
 ) -> None:
-    with pytest.raises(RecordError, match="lengths promise"):
+    with pytest.raises(RecordError, match="lengths need"):
         TokenBatch.from_bytes(bytes(num_id_bytes), bytes(num_logprob_bytes), lengths)
 
 

@@ -108,7 +108,7 @@ def test_indices_outside_raise_index_error(tmp_path: Path, index: int) -> None:
         ({"question": "q", "answer": None}, "'answer' must be a text"),
         ({"question": "q", "answer": "72"}, "'answer' must end in '#### N'"),
         ({"question": "q", "answer": "#### many"}, "'answer' must end in '#### N'"),
-        ({"question": "q \ud800", "answer": "#### 1"}, "'question' holds half of a surrogate pair"),
+        ({"question": "q \ud800", "answer": "#### 1"}, "'question' holds an unpaired surrogate"),
         (MILES, "the same problem as in line 1"),
     ],
 )

@@ -157,7 +157,7 @@ def test_a_tracker_that_is_not_installed_is_refused_in_one_line(
         with pytest.raises(ConfigError) as caught:
             check_installed(["tensorboard", "ftis_absent"])
         assert str(caught.value) == (
-            "the tracker 'ftis_absent' is not installed: pip install ftis_absent, or leave it out of tracking.to"
+            "the tracker 'ftis_absent' is not installed: pip install ftis_absent, or remove it from tracking.to"
         )
 
 

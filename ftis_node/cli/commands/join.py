@@ -185,7 +185,7 @@ def _run(settings: NodeSettings, run: str | None, eval_task: str | None, where: 
         settings.task or None,
         eval_task=eval_task,
         home=where,
-        find=lambda run_id: find_run(run_id, settings, where),
+        find=lambda run_id: find_run(run_id, settings),
         data_paths=settings.data_paths,
     )
     with show_fraction("start") if log_format is LogFormat.TEXT else nullcontext(unwatched) as progress:

@@ -206,7 +206,7 @@ class Engine(Protocol):
         With `discard` the weights need not be kept: new ones arrive before the next computation.
 
         Requests that arrive meanwhile wait until `wake`. No-op if asleep. Canceling the caller withdraws its request to
-        sleep. Raises WorkerTaskError if the engine was woken before it slept.
+        sleep. Raises WorkerTaskError if the engine was awakened before it slept.
         """
         ...
 

@@ -58,12 +58,12 @@ class MixtureEngine(TorchEngine):
     async def probe(self, token_ids: Sequence[int]) -> list[float]:
         """Return log-probs of `token_ids[1:]` under the mixture; see `base.Engine`."""
         if self.is_asleep:
-            raise WorkerTaskError("the engine is asleep: it computes nothing until it is woken")
+            raise WorkerTaskError("the engine is asleep: wake it first")
         return list(await self._compute(lambda: self._text_logprobs(token_ids)))
 
     async def load_weights(self, path: Path, version: int, *, is_locked: bool = False) -> dict[str, int]:
         """Raise EngineError: an ensemble keeps its models."""
-        raise EngineError("an ensemble serves the models that it was opened with: it takes no new weights")
+        raise EngineError("an ensemble cannot load new weights")
 
     def _text_logprobs(self, token_ids: Sequence[int]) -> list[float]:
         weighing = self._mixture.weighing

@@ -49,7 +49,7 @@ def shapes_in(source: ModelSource) -> tuple[dict[str, tuple[int, ...]], set[str]
 def check_published(path: Path, own: Shapes, *, optional: Iterable[str]) -> None:
     """Raise ModelError if the file at `path` is incomplete or does not hold exactly the tensors of `own`."""
     if not is_complete(path.parent):
-        raise ModelError(f"weights in {path.parent} are not completely written")
+        raise ModelError(f"weights in {path.parent} are incomplete")
     _compare(f"weights in {path}", read_header(path).tensors, own, optional=optional)
 
 
@@ -64,9 +64,9 @@ def check_adapter(folder: Path, own: Shapes, *, max_rank: int | None) -> None:
     `max_rank` is the largest rank that is served; None: no adapter is.
     """
     if max_rank is None:
-        raise ModelError(f"there is an adapter in {folder}, but adapters are not served here")
+        raise ModelError(f"{folder} holds an adapter, but this engine serves none")
     if not is_complete(folder):
-        raise ModelError(f"the adapter in {folder} is not completely written")
+        raise ModelError(f"the adapter in {folder} is incomplete")
     config = read_json(folder / ADAPTER_CONFIG_FILE)
     rank, targets = config.get("r"), config.get("target_modules")
     extras = [name for name in PEFT_EXTRAS if config.get(name)]

@@ -120,7 +120,7 @@ class TorchEngine:
         return self._is_asleep
 
     async def generate(self, request: GenerateRequest) -> GenerationResult:
-        """Generate one group; see `base.Engine`. Raises ValueError for a prompt with an id that is no token."""
+        """Generate one group; see `base.Engine`. Raises ValueError for a prompt with an id outside the vocabulary."""
         if not all(0 <= token_id < self._settings.vocab_size for token_id in request.prompt_ids):
             raise ValueError(f"the prompt has an id outside the vocabulary of {self._settings.vocab_size}")
         job = _Job(request)
@@ -146,7 +146,7 @@ class TorchEngine:
     async def probe(self, token_ids: Sequence[int]) -> list[float]:
         """Return log-probs of fixed tokens under the served weights, computed between two runs; see `base.Engine`."""
         if self._is_asleep:
-            raise WorkerTaskError("the engine is asleep: it computes nothing until it is woken")
+            raise WorkerTaskError("the engine is asleep: wake it first")
         return list(await self._compute(lambda: probe_logprobs(self._model, token_ids)))
 
     async def sleep(self, *, discard: bool = False) -> None:
@@ -231,7 +231,7 @@ class TorchEngine:
     def _be_awake(self) -> None:
         self._is_asleep = False
         for sleeper in self._sleepers:
-            sleeper.fail(WorkerTaskError("the engine was woken before it slept"))
+            sleeper.fail(WorkerTaskError("the engine was awakened before it slept"))
         self._sleepers.clear()
 
     async def _load(self, load: _Load) -> None:

@@ -46,7 +46,6 @@ class DirectLoader:
 
     def __init__(self, targets: Sequence[TensorTarget], dtype: torch.dtype) -> None:
         self._targets = targets
-        self._dtype = dtype
         num_values = max((prod(target.shape) for target in targets if target.is_packed), default=0)
         self._scratch = torch.empty(num_values, dtype=dtype)
 

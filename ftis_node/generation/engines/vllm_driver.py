@@ -162,7 +162,7 @@ class VllmDriver:
     def probe(self, token_ids: Sequence[int], answer: Future[list[float]]) -> None:
         """Compute the log-probs of `token_ids[1:]` in the next step. `answer` fails while the engine sleeps."""
         if self.is_asleep:
-            fail(answer, WorkerTaskError("the engine is asleep: it computes nothing until it is woken"))
+            fail(answer, WorkerTaskError("the engine is asleep: wake it first"))
             return
         request_id, adapter = self._next_id(), self._adapters.current
         self._probes[request_id] = PendingProbe(answer, adapter)
@@ -233,7 +233,7 @@ class VllmDriver:
 
     def _end_sleepers(self) -> None:
         for sleeper in self._sleepers:
-            fail(sleeper, WorkerTaskError("the engine was woken before it slept"))
+            fail(sleeper, WorkerTaskError("the engine was awakened before it slept"))
         self._sleepers.clear()
 
     def _start(self, partial: VllmCompletion) -> None:

@@ -37,6 +37,7 @@ from ftis_node.generation.engines.published import check_adapter, check_publishe
 from ftis_node.generation.engines.vllm_jobs import VllmJob
 from ftis_node.generation.engines.vllm_options import (
     CPU_BLOCK_TOKENS,
+    check_executor,
     check_options,
     engine_arguments,
     environment,
@@ -261,6 +262,7 @@ def _open_core(source: ModelSource, settings: EngineSettings, device: str) -> tu
     from vllm.v1.executor import Executor
 
     check_options(settings.options, known={field.name for field in fields(EngineArgs)})
+    check_executor(settings.options)
     seed = random.SystemRandom().getrandbits(SEED_BITS) if settings.seed is None else settings.seed
     capability = current_platform.get_device_capability() if device != "cpu" else None
     arguments = EngineArgs(**engine_arguments(source, settings, device=device, seed=seed, capability=capability))

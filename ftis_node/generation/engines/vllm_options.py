@@ -6,13 +6,15 @@ arguments of `EngineArgs` can be set by name, and override the defaults here.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.config.no_network_env import NO_TELEMETRY
+from ftis_node.config.workers import EXECUTOR_BACKEND
 from ftis_node.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from ftis_node.generation.engines.base import EngineSettings
     from ftis_node.models import ModelSource
@@ -67,6 +69,12 @@ RESERVED = {  # EngineArgs field -> the setting to use instead; empty: it is fix
     "dtype": "dtype",
     "max_num_seqs": "generation.max_batch",
     "gpu_memory_utilization": "generation.gpu_memory_utilization",
+    # An engine is on one host: it reads new weights from a file or the memory of this host.
+    "nnodes": "",
+    "node_rank": "",
+    "data_parallel_size": "",
+    "data_parallel_backend": "",
+    "worker_cls": "",
 }
 
 
@@ -100,7 +108,14 @@ def check_options(options: Iterable[str], *, known: Iterable[str] | None = None)
             instead = f": set {RESERVED[name]}" if RESERVED[name] else ", which ftis-node sets itself"
             raise ConfigError(f"generation.engine_options must not have {name!r}{instead}")
         if known is not None and name not in known:
-            raise ConfigError(f"generation.engine_options has {name!r}, which is no argument of vLLM's engine")
+            raise ConfigError(f"generation.engine_options has {name!r}, which is not an argument of vLLM's engine")
+
+
+def check_executor(options: Mapping[str, object]) -> None:
+    """Raise ConfigError if the options name Ray and it is not installed."""
+    if options.get(EXECUTOR_BACKEND) == "ray" and find_spec("ray") is None:
+        name = f"generation.engine_options.{EXECUTOR_BACKEND}"
+        raise ConfigError(f'{name} is "ray", which is not installed: pip install ray, or use "mp"')
 
 
 def engine_arguments(

@@ -11,11 +11,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ftis_node.integrations.trl.foreign_groups import ForeignGroups
     from ftis_node.integrations.trl.grpo import SwarmGRPOTrainer
-    from ftis_node.integrations.trl.swarm_dataset import swarm_dataset
+    from ftis_node.integrations.trl.run_dataset import swarm_dataset
+    from ftis_node.integrations.trl.swarm_exchange import SwarmExchange
 
-__all__ = ["ForeignGroups", "SwarmGRPOTrainer", "swarm_dataset"]
+__all__ = ["ForeignGroups", "SwarmExchange", "SwarmGRPOTrainer", "swarm_dataset"]
 
-_FILES = {"ForeignGroups": "foreign_groups", "SwarmGRPOTrainer": "grpo", "swarm_dataset": "swarm_dataset"}
+_FILES = {
+    "ForeignGroups": "foreign_groups",
+    "SwarmExchange": "swarm_exchange",
+    "SwarmGRPOTrainer": "grpo",
+    "swarm_dataset": "run_dataset",
+}
 
 
 def __getattr__(name: str) -> Any:

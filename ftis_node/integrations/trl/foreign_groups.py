@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
@@ -52,6 +52,16 @@ class ForeignGroup:
     rewards: tuple[float, ...]
 
 
+class ForeignSource(Protocol):
+    """Interface of a source of foreign groups. It gives at most `per_batch` for a batch."""
+
+    per_batch: int
+
+    def draw(self, fit: Fit) -> list[ForeignGroup]:
+        """Return new groups that `fit` accepts."""
+        ...
+
+
 class ForeignGroups:
     """Source of peers' groups in a home, each drawn once."""
 
@@ -77,7 +87,8 @@ class ForeignGroups:
         chosen: list[ForeignGroup] = []
         try:
             for stored in islice(reader.newest_foreign(since=time.time() - self._max_age_s), MAX_ROWS_READ):
-                group = None if stored.id in self._drawn else self._read(stored, fit)
+                is_new = stored.id not in self._drawn
+                group = read_foreign(stored, fit, max_prompt_length=self._max_prompt_length) if is_new else None
                 if group is None:
                     continue
                 self._drawn.append(stored.id)
@@ -88,16 +99,18 @@ class ForeignGroups:
             reader.close()
         return chosen
 
-    def _read(self, stored: PeerGroup, fit: Fit) -> ForeignGroup | None:
-        try:
-            group = unpack_any(stored.body)
-        except RecordError as error:
-            logger.warning("foreign group left out: %s is unreadable: %s", stored.id.hex()[:12], error)
-            return None
-        if not isinstance(group, Group):
-            return None
-        foreign = ForeignGroup(np.array(stored.prompt_ids, dtype=np.int32), group, stored.rewards)
-        return foreign if _is_usable(foreign, fit, max_prompt_length=self._max_prompt_length) else None
+
+def read_foreign(stored: PeerGroup, fit: Fit, *, max_prompt_length: int) -> ForeignGroup | None:
+    """Return a stored group for the trainer; None if its body is unreadable or text, or if it does not fit."""
+    try:
+        group = unpack_any(stored.body)
+    except RecordError as error:
+        logger.warning("foreign group skipped: %s is unreadable: %s", stored.id.hex()[:12], error)
+        return None
+    if not isinstance(group, Group):
+        return None
+    foreign = ForeignGroup(np.array(stored.prompt_ids, dtype=np.int32), group, stored.rewards)
+    return foreign if _is_usable(foreign, fit, max_prompt_length=max_prompt_length) else None
 
 
 def _is_usable(foreign: ForeignGroup, fit: Fit, *, max_prompt_length: int) -> bool:

@@ -1,7 +1,7 @@
 """TRL's `GRPOTrainer` with a loss of `ftis_node.algorithms`.
 
 TRL samples, scores, makes advantages and micro-batches, and steps. Two of its methods are replaced. One adds each row's
-group to the batch, the other computes the loss.
+group to the batch and exchanges groups with peers, the other computes the loss.
 """
 
 from __future__ import annotations
@@ -15,15 +15,19 @@ from ftis_node.algorithms import find_method, is_separable, method_parameters, p
 from ftis_node.errors import ConfigError
 from ftis_node.integrations.trl.foreign_groups import Fit
 from ftis_node.integrations.trl.foreign_rows import foreign_rows, join_batches
+from ftis_node.integrations.trl.own_groups import Sampler, own_groups
+from ftis_node.integrations.trl.sampling_agreement import require_agreement
+from ftis_node.integrations.trl.swarm_exchange import FlushCallback
 from ftis_node.models.fingerprint import tokenizer_fingerprint
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
     from trl import GRPOConfig
 
-    from ftis_node.integrations.trl.foreign_groups import ForeignGroup, ForeignGroups
+    from ftis_node.integrations.trl.foreign_groups import ForeignGroup, ForeignSource
+    from ftis_node.integrations.trl.swarm_exchange import SwarmExchange
 
 UNUSED_TERMS = {
     "beta": 0.0,
@@ -47,12 +51,14 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         *args: Any,
         method: str = "ftis",
         method_params: Mapping[str, Any] | None = None,
-        foreign: ForeignGroups | None = None,
+        foreign: ForeignSource | None = None,
+        exchange: SwarmExchange | None = None,
         **kwargs: Any,
     ) -> None:
         """Take the arguments of GRPOTrainer, the method's name, and the parameters that differ from its defaults.
 
-        Groups of `foreign` replace the last prompts of a batch, which TRL then does not sample.
+        Groups of `foreign` or `exchange` replace the last prompts of a batch, which TRL then does not sample. Through
+        `exchange` peers get the own groups.
 
         Raises ValueError for an unknown method or parameter, ConfigError for a GRPOConfig that the loss cannot follow.
         """
@@ -61,16 +67,24 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         find_method(method)
         super().__init__(*args, **kwargs)
         _require_usable(self.args, method, self.method_params, num_processes=self.accelerator.num_processes)
-        self._foreign = foreign
+        if exchange is not None and foreign is not None:
+            raise ConfigError("exchange gives foreign groups, too: omit foreign")
+        self._foreign = foreign = foreign or exchange
+        self._exchange = exchange
         if foreign is not None:
             _require_place(self.args, foreign.per_batch, num_processes=self.accelerator.num_processes)
+            tokenizer = tokenizer_fingerprint(self._tokenizer)
             self._fit = Fit(
-                tokenizer=tokenizer_fingerprint(self._tokenizer),
+                tokenizer=tokenizer,
                 vocab_size=self.model.get_input_embeddings().num_embeddings,
                 group_size=self.num_generations,
                 temperature=self.temperature,
                 max_completion_length=self.max_completion_length,
             )
+        if exchange is not None:
+            require_agreement(self, exchange.node, tokenizer=tokenizer)
+            self._sampler = Sampler(tokenizer, self.num_generations, self.temperature, self.top_p, self.top_k)
+            self.add_callback(FlushCallback(exchange))
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         """Return TRL's batch, with foreign groups, and `group_ids` and `sender_ids` `[N]`, 0 for own rows.
@@ -84,11 +98,34 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         rows = torch.arange(num_own, device=batch["advantages"].device)
         batch["group_ids"] = rows // (self.num_generations if is_training else self.num_generations_eval)
         batch["sender_ids"] = torch.zeros_like(rows)
+        if is_training and self._exchange:
+            self._share(self._exchange, batch, inputs[:num_own])
         if foreign:
             batch = self._with_foreign(batch, foreign)
         if is_training and self._foreign:
             self._metrics["train"]["foreign_groups"].append(len(foreign))
         return batch
+
+    def _share(self, exchange: SwarmExchange, batch: Mapping[str, Any], inputs: Sequence[Mapping[str, Any]]) -> None:
+        """Hand the own groups of a batch to the exchange node."""
+        problems = [int(row["prompt_index"]) for row in inputs]
+        version = self.state.global_step
+        for group in own_groups(batch, self._sampled_logprobs(batch), problems, self._sampler, policy_version=version):
+            exchange.share(group)
+        self._metrics["train"]["shared_groups"].append(exchange.take_num_shared())
+
+    def _sampled_logprobs(self, batch: Mapping[str, Any]) -> Tensor:
+        """Return the log-probs `[N, T]` of the policy that sampled the batch: vLLM's, or the learner's own.
+
+        vLLM gives those of the cut distribution, and a run with `top_p` or `top_k` needs those of the full one.
+        """
+        is_cut = self.top_p < 1 or self.top_k > 0
+        sampled: Tensor | None = None if is_cut else batch.get("sampling_per_token_logps")
+        sampled = batch.get("old_per_token_logps") if sampled is None else sampled
+        if sampled is not None:
+            return sampled
+        with torch.no_grad():
+            return self._learner_logprobs(self.model, batch, batch_size=self.args.per_device_train_batch_size)[0]
 
     def _with_foreign(self, batch: dict[str, Any], foreign: list[ForeignGroup]) -> dict[str, Any]:
         """Return the batch with the rows of `foreign` after its own."""

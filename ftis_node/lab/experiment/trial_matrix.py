@@ -276,7 +276,7 @@ def parse_method(text: str, base: MethodSection) -> MethodSection:
         for pair in pairs:
             key, separator, value = pair.partition("=")
             if not separator or key not in known:
-                raise UsageError(f"{text!r}: {key!r} is no parameter of {name}; it takes {', '.join(known)}")
+                raise UsageError(f"{text!r}: {key!r} is not a parameter of {name}; it takes {', '.join(known)}")
             given[key] = value
         return MethodSection.model_validate({"name": name} | given)
     except ValidationError as error:

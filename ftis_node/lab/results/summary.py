@@ -240,7 +240,7 @@ def payoff(lines: Sequence[MethodResult], line: MethodResult, task: str) -> Esti
 def alone_line(lines: Sequence[MethodResult], line: MethodResult) -> MethodResult | None:
     """Return the line of the same model alone with whole updates, under the same delay if it exists; None without one.
 
-    A delay of a peer only is no delay for the baseline.
+    A delay of a peer alone does not delay the baseline.
     """
     pair, model, delay = line.alone
     found = [each for each in lines if (each.pair, each.model, each.labels["method"]) == (pair, model, ALONE)]

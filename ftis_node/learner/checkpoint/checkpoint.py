@@ -93,8 +93,8 @@ class Checkpoint:
     """A loaded checkpoint: the state, and tensors by parameter name (`moments` as `<name>.<moment>`)."""
 
     state: CheckpointState
-    weights: dict[str, Tensor]
-    moments: dict[str, Tensor]
+    weights: Mapping[str, Tensor]
+    moments: Mapping[str, Tensor]
     random_state: Tensor
     cuda_random_state: Tensor | None
 
@@ -261,8 +261,8 @@ def _check_shapes(
     weights: Mapping[str, Tensor], moments: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]
 ) -> None:
     if {name: value.shape for name, value in weights.items()} != dict(shapes):
-        raise ModelError(f"{WEIGHTS_FILE} does not hold the tensors that are trained")
+        raise ModelError(f"{WEIGHTS_FILE} does not hold the trained tensors")
     for key, value in moments.items():
         name = key.rpartition(".")[0]
         if name not in shapes or value.shape not in moment_shapes(shapes[name]):
-            raise ModelError(f"{OPTIMIZER_FILE} holds {key}, which belongs to no tensor that is trained")
+            raise ModelError(f"{OPTIMIZER_FILE} holds {key}, which belongs to no trained tensor")

@@ -11,24 +11,21 @@ from ftis_node.errors import MachineError
 from ftis_node.learner.checkpoint.checkpoint import (
     TrainingProgress,
     gather,
-    name_of,
-    newest_usable,
-    read_checkpoint,
     restore_optimizer,
     restore_weights,
     state_of,
-    tidy,
     write_checkpoint,
 )
+from ftis_node.learner.checkpoint.checkpoint_choice import find_checkpoint
 from ftis_node.learner.checkpoint.saving import CheckpointSaver
 from ftis_node.learner.distributed.rank_commands import GatherCommand
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     import torch
 
-    from ftis_node.learner.checkpoint.checkpoint import Checkpoint, CheckpointOwner
+    from ftis_node.learner.checkpoint.checkpoint import CheckpointOwner
     from ftis_node.learner.distributed.ranks import Ranks
     from ftis_node.learner.messages import CheckpointSkipped, LearnerBoot
     from ftis_node.learner.step.masters import MasterWeights
@@ -114,28 +111,3 @@ class CheckpointManager:
         except OSError as error:
             step = self.saver.failed_step
             raise MachineError(f"the checkpoint of step {step} cannot be written: {error}; {FREE_SPACE}") from error
-
-
-def find_checkpoint(
-    folder: Path,
-    *,
-    owner: CheckpointOwner,
-    shapes: Mapping[str, torch.Size],
-    ranks: Ranks,
-    on_skipped: Callable[[CheckpointSkipped], None],
-) -> Checkpoint | None:
-    """Return the newest readable checkpoint, None in a home without any. Rank 0 chooses and cleans up; each rank reads.
-
-    Raises as `newest_usable` does.
-    """
-    if ranks.rank:
-        name = ranks.broadcast(b"").decode()
-        with ranks.agreed():
-            return read_checkpoint(folder / name, owner=owner, shapes=shapes) if name else None
-    found, damaged = newest_usable(folder, owner=owner, shapes=shapes)
-    for skipped in damaged:
-        on_skipped(skipped)
-    tidy(folder, damaged)
-    ranks.broadcast(b"" if found is None else name_of(found.state.step).encode())
-    with ranks.agreed():
-        return found

@@ -61,7 +61,7 @@ def check_file(folder: Path, name: str, sums: Mapping[str, str]) -> None:
     except OSError as error:
         raise ModelError(f"{name} cannot be read: {error}") from error
     if found != sums.get(name):
-        raise ModelError(f"{name} is not what was written: its checksum differs from the one in {CHECKSUMS_FILE}")
+        raise ModelError(f"{name} changed on disk: its checksum differs from the one in {CHECKSUMS_FILE}")
 
 
 def _piece_sum(descriptor: int, offset: int) -> bytes:

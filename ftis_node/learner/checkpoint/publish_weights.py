@@ -63,7 +63,7 @@ class Publisher:
     def give_up_sharing(self, reason: str) -> None:
         """Switch to files for all later versions; `reason` is the cause."""
         if self.way == "ipc":
-            log.warning("weights cross in files from now on: %s", reason)
+            log.warning("weights are sent in files from now on: %s", reason)
             self.way, self.fell_back = "pinned", reason
 
     def write(self, policy: Policy, *, version: int) -> PublishedWeights:
@@ -91,7 +91,7 @@ class Publisher:
     def _share(self, policy: Policy, version: int) -> PublishedWeights:
         tensors = own_tensors(policy)
         if self._form != "model" or policy.adapted is not None or any(map(is_sharded, tensors.values())):
-            raise SharingError("an adapter that is merged, or weights on several GPUs, lie nowhere as they are served")
+            raise SharingError("a merged adapter and weights on several GPUs cannot be shared in memory")
         if any(tensor.dtype != policy.compute_dtype for tensor in tensors.values()):
             raise SharingError(f"not all tensors of the model are {policy.compute_dtype}")
         checksums = {name: checksum(tensor) for name, tensor in tensors.items()}

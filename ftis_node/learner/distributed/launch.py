@@ -8,7 +8,8 @@ Each rank reads its address as under torchrun: RANK, WORLD_SIZE, LOCAL_RANK, MAS
 torchrun started keeps that address. Otherwise rank 0 starts the other ranks itself, for two reasons. torchrun puts each
 rank into its own session, so the daemon's kill of the worker's process group would miss it. Its rendezvous listens on
 every network interface. With rank 0 as launcher all ranks share one process group, and the port listens on the loopback
-interface only.
+interface only. If the learner has several hosts, `hosts.py` connects them, and an agent (`host_agent.py`) starts the
+ranks of each other host.
 
 All ranks end together: the others end with rank 0 (`owner.py`), and rank 0 ends as soon as another rank does. The
 daemon then restarts the whole group, like any worker.
@@ -24,12 +25,19 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from ftis_node.workers.wire import enc_hook
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
+
+    from ftis_node.learner.messages import LearnerBoot
 
 log = logging.getLogger(__name__)
 
@@ -66,35 +74,55 @@ class RankAddress:
             port=int(environment["MASTER_PORT"]),
         )
 
-    def environment_of(self, rank: int) -> dict[str, str]:
+    def environment_of(self, rank: int, *, local_rank: int, num_local: int) -> dict[str, str]:
         """Return the environment variables that give process `rank` its address, as torchrun sets them."""
         return {
             "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
+            "LOCAL_RANK": str(local_rank),
             "WORLD_SIZE": str(self.size),
-            "LOCAL_WORLD_SIZE": str(self.size),
+            "LOCAL_WORLD_SIZE": str(num_local),
             "MASTER_ADDR": self.address,
             "MASTER_PORT": str(self.port),
         }
 
 
+class Hosts:
+    """The null object for a learner on one host."""
+
+    listen_on = LOOPBACK
+
+    def assign(self, address: RankAddress) -> None:
+        """Give each host its ranks and the address of rank 0."""
+
+    def await_blame(self) -> None:
+        """Block a thread that lost a rank, until the watch has ended this process or found nothing."""
+
+
+ONE_HOST = Hosts()
+
+
 @contextmanager
-def start_ranks(num_processes: int) -> Iterator[RankAddress | None]:
-    """Start the other ranks and yield rank 0's address. Under torchrun yield its address; for one process yield None.
+def start_ranks(boot: LearnerBoot, hosts: Hosts = ONE_HOST) -> Iterator[RankAddress | None]:
+    """Start the other ranks of this host and yield rank 0's address. Under torchrun yield its address.
+
+    For one process yield None.
 
     Call it in the main thread: on Linux a rank dies with the thread that started it. Send the other ranks `EndCommand`
     before the context ends. They get END_GRACE_S seconds to end, and none after an error.
     """
-    if num_processes == 1:
+    num_ranks, num_local = boot.settings.num_ranks, boot.settings.num_processes
+    if num_ranks == 1:
         yield None
         return
     given = RankAddress.from_environment()
-    if given is not None and given.size == num_processes:
+    if given is not None and given.size == num_ranks:
         yield given
         return
-    with socket.create_server((LOOPBACK, 0)) as listener:
-        address = RankAddress(0, num_processes, 0, LOOPBACK, listener.getsockname()[1], listener)
-        others = _OtherRanks(address)
+    family = socket.AF_INET6 if ":" in hosts.listen_on else socket.AF_INET
+    with socket.create_server((hosts.listen_on, 0), family=family) as listener:
+        address = RankAddress(0, num_ranks, 0, hosts.listen_on, listener.getsockname()[1], listener)
+        others = LocalRanks(boot, on_lost=partial(_end_process, hosts))
+        others.start(address, {rank: rank for rank in range(1, num_local)}, num_local=num_local)
         try:
             yield address
         except BaseException:
@@ -103,18 +131,31 @@ def start_ranks(num_processes: int) -> Iterator[RankAddress | None]:
         others.end(within_s=END_GRACE_S)
 
 
-class _OtherRanks:
-    """The processes of ranks 1 and up, each with a thread that waits for its exit."""
+class LocalRanks:
+    """Rank processes on this host, each with a thread that waits for its exit.
 
-    def __init__(self, address: RankAddress) -> None:
+    Each gets `boot` on its standard input. If one ends with an error before `end`, its thread calls
+    `on_lost(rank, how)`.
+    """
+
+    def __init__(self, boot: LearnerBoot, *, on_lost: Callable[[int, str], None]) -> None:
+        self._boot = msgspec.msgpack.encode(boot, enc_hook=enc_hook)
+        self._on_lost = on_lost
         self._are_ending = threading.Event()
-        command = [sys.executable, "-m", MODULE, "--owner-pid", str(os.getpid())]
         self._processes: list[subprocess.Popen[bytes]] = []
-        for rank in range(1, address.size):
-            process = subprocess.Popen(command, env={**os.environ, **address.environment_of(rank)})
+
+    def start(self, address: RankAddress, local_ranks: Mapping[int, int], *, num_local: int) -> None:
+        """Start the ranks that are the keys of `local_ranks`; the values are their numbers on this host."""
+        command = [sys.executable, "-m", MODULE, "--owner-pid", str(os.getpid())]
+        for rank, local_rank in local_ranks.items():
+            environment = address.environment_of(rank, local_rank=local_rank, num_local=num_local)
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, env={**os.environ, **environment})
             self._processes.append(process)
             watch = threading.Thread(target=self._watch, args=(rank, process), name=f"rank-{rank}-watch", daemon=True)
             watch.start()
+            assert process.stdin is not None
+            with suppress(BrokenPipeError), process.stdin:  # the watch reports a process that has ended
+                process.stdin.write(self._boot)
 
     def end(self, *, within_s: float) -> None:
         """Wait up to `within_s` seconds for the exit of all, then kill the rest."""
@@ -132,6 +173,11 @@ class _OtherRanks:
         if code == 0 or self._are_ending.is_set():
             return
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-        log.critical("rank %d of the learner %s; all other ranks end", rank, how)
-        logging.shutdown()
-        os._exit(LOST_RANK_EXIT_CODE)
+        self._on_lost(rank, how)
+
+
+def _end_process(hosts: Hosts, rank: int, how: str) -> None:
+    log.critical("rank %d of the learner %s; all other ranks end", rank, how)
+    hosts.await_blame()
+    logging.shutdown()
+    os._exit(LOST_RANK_EXIT_CODE)

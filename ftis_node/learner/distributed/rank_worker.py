@@ -1,7 +1,8 @@
-"""A rank above 0: `python -m ftis_node.learner.distributed.rank_worker`, started by rank 0 (`launch.py`).
+"""A rank above 0: `python -m ftis_node.learner.distributed.rank_worker`, started by rank 0 or by its host's agent.
 
-It builds the same learner with its shard of every weight, and executes the commands of rank 0 until the end. It writes
-no file and connects only to the other ranks.
+It reads from its standard input how to build the learner (`launch.py`). It builds the same learner as rank 0 with its
+shard of every weight, and executes the commands of rank 0 until the end. It writes no file and connects only to the
+other ranks.
 """
 
 from __future__ import annotations
@@ -10,12 +11,17 @@ import argparse
 import logging
 import os
 import signal
+import sys
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ftis_node.errors import FtisError, WorkerTaskError
 from ftis_node.learner.distributed.launch import RankAddress
+from ftis_node.learner.messages import LearnerBoot
 from ftis_node.telemetry.log import set_up_logging
 from ftis_node.workers.owner import die_with_owner
+from ftis_node.workers.wire import dec_hook
 
 if TYPE_CHECKING:
     from ftis_node.learner.core import Learner
@@ -24,12 +30,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def run_rank(address: RankAddress) -> None:
+def run_rank(address: RankAddress, boot: LearnerBoot) -> None:
     """Build a learner and execute commands until the last. Raises FtisError if the learner cannot be built."""
     from ftis_node.learner.core import Learner
     from ftis_node.learner.distributed.ranks import join
 
-    ranks, boot = join(address)
+    ranks = join(address, boot)
     run_commands(Learner(boot, ranks=ranks), ranks)
     ranks.close()
 
@@ -59,7 +65,7 @@ def main() -> None:
     address = RankAddress.from_environment()
     assert address is not None, "rank 0 sets the address of each rank"
     try:
-        run_rank(address)
+        run_rank(address, msgspec.msgpack.decode(sys.stdin.buffer.read(), type=LearnerBoot, dec_hook=dec_hook))
     except FtisError as error:
         # Rank 0 fails with the same error and must stay alive to report it to the daemon. Its end ends this process.
         log.error("rank %d cannot be built: %s", address.rank, error)

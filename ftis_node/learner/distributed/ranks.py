@@ -29,9 +29,7 @@ from torch import distributed
 from ftis_node.errors import FtisError, WorkerTaskError
 from ftis_node.learner.data.batch import MicroBatch
 from ftis_node.learner.distributed.rank_commands import RankCommand
-from ftis_node.learner.messages import LearnerBoot
 from ftis_node.models import pick_device
-from ftis_node.workers.wire import dec_hook, enc_hook
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -40,6 +38,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from ftis_node.learner.distributed.launch import RankAddress
+    from ftis_node.learner.messages import LearnerBoot
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +48,6 @@ StepCallback: TypeAlias = "Callable[[], None]"
 # A rank may wait days for the next command. `launch.py` detects dead ranks, and the daemon a hang.
 COLLECTIVE_TIMEOUT = timedelta(days=1000)
 BROKEN_EXIT_CODE = 1
-BOOT_KEY = "boot"
 BUDGET_STEPS = (1.0, 1.1, 1.25, 1.5, 2.0)
 
 
@@ -72,6 +70,10 @@ class Ranks:
     def broadcast(self, message: bytes) -> bytes:
         """Return rank 0's message, on every rank."""
         return message
+
+    def broadcast_tensor(self, tensor: Tensor) -> Tensor:
+        """Return rank 0's CPU tensor, on every rank. The other ranks pass one to be filled."""
+        return tensor
 
     def is_any(self, value: bool) -> bool:
         """Return whether `value` is true on at least one rank."""
@@ -101,9 +103,10 @@ ALONE = Ranks()
 class RankGroup(Ranks):
     """Several processes connected by torch.distributed. Create it with `join`."""
 
-    def __init__(self, address: RankAddress, store: Any, *, on_gpu: bool) -> None:
-        """Wait until all ranks are connected."""
+    def __init__(self, address: RankAddress, store: Any, *, on_gpu: bool, on_broken: Callable[[], None]) -> None:
+        """Wait until all ranks are connected. `on_broken` is called before a failure ends this process."""
         self.rank, self.size = address.rank, address.size
+        self._on_broken = on_broken
         if on_gpu:
             torch.cuda.set_device(address.local_rank)
         distributed.init_process_group(
@@ -136,6 +139,10 @@ class RankGroup(Ranks):
         self.add_up(found)
         for micro_batch in micro_batches:
             logprobs.view(-1)[micro_batch.cell_index] = found[micro_batch.cell_index]
+
+    def broadcast_tensor(self, tensor: Tensor) -> Tensor:
+        distributed.broadcast(tensor, src=0)
+        return tensor
 
     def broadcast(self, message: bytes) -> bytes:
         length = torch.tensor([len(message)])
@@ -189,6 +196,7 @@ class RankGroup(Ranks):
             raise
         except Exception:
             log.critical("rank %d of the learner failed; all other ranks end", self.rank, exc_info=True)
+            self._on_broken()
             logging.shutdown()
             os._exit(BROKEN_EXIT_CODE)
 
@@ -196,14 +204,10 @@ class RankGroup(Ranks):
         distributed.destroy_process_group()
 
 
-def join(address: RankAddress, boot: LearnerBoot | None = None) -> tuple[RankGroup, LearnerBoot]:
-    """Connect to the other ranks. Rank 0 passes `boot`; the others receive it."""
+def join(address: RankAddress, boot: LearnerBoot, *, on_broken: Callable[[], None] = lambda: None) -> RankGroup:
+    """Connect to the other ranks, which have the same `boot`."""
     store = _open_store(address)
-    if boot is None:
-        boot = msgspec.msgpack.decode(store.get(BOOT_KEY), type=LearnerBoot, dec_hook=dec_hook)
-    else:
-        store.set(BOOT_KEY, msgspec.msgpack.encode(boot, enc_hook=enc_hook))
-    return RankGroup(address, store, on_gpu=pick_device(boot.device) != "cpu"), boot
+    return RankGroup(address, store, on_gpu=pick_device(boot.device) != "cpu", on_broken=on_broken)
 
 
 def empty_micro_batch() -> MicroBatch:

@@ -59,14 +59,14 @@ class KernelMeasurement:
 
 def check_kernels(boot: LearnerBoot) -> None:
     """Raise ConfigError for kernels that this learner does not support."""
-    if boot.settings.kernels in ("compile", "liger") and boot.settings.num_processes > 1:
+    if boot.settings.kernels in ("compile", "liger") and boot.settings.num_ranks > 1:
         raise ConfigError(
             f"learner.kernels = '{boot.settings.kernels}' is for a learner of one process: use 'auto', or leave "
             "learner.gpus and learner.processes out"
         )
     if boot.settings.kernels == "compile" and boot.measures_agreement:
         raise ConfigError(
-            "learner.kernels = 'compile' leaves out the hooks of method.peer_weights = \"agreement\": use 'plain'"
+            "learner.kernels = 'compile' skips the hooks of method.peer_weights = \"agreement\": use 'plain'"
         )
 
 
@@ -101,7 +101,7 @@ def _fastest(policy: Policy, boot: LearnerBoot) -> Policy:
             if problem is None and found.seconds < best_s:
                 best, best_s = name, found.seconds
         if problem is not None:
-            log.warning("kernels: %s is left out: %s", name, problem)
+            log.warning("kernels: %s is skipped: %s", name, problem)
         for undo in still_on:
             undo()
     log.info("kernels: %s; a layer of %d tokens: %s", best, micro_batch.token_ids.numel(), ", ".join(words))

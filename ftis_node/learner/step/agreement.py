@@ -41,7 +41,7 @@ class AgreementMeter:
         modules = [module for name, module in causal_lm.named_modules() if name.endswith(PROJECTION)]
         if not modules:
             raise ConfigError(
-                f'method.peer_weights = "agreement" needs a model whose layers have a module {PROJECTION}: leave it out'
+                f'method.peer_weights = "agreement" needs a model whose layers have a {PROJECTION}: remove the setting'
             )
         modules[-1].register_forward_hook(self._on_forward)
         self._batch: TrainBatch | None = None

@@ -59,7 +59,7 @@ def grow_segments_after_weights(boot: LearnerBoot) -> None:
     Another process cannot open the handle of an expandable segment (`workers/weights/cuda_ipc.py`).
     """
     if boot.hand_over == "ipc" and boot.memory_share is not None and not grow_segments():
-        log.info("torch's allocator keeps its settings: segments do not grow")
+        log.info("torch's allocator has no expandable segments")
 
 
 class OomRetry:
@@ -106,7 +106,7 @@ class OomRetry:
             torch.cuda.empty_cache()
         if self._recompute():
             log.warning(
-                "step %d ran out of memory: activations are recomputed from here on, which takes a third more time",
+                "step %d ran out of memory: activations are recomputed from now on, which takes a third more time",
                 step,
             )
             return True
@@ -114,7 +114,7 @@ class OomRetry:
         if smaller is None:
             return False
         log.warning(
-            "step %d ran out of memory with micro-batches of %d tokens: %d from here on",
+            "step %d ran out of memory with micro-batches of %d tokens: %d from now on",
             step,
             min(self.max_tokens, whole),
             smaller.max_tokens,

@@ -36,7 +36,7 @@ LOOK_UP_TABLES = ("qmap1", "qmap2")  # the values of 8-bit codes: always the sam
 
 def check_optimizer_states(boot: LearnerBoot) -> None:
     """Raise MachineError if the configured form lacks a package, ConfigError if it does not apply here."""
-    if boot.settings.optimizer_states != "float32" and boot.settings.num_processes > 1:
+    if boot.settings.optimizer_states != "float32" and boot.settings.num_ranks > 1:
         raise ConfigError(
             f"learner.optimizer_states = '{boot.settings.optimizer_states}' is for a learner of one process: use "
             "'float32', which several divide among them"
@@ -45,7 +45,7 @@ def check_optimizer_states(boot: LearnerBoot) -> None:
         _bitsandbytes()
     if boot.settings.optimizer_states == "offload" and pick_device(boot.device) == "cpu":
         raise ConfigError(
-            "learner.optimizer_states = 'offload' moves memory from a GPU to the host: without one use 'float32' or "
+            "learner.optimizer_states = 'offload' moves memory from a GPU to the host: without a GPU use 'float32' or "
             "'8bit'"
         )
 
@@ -126,7 +126,7 @@ def _bitsandbytes() -> Any:
         import bitsandbytes
     except ImportError as error:
         raise MachineError(
-            "8-bit optimiser states need bitsandbytes: pip install 'ftis-node[8bit]', or set "
+            "8-bit optimizer states need bitsandbytes: pip install 'ftis-node[8bit]', or set "
             "learner.optimizer_states = 'float32'"
         ) from error
     return bitsandbytes

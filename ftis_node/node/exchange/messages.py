@@ -10,7 +10,7 @@ from typing import Annotated, Final, TypeAlias
 import msgspec
 
 MAX_INT32: Final = 2**31 - 1
-MAX_TAKEN: Final = 64
+MAX_TAKEN: Final = 16
 MAX_COMPLETIONS: Final = 4096
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT32)]

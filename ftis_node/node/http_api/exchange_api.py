@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 from aiohttp import web
 
+from ftis_node.config.home import TOKEN_HEADER
 from ftis_node.node.exchange.messages import OwnGroup, TakeAnswer, TakenGroup, TakeRequest
 from ftis_node.node.http_api.auth import is_same_secret
-from ftis_node.node.http_api.local_api import TOKEN_HEADER
 from ftis_node.telemetry.terminal_text import one_line
 from ftis_node.validation import Refusal
 
@@ -45,15 +45,16 @@ class _Refused(Exception):
 class ExchangeApi:
     """Handlers of the two routes."""
 
-    def __init__(self, exchange: GroupExchange, *, max_group_bytes: int, token: str) -> None:
+    def __init__(self, exchange: GroupExchange, *, max_group_bytes: int) -> None:
         """`max_group_bytes` bounds the tokens of a group, as it bounds the envelope of the run."""
         self._exchange = exchange
         self._max_group_bytes = max_group_bytes
-        self._token = token
+        self._token = ""
         self._num_pending = 0
 
-    def add_routes(self, app: web.Application) -> None:
-        """Add the routes."""
+    def add_routes(self, app: web.Application, token: str) -> None:
+        """Add the routes. Each request needs `token`."""
+        self._token = token
         app.router.add_post("/exchange/publish", self.publish)
         app.router.add_post("/exchange/take", self.take)
 
@@ -88,7 +89,7 @@ class ExchangeApi:
         )
 
     def _require_token(self, request: web.Request) -> None:
-        if not is_same_secret(request.headers.get(TOKEN_HEADER, ""), self._token):
+        if not self._token or not is_same_secret(request.headers.get(TOKEN_HEADER, ""), self._token):
             raise _Refused(403, "token", f"this request needs the header {TOKEN_HEADER} with the token in the home")
 
 

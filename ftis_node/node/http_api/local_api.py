@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from ftis_node.config.home import TOKEN_HEADER
 from ftis_node.errors import UsageError
 from ftis_node.files import check_no_folder, parse_json
 from ftis_node.node.http_api.auth import is_same_secret, own_names_only
@@ -47,7 +48,6 @@ EVENT_PERIOD_S = 1.0
 INDEX_PATHS = ("/status", "/peers", "/events", "/metrics", "/healthz", "/readyz")
 MAX_STREAMS = 32  # of `/events`; a client can keep its stream open for any time
 WRITE_S = 10.0  # for a client to read one event
-TOKEN_HEADER = "X-Ftis-Token"
 TOKEN_BYTES = 16
 MAX_REQUEST_BYTES = 4096
 BODY_S = 10.0

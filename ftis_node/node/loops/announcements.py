@@ -65,7 +65,6 @@ class AnnouncementHandler:
         counters: NodeCounters,
     ) -> None:
         self._context = context
-        self._about = about
         self._gossip = gossip
         self._reader = reader
         self._peers = peers

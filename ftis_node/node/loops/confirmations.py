@@ -99,4 +99,4 @@ class ConfirmationLoop:
         with self._guard.work_for(sender, Place.CONFIRM):
             self._window.sent(sender, now=time.monotonic())
             if not await self._gossip.confirm(sender, ids):
-                log.debug("%s did not take the confirmation of %d groups", sender, len(ids))
+                log.debug("%s rejected the confirmation of %d groups", sender, len(ids))

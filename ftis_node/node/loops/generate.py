@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from ftis_node.models import PromptTokenizer
     from ftis_node.node.context import NodeContext, NodeDescription
     from ftis_node.node.protocols import Generation
-    from ftis_node.node.state import NodeCounters
     from ftis_node.node.storage.disk_space import DiskSpace
     from ftis_node.node.training.division import Division
     from ftis_node.node.training.slots import SlotPool
@@ -67,7 +66,6 @@ class GenerateLoop:
         slots: SlotPool,
         budget: GenerateBudget,
         space: DiskSpace,
-        counters: NodeCounters,
         division: Division | None = None,
     ) -> None:
         """`position` is the number of prompts in the order that this node has used."""
@@ -82,7 +80,6 @@ class GenerateLoop:
         self._slots = slots
         self._budget = budget
         self._space = space
-        self._counters = counters
         self._division = division
         self._order = prompt_order(context, num_items=len(domain))
         self._sampling = SamplingSettings(
@@ -127,7 +124,6 @@ class GenerateLoop:
             token_ids = self._tokenizer.encode_prompt(item.prompt)
             if len(token_ids) <= sampling.max_prompt_tokens:
                 return Prompt(item, token_ids)
-            self._counters.skipped_prompts += 1
             self._context.events.write("prompt_skipped", prompt=str(item.ref), num_tokens=len(token_ids))
 
     async def _make_group(self, prompt: Prompt) -> None:

@@ -191,13 +191,13 @@ class IntakeLoop:
         elif (group.sender, group.number) in self._passed:
             refusal = Refusal("sequence_reused", f"number {group.number} of this sender was used a moment ago")
         elif reason := self._peers.duplicate_reason(group):
-            refusal = Refusal(reason, "too many of its completions were here before")
+            refusal = Refusal(reason, "too many of its completions are duplicates")
         else:
             return None
         return Refused(refusal, group.sender, group_id, signed=True, num_tokens=group.num_tokens)
 
     def _work_for(self, arrival: Arrival, place: Place) -> PeerWork:
-        """Return the guard: it raises an error that an own group causes, and charges a peer for one of its group."""
+        """Return the guard. It raises the errors of an own group, and charges a peer for those of its group."""
         return self._guard.work_for(arrival.origin, place, passes=(Exception,) if arrival.own else ())
 
     def _give_up(self, arrival: Arrival) -> None:

@@ -6,9 +6,9 @@
 A group is announced only after it is on disk, so that every peer that requests it gets it. Sequence numbers are
 consecutive, and only groups that pass validation get one. So a gap always means that announcements were lost.
 
-A small group's announcement, pull and confirmation cost more than its body. So the next ones wait for the
-end of a short window and go in one message. An idle node announces at once, and so does one with a member that reads no
-batches.
+A small group's announcement, pull and confirmation cost more than its body. So the following
+small groups wait for the end of a short window, and one message announces them all. An idle node announces at once, and
+so does one with a member that reads no batches.
 """
 
 from __future__ import annotations

@@ -232,7 +232,7 @@ class PeerManager:
         if peer_id == self._own_id:
             raise UsageError("this is the node itself: it cannot be banned")
         if peer_id in self._trusted:
-            raise UsageError("node.toml trusts this peer: take it out of access.trust and start the node again")
+            raise UsageError("node.toml trusts this peer: remove it from access.trust and start the node again")
         self._standings.ban(peer_id, length_s or self._settings.access.ban_max_s, now=self._clock())
         self._report(peer_id, TrustLevel.BANNED, "by the operator")
         self.save()

@@ -236,7 +236,7 @@ async def _start(parts: NodeComponents, on_progress: OnProgress) -> None:
     state = parts.learner.state
     assert state is not None, "a started learner has a state"
     if settings.learns and state.step < done:
-        log.warning("step %d was done, and the newest checkpoint to be read is of %d", done, state.step)
+        log.warning("step %d is done, but the newest readable checkpoint is of step %d", done, state.step)
         context.events.write("checkpoint_fallback", step=state.step, done=done)
     if settings.learns:
         log_unknown_steps(state, done=done, holds=parts.reader.held, events=context.events)

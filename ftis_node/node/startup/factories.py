@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,15 +17,15 @@ from ftis_node.generation.engines.vllm_options import check_options
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.gossip import GossipLimits, NetworkSettings
-from ftis_node.gossip.encryption import read_secret
 from ftis_node.learner.client import LearnerClient
-from ftis_node.learner.messages import LearnerBoot
+from ftis_node.learner.messages import HostsConnected, LearnerBoot
 from ftis_node.memory.learner_memory import micro_batch_tokens_of, recomputes
 from ftis_node.memory.placement import WorkerPlacement, arrange, place_single_worker, visible_gpus
 from ftis_node.models import pick_device
 from ftis_node.node.startup.preloading import preloading_of
 from ftis_node.node.worker_settings import dtype_of, serves_adapters, threads_of
 from ftis_node.records.envelope import MAX_ANNOUNCEMENT_BYTES
+from ftis_node.telemetry.secrets import read_secret
 from ftis_node.workers.spec import Timing
 from ftis_node.workers.weights.store import PROBE_LENGTH
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ftis_node.config.home import Home
     from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
+    from ftis_node.config.workers import LearnerSection
     from ftis_node.generation.client import WriteWeights
     from ftis_node.gossip.interface import Gossip
     from ftis_node.gossip.multiaddr import ListenAddress
@@ -83,7 +84,7 @@ class ProcessNodeFactory:
     def __init__(self, settings: NodeSettings, home: Home) -> None:
         """Raise ConfigError for a malformed address, and for a secret file that is missing, short or not private."""
         secret_file = settings.swarm.secret_file
-        self._secret = read_secret(Path(secret_file).expanduser()) if secret_file else None
+        self._secret = read_secret(Path(secret_file).expanduser(), name="swarm.secret_file") if secret_file else None
         self._network = NetworkSettings(
             sockets_dir=home.sockets / "net", listen=settings.listen, announce=settings.announce, peers=settings.peers
         )
@@ -158,9 +159,9 @@ class ProcessNodeFactory:
             ),
             sockets_dir=of.home.sockets,
             log_path=of.home.logs / "learner.log",
-            timing=Timing(stall_timeout_s=of.settings.learner.stall_timeout_s),
+            timing=learner_timing(of.settings.learner),
             environment=visible_gpus(of.arrangement.learner_gpus),
-            on_checkpoint_skipped=lambda skipped: _report_skipped(of.events, skipped),
+            on_event=lambda event: _report_learner_event(of.events, event),
             preloading=self._preloading,
         )
 
@@ -258,13 +259,25 @@ def learner_boot(
         hand_over="file" if adapters else arrangement.hand_over,
         memory_share=arrangement.learner_share,
         recompute_activations=recomputes(settings, on_gpu=is_on_gpu) if planned is None else planned,
-        may_recompute=is_on_gpu
-        and settings.learner.recompute_activations is None
-        and settings.learner.num_processes == 1,
+        may_recompute=is_on_gpu and settings.learner.recompute_activations is None and settings.learner.num_ranks == 1,
         head_chunk_tokens=arrangement.head_chunk_tokens,
     )
 
 
-def _report_skipped(events: EventLog, skipped: CheckpointSkipped) -> None:
-    log.warning("checkpoint %s is skipped: %s", skipped.name, skipped.reason)
-    events.write("checkpoint_skipped", name=skipped.name, reason=skipped.reason)
+def learner_timing(settings: LearnerSection) -> Timing:
+    """Return the time limits of the learner's worker, whose start includes the wait for other hosts."""
+    timing = Timing(stall_timeout_s=settings.stall_timeout_s)
+    wait_s = settings.rendezvous_timeout_s if settings.hosts > 1 else 0.0
+    return replace(timing, start_grace_s=timing.start_grace_s + wait_s)
+
+
+def _report_learner_event(events: EventLog, event: CheckpointSkipped | HostsConnected) -> None:
+    if isinstance(event, HostsConnected):
+        if event.num_connected < event.num_hosts:
+            line = "learner: waiting for %d of %d hosts at %s (ftis-node learner-host)"
+            log.info(line, event.num_hosts - event.num_connected, event.num_hosts, event.rendezvous)
+        else:
+            log.info("learner: all %d hosts are connected", event.num_hosts)
+        return
+    log.warning("checkpoint %s is skipped: %s", event.name, event.reason)
+    events.write("checkpoint_skipped", name=event.name, reason=event.reason)

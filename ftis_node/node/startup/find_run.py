@@ -13,7 +13,6 @@ from ftis_node.config.manifest import parse_canonical
 from ftis_node.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
-    from ftis_node.config.home import Home
     from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
 
@@ -26,7 +25,7 @@ def is_run_id(run: str) -> bool:
     return RUN_ID.fullmatch(run) is not None
 
 
-def find_run(run_id: str, settings: NodeSettings, home: Home) -> RunManifest:
+def find_run(run_id: str, settings: NodeSettings) -> RunManifest:
     """Ask the given peers for the manifest of a run.
 
     Raise UsageError without peers, and NetworkError if no peer has it. Raise ConfigError if this version does not
@@ -47,7 +46,7 @@ def find_run(run_id: str, settings: NodeSettings, home: Home) -> RunManifest:
     manifest = parse_canonical(canonical, source=f"run {run_id}")
     if manifest.run_id != run_id:
         raise ConfigError(
-            f"the manifest of run {run_id} is not in the canonical form: read here it is run {manifest.run_id}; "
+            f"the manifest of run {run_id} is not in the canonical form: here its id is {manifest.run_id}; "
             "ask for its TOML file, and give --run FILE"
         )
     return manifest

@@ -61,7 +61,7 @@ def check_owner(home: Home, source: ModelSource, *, lora: bool | None) -> None:
     trained_lora = owner.get("trains") != "full"
     if lora is not None and trained_lora != lora:
         begun, now = ("--lora", "--full") if trained_lora else ("--full", "--lora")
-        raise ConfigError(f"{home.root} was begun with {begun}, not {now}: give {begun}, or another --home")
+        raise ConfigError(f"{home.root} was started with {begun}, not {now}: give {begun}, or another --home")
 
 
 def trained_runs(home: Home) -> list[str]:

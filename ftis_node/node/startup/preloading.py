@@ -27,7 +27,7 @@ def preloading_of(settings: NodeSettings, source: ModelSource, *, log_path: Path
     They are forked on the CPU, for the torch engine, if both compute with the same number of threads.
     """
     learner, num_threads = settings.learner, threads_of(settings.generation.threads)
-    if settings.role != "full" or learner.num_processes != 1 or num_threads != threads_of(learner.threads):
+    if settings.role != "full" or learner.num_ranks != 1 or num_threads != threads_of(learner.threads):
         return None
     if not (settings.engine == "torch" or (settings.engine == "auto" and not has_vllm())):
         return None

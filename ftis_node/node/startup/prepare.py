@@ -18,10 +18,11 @@ from ftis_node.memory.choice import choose_training
 from ftis_node.models import load_tokenizer, resolve_model
 from ftis_node.node.startup.factories import ProcessNodeFactory
 from ftis_node.node.startup.preflight import check_disk_space, check_owner, check_ports
+from ftis_node.node.startup.run_plan import from_anywhere
 from ftis_node.node.storage.quota import limit_of
 from ftis_node.node.supervision.background import in_background
 from ftis_node.records.identity import Identity, peer_id_from_text
-from ftis_node.tasks import load_task
+from ftis_node.tasks import load_task, parse_spec
 from ftis_node.telemetry.otlp.exporter import check_can_export
 from ftis_node.telemetry.secrets import keep_secret
 from ftis_node.telemetry.trackers import check_installed
@@ -73,7 +74,8 @@ async def prepare(
 
     Raise ModelError, TaskError, ConfigError, UsageError, NetworkError, MachineError.
     """
-    settings = settings.model_copy(update={"task": plan.domain_spec or ""})  # so that a later start keeps the domain
+    paths = settings.data_paths | from_anywhere(parse_spec(plan.task_spec).paths)
+    settings = settings.model_copy(update={"task": plan.domain_spec or "", "data_paths": paths})  # for a later start
     _check_codec(settings, plan.manifest)
     if makers is None:
         processes = ProcessNodeFactory(settings, home)  # raises for a malformed address before anything starts
@@ -145,5 +147,5 @@ def _check_followed(settings: NodeSettings) -> None:
             peer_id_from_text(settings.roles.follow)
         except ValueError:
             raise ConfigError(
-                f"{settings.roles.follow!r} is no peer id (12D3KooW...): `ftis-node status` on the learner shows it"
+                f"{settings.roles.follow!r} is not a peer id (12D3KooW...): `ftis-node status` on the learner shows it"
             ) from None

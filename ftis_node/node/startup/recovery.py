@@ -1,6 +1,6 @@
 """Recovery of a damaged home before its node starts, without the operator. The third column is the event.
 
-    new malformed lines of the event log  left out; the original log is kept in damaged/      `recovered`
+    new malformed lines of the event log  skipped; the original log is kept in damaged/      `recovered`
     a damaged `peers.sqlite`              moved to damaged/; readable rows are kept           `recovered`
     a damaged `replay.sqlite`             moved to damaged/; the buffer starts empty          `recovered`
     a buffer that lost commits            moved to damaged/; the buffer starts empty          `buffer_rolled_back`
@@ -57,7 +57,7 @@ def repair_event_log(path: Path, damaged: Path) -> int:
     """Remove malformed lines from the event log and its rotated files; return their number. Raise OSError.
 
     A node must start in spite of lines that a disk corrupted, or zeros after a power cut. The folder `damaged` keeps
-    the original file. A half-written last line is no damage: `telemetry/events.py` removes it.
+    the original file. A half-written last line is not damage: `telemetry/events.py` removes it.
     """
     return sum(_repair_file(file, damaged) for file in event_log_files(path))
 
@@ -106,7 +106,7 @@ def reset_buffer_if_damaged(home: Home, record: EventLogSummary) -> None:
             return
         lost = found[0]
     elif not _has_content(home.replay) and (record.expected or record.used or record.last_number):
-        log.warning("replay buffer missing: it starts empty; the event log knows of groups in it")
+        log.warning("replay buffer missing: it starts empty, although the event log records groups in it")
         home.replay.unlink(missing_ok=True)
         write_empty_buffer(home.replay, record=record)
         lost = LostCommits(len(record.expected), 0, record.last_number)
@@ -153,8 +153,8 @@ def log_unknown_steps(state: LearnerState, *, done: int, holds: Callable[[bytes]
     if state.step <= done or is_next:
         return
     log.warning(
-        "the newest checkpoint is of step %d and the event trail knows %d: another home's checkpoints were put into "
-        "this one, or the trail's last lines are lost; it goes on after step %d",
+        "the newest checkpoint is of step %d, the event log has step %d: the checkpoints are of another home, or "
+        "the log lost its last lines; training resumes after step %d",
         *(state.step, done, state.step),
     )
     events.write("steps_unknown", step=state.step, done=done)

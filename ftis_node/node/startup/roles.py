@@ -66,7 +66,7 @@ def _routes_of(work: RoleLoops, node: NodeComponents) -> Callable[[Application, 
     if exchange is None:
         return None
     max_bytes = node.context.manifest.wire.max_envelope_bytes
-    return lambda app, token: ExchangeApi(exchange, max_group_bytes=max_bytes, token=token).add_routes(app)
+    return ExchangeApi(exchange, max_group_bytes=max_bytes).add_routes
 
 
 async def work_of_role(wiring: Wiring, *, last_step: int | None) -> RoleLoops:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftis_node.config.manifest import RunManifest, load_manifest, preset_for_task, read_own_manifest
+from ftis_node.config.manifest import MAX_TASK_CHARS, RunManifest, load_manifest, preset_for_task, read_own_manifest
 from ftis_node.errors import ConfigError, DamagedError, FileError, TaskError
 from ftis_node.files import check_regular, read_object
 from ftis_node.node.startup.find_run import is_run_id
 from ftis_node.node.startup.preflight import known_runs, trained_runs
 from ftis_node.records.envelope import MAX_DOMAIN_BYTES
 from ftis_node.tasks import TaskSpec, held_out_spec, is_domain, parse_spec
-from ftis_node.tasks.spec import FILE_TASKS
+from ftis_node.tasks.dataset.pinning import pinned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -69,6 +69,12 @@ def plan_run(
         manifest = load_manifest(run or preset_for_task(task or ""))
     mixture = parse_spec(manifest.task)
     requested = parse_spec(task) if task else None if own is None else kept_domain(home, manifest)
+    paths = dict(data_paths or {}) | (requested.paths if requested else {})
+    pinned_mixture = pinned(mixture.with_paths(paths))
+    if run == manifest.run_id and pinned_mixture.canonical != mixture.canonical:
+        raise ConfigError(f"run {run} does not pin its data set (no sha256 in {manifest.task!r}): join another run")
+    mixture = pinned_mixture
+    requested = pinned(requested.with_paths(paths), mixture) if requested else None
     manifest = manifest.model_copy(update={"task": (requested or mixture).canonical})
     domain = None
     is_run_meant = run is not None or own is not None  # else the preset is only a template for a run of this task
@@ -77,13 +83,15 @@ def plan_run(
         domain = _checked_domain(requested, manifest)
         manifest = manifest.model_copy(update={"task": mixture.canonical})
     _check_same_run(manifest, own, home)
-    spec = _with_paths(parse_spec(manifest.task), dict(data_paths or {}) | (requested.paths if requested else {}))
+    if len(manifest.task) > MAX_TASK_CHARS:
+        raise ConfigError(f"the task has {len(manifest.task)} characters, at most {MAX_TASK_CHARS}: name fewer parts")
+    spec = parse_spec(manifest.task).with_paths(paths)
     held_out = parse_spec(eval_task) if eval_task else held_out_spec(spec)
     return RunPlan(
         manifest=manifest,
         task_spec=str(spec),
         eval_specs=(str(held_out),) if held_out else (),
-        domain_spec=str(_with_paths(domain, _from_anywhere(spec.paths))) if domain else None,
+        domain_spec=str(domain.with_paths(from_anywhere(spec.paths))) if domain else None,
     )
 
 
@@ -108,14 +116,7 @@ def _checked_domain(domain: TaskSpec, manifest: RunManifest) -> TaskSpec:
     return domain
 
 
-def _with_paths(spec: TaskSpec, paths: Mapping[str, str]) -> TaskSpec:
-    """Return the parts with their data paths."""
-    return TaskSpec(
-        tuple(replace(part, path=paths.get(part.name)) if part.problems in FILE_TASKS else part for part in spec.parts)
-    )
-
-
-def _from_anywhere(paths: Mapping[str, str]) -> dict[str, str]:
+def from_anywhere(paths: Mapping[str, str]) -> dict[str, str]:
     """Return absolute data paths, so that a later start may use another working directory."""
     return {name: str(Path(path).expanduser().absolute()) for name, path in paths.items()}
 
@@ -141,7 +142,7 @@ def own_manifest(home: Home, *, is_given: bool) -> RunManifest | None:
         which = f"run {runs[0]}" if runs else "this home's run"
         raise DamagedError(f"{home.run_toml} is damaged ({why}): start once with --run and the manifest of {which}")
     if runs:
-        log.warning("%s is damaged (%s): the manifest that --run gives takes its place", home.run_toml, why)
+        log.warning("%s is damaged (%s): the manifest of --run replaces it", home.run_toml, why)
         return None
     raise DamagedError(f"{home.run_toml} is damaged ({why}) and nothing was trained yet: remove it")
 

@@ -83,7 +83,6 @@ class Wiring(SharedComponents):
             slots=node.slots,
             budget=node.budget,
             space=node.space,
-            counters=node.counters,
             division=node.division,
         )
 

@@ -88,7 +88,7 @@ def back_up_identity(home: Home, out: Path, *, passphrase: str | None, replace: 
     """
     identity = Identity.load(home.identity)
     if out.exists() and not replace:
-        raise UsageError(f"{out} is there already: choose another name, or overwrite it with --force")
+        raise UsageError(f"{out} exists: choose another name, or overwrite it with --force")
     created_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     try:
         write_private(out, pack_backup(identity, created_at=created_at, passphrase=passphrase))
@@ -174,18 +174,18 @@ def pack_backup(identity: Identity, *, created_at: str, passphrase: str | None) 
 def unpack_backup(data: bytes, *, name: str, ask_passphrase: Callable[[], str]) -> Identity:
     """Return the identity in a file's bytes. Errors contain `name`. Only an encrypted seed calls `ask_passphrase`.
 
-    Raises ConfigError for a file that is no backup, is damaged or too new, UsageError for a wrong passphrase.
+    Raises ConfigError for a file that is not a backup, is damaged or too new, UsageError for a wrong passphrase.
     """
     if len(data) > MAX_BYTES:
-        raise ConfigError(f"{name} is no backup of an identity: it is larger than {MAX_BYTES} bytes")
+        raise ConfigError(f"{name} is not a backup of an identity: it is larger than {MAX_BYTES} bytes")
     if (key := Identity.parse(data.decode("ascii", "replace"))) is not None:
         return key
     try:
         backup = msgspec.json.decode(data, type=IdentityBackup)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        raise ConfigError(f"{name} is no backup of an identity, or is cut off: give another") from None
+        raise ConfigError(f"{name} is not a backup of an identity, or is cut off: give another") from None
     if backup.what != WHAT:
-        raise ConfigError(f"{name} is no backup of an identity: give another")
+        raise ConfigError(f"{name} is not a backup of an identity: give another")
     if backup.format != FORMAT:
         raise ConfigError(f"{name} was written by a newer ftis-node (format {backup.format}): update this one")
     seed = _unseal(backup, backup.sealed, name, ask_passphrase()) if backup.sealed else _hex(backup.seed, SEED_BYTES)
@@ -209,7 +209,7 @@ def _unseal(backup: IdentityBackup, sealed: EncryptedKey, name: str, passphrase:
     try:
         return AESGCM(_key(passphrase, salt)).decrypt(nonce, text, backup.peer_id.encode())
     except InvalidTag:
-        raise UsageError(f"the passphrase does not open {name}, or the file was changed: try again") from None
+        raise UsageError(f"{name} cannot be decrypted: the passphrase is wrong, or the file was changed") from None
 
 
 def _key(passphrase: str, salt: bytes) -> bytes:

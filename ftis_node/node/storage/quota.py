@@ -43,7 +43,7 @@ def limit_of(settings: NodeSettings, source: ModelSource) -> HomeLimit:
     if needed > limits.home_bytes:
         raise ConfigError(
             f"limits.home_bytes is {size(limits.home_bytes)}, and this model needs {size(needed)} at least (a "
-            "checkpoint, the next one beside it, groups): allow more, train an adapter (--lora), or leave it out"
+            "checkpoint, the next one beside it, groups): allow more, train an adapter (--lora), or remove the limit"
         )
     return limit
 

@@ -69,7 +69,7 @@ class FileShortage:
             if self._seldom.is_due():
                 limit = open_files().soft
                 log.warning(
-                    "no file can be opened (%s; limit %d, %d times so far): this work is left out once",
+                    "no file can be opened (%s; limit %d, %d times so far): this work is skipped once",
                     *(error, limit, self.count),
                 )
 

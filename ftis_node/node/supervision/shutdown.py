@@ -90,8 +90,8 @@ class _Ending:
 def _force_end(loop: asyncio.AbstractEventLoop, limit_s: float) -> None:
     """Log the tasks that the event loop waits for, then exit at once. The workers and p2pd end with this process."""
     for task in asyncio.all_tasks(loop):
-        log.error("the end waits for the task %s: %s", task.get_name(), " > ".join(stack_of(task)))
-    log.error("not stopped within %.0f s: ended by force; the next start goes on from what is on disk", limit_s)
+        log.error("the shutdown waits for the task %s: %s", task.get_name(), " > ".join(stack_of(task)))
+    log.error("not stopped within %.0f s: ended by force; the next start resumes from disk", limit_s)
     os._exit(FORCED_EXIT_CODE)
 
 

@@ -50,7 +50,9 @@ class StepGroups:
         """Release and return groups on which the learner failed repeatedly, so that they cannot block the node."""
         poisoned = await self._disk(self._buffer.release_poisoned)
         if poisoned:
-            log.warning("the learner failed %d times on the same %d groups: left out", MAX_FAILED_STEPS, len(poisoned))
+            log.warning(
+                "the learner failed %d times on the same %d groups: they are released", MAX_FAILED_STEPS, len(poisoned)
+            )
         return {group_id: self._reader.held(group_id) for group_id in poisoned}
 
     async def prune(self) -> None:

@@ -76,7 +76,7 @@ class StepPeers:
         self._peer_weights.note(report.agreement, report.own_agreement)
 
     def settle(self, report: StepReport, groups: Sequence[StoredGroup], *, is_trained: bool) -> None:
-        """Credit the senders whose groups a step used, and charge those whose groups it left out."""
+        """Credit the senders whose groups a step used, and charge those whose groups it rejected."""
         if is_trained and not report.skipped:
             left_out = {*report.understated, *report.unreadable}
             for group in groups:
@@ -87,7 +87,7 @@ class StepPeers:
         self._note_unreadable(report, groups)
 
     def _note_understated(self, report: StepReport, groups: Sequence[StoredGroup]) -> None:
-        """Charge the senders of groups that the learner left out as false claims, once if a step repeats."""
+        """Charge the senders of groups that the learner rejected as false claims, once if a step repeats."""
         if report.repeated:
             return
         for group in groups:
@@ -104,7 +104,7 @@ class StepPeers:
         """Charge the senders of bodies that the learner could not unpack; log own ones as an error."""
         unreadable = [group for group in groups if group.id.hex() in report.unreadable]
         for group in unreadable if not report.repeated else ():
-            log.error("step %d left group %s out: its body cannot be unpacked", report.step, group.id.hex()[:12])
+            log.error("step %d skipped group %s: its body cannot be unpacked", report.step, group.id.hex()[:12])
             if not group.own:
                 with self._guard.work_for(group.sender, Place.COUNT):
                     self._peers.note(group.sender, Behaviour.FAULT, reason=UNREADABLE)

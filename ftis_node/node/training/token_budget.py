@@ -61,7 +61,7 @@ class GenerateBudget:
             self._changed.clear()
             if self.is_used_up:
                 log.info(
-                    "%d tokens are generated, the budget of %d is used up: no more groups are made",
+                    "%d tokens are generated, the budget of %d is used up: generation ends",
                     *(self._num_tokens, self._limit),
                 )
             with waiting_for("nothing: its budget of tokens is used up" if self.is_used_up else "a group under way"):

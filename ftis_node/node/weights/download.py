@@ -85,7 +85,7 @@ class Download:
                     await in_background(file.write, chunk)
                 file.flush()
         if self._whole.digest() != self._offer.sha256:
-            raise RecordError("hash", "the file is made of the chunks that were offered, but is not the file offered")
+            raise RecordError("hash", "the chunks match the offer, but their file does not")
         self._list.unlink()
         return self._part
 
@@ -105,7 +105,7 @@ class Download:
             if fetched.outcome is FetchOutcome.COMPLETE:
                 hashes = b"".join(fetched.bodies)
                 if not self._offer.lists(hashes):
-                    raise RecordError("hash", "the list of chunk hashes is not the one that was offered")
+                    raise RecordError("hash", "the list of chunk hashes differs from the offer")
                 self._list.write_bytes(hashes)
                 return hashes
             await self._pause(fetched)
@@ -150,7 +150,7 @@ class Download:
         """Send a request to the learner. Raise OfferWithdrawnError for a complete but empty answer."""
         fetched = await self._gossip.request_weights(self._offer.peer_id, question.to_bytes(), max_items=max_items)
         if fetched.outcome is FetchOutcome.COMPLETE and not fetched.bodies:
-            raise OfferWithdrawnError(f"version {self._offer.version} is not offered any longer")
+            raise OfferWithdrawnError(f"version {self._offer.version} is no longer offered")
         return fetched
 
     async def _pause(self, fetched: Fetched) -> None:
@@ -166,4 +166,4 @@ class Download:
         if self._on_wrong_chunk is not None:
             self._on_wrong_chunk(self._num_here)
         if self.progress.num_wrong >= MAX_WRONG_CHUNKS:
-            raise RecordError("chunk", f"{self.progress.num_wrong} chunks were not those offered")
+            raise RecordError("chunk", f"{self.progress.num_wrong} chunks differ from the offer")

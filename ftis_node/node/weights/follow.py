@@ -271,7 +271,7 @@ class FollowLoop:
             try:
                 return await self._generation.try_weights(weights, proof)
             except WorkerDiedError as error:
-                log.warning("version %d is tried again: %s", weights.version, error)
+                log.warning("version %d: next try follows: %s", weights.version, error)
         return await self._generation.try_weights(weights, proof)
 
     def _refuse(self, refusal: Refusal, *, version: int | None = None) -> None:
@@ -281,7 +281,7 @@ class FollowLoop:
         self._context.events.write(
             "weights_refused", peer=peer_id, version=version, reason=refusal.reason, detail=refusal.detail
         )
-        log.warning("weights of %s are not taken: %s", peer_id, refusal.detail)
+        log.warning("weights of %s are rejected: %s", peer_id, refusal.detail)
 
     def _note_wrong_chunk(self, index: int) -> None:
         self._registry.seen(self._settings.follow).refused["weights_wrong_chunk"] += 1
@@ -297,7 +297,9 @@ class FollowLoop:
             "learner_away" if is_away else "learner_back", peer=self._settings.follow, outcome=why
         )
         if is_away:
-            log.warning("the learner %s does not answer (%s): going on with what is served", self._settings.follow, why)
+            log.warning(
+                "the learner %s does not answer (%s): the present weights stay in use", self._settings.follow, why
+            )
         else:
             log.info("the learner %s answers", self._settings.follow)
 

@@ -6,25 +6,26 @@ Each data set is a subclass in a separate file that names the source of the rows
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ftis_node.errors import TaskError
-from ftis_node.records.group import PromptRef
-from ftis_node.tasks.base import TaskItem
 from ftis_node.tasks.hub import fetch_rows
 from ftis_node.tasks.math.equivalence import answers_agree, plain_answer
 from ftis_node.tasks.math.think_answer import chat_prompt, final_answer
+from ftis_node.tasks.problem_task import ProblemTask
 from ftis_node.tasks.problems import Problem, parse_problems, problem_file, read_problems
 
+if TYPE_CHECKING:
+    from ftis_node.tasks.base import ChatMessage, TaskItem
 
-class MathTask(ABC):
+
+class MathTask(ProblemTask, ABC):
     """One split of a data set, from a local path or the hub.
 
     `path` is a JSON-lines file with the requested split, or a folder of `train.jsonl` and `test.jsonl`. Raises
     TaskError for a broken file or a missing split, NetworkError if the hub cannot be reached.
     """
 
-    name: ClassVar[str]
     hub_name: ClassVar[str]
     hub_config: ClassVar[str]
     hub_splits: ClassVar[tuple[str, ...]]
@@ -34,24 +35,13 @@ class MathTask(ABC):
         self.split = split
         self._problems = self._read_file(path) if path else self._fetch()
 
+    def prompt_of(self, problem: Problem) -> tuple[ChatMessage, ...]:
+        return chat_prompt(problem.question)
+
     @staticmethod
     @abstractmethod
     def read_row(row: dict[str, Any]) -> Problem:
         """Return the problem of one row. Raises ValueError that names the fault."""
-
-    def __len__(self) -> int:
-        return len(self._problems)
-
-    def __getitem__(self, index: int) -> TaskItem:
-        if not 0 <= index < len(self):
-            raise IndexError(f"{self.name}/{self.split} has no problem {index}")
-        problem = self._problems[index]
-        return TaskItem(PromptRef(self.name, self.split, index), chat_prompt(problem.question), problem.answer)
-
-    def resolve(self, ref: PromptRef) -> TaskItem:
-        if (ref.task, ref.split) != (self.name, self.split) or not 0 <= ref.index < len(self):
-            raise KeyError(str(ref))
-        return self[ref.index]
 
     def score(self, item: TaskItem, completion_text: str) -> float:
         """Return 1 if the format is valid and the answer equals the reference, else 0."""

@@ -167,7 +167,7 @@ class IsolatedScorer:
                 log.warning("%s: %s", item.ref, self._note_end(error, cost))
                 return UNSCORED
             except BrokenProcessPool as error:
-                log.debug("%s: the pool broke under a text: %s", item.ref, error)
+                log.debug("%s: a text ended the pool: %s", item.ref, error)
             except WorkerDiedError:
                 await self._drop_pool()
                 raise

@@ -42,12 +42,12 @@ def export_storage(storage: torch.UntypedStorage) -> SharedStorage:
     try:
         fields = storage._share_cuda_()  # type: ignore[no-untyped-call]
     except (RuntimeError, AttributeError) as error:
-        raise SharingError(f"CUDA IPC exports no handle: {_first_line(error)}") from error
+        raise SharingError(f"CUDA IPC cannot export a handle: {_first_line(error)}") from error
     if not isinstance(fields, tuple) or tuple(map(type, fields)) != FIELD_TYPES:
         raise SharingError("torch exports CUDA memory in an unknown form")
     _, handle, num_bytes, offset_bytes, ref_counter, ref_counter_offset, event, must_wait = fields
     if len(handle) != HANDLE_BYTES or handle[1] != HANDLE_KIND:
-        raise SharingError("the weights lie in segments that grow, whose handles others cannot open")
+        raise SharingError("the weights are in expandable segments, whose handles another process cannot open")
     return SharedStorage(handle, num_bytes, offset_bytes, ref_counter, ref_counter_offset, event, must_wait)
 
 
@@ -66,7 +66,7 @@ def open_storage(shared: SharedStorage, device: int) -> torch.UntypedStorage:
             shared.must_wait,
         )
     except (RuntimeError, AttributeError, TypeError) as error:
-        raise SharingError(f"CUDA IPC opens no handle: {_first_line(error)}") from error
+        raise SharingError(f"CUDA IPC cannot open a handle: {_first_line(error)}") from error
     return opened
 
 

@@ -67,7 +67,7 @@ class OpenedWeights:
             storage.nbytes() < each.num_bytes for storage, each in zip(storages, shared.storages, strict=True)
         ):
             self.close()
-            raise SharingError("the memory that was opened is not what was shared")
+            raise SharingError("the opened memory differs from the shared one")
         self._storages, self._shared = storages, shared
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -97,7 +97,7 @@ def _export(tensors: Mapping[str, Tensor]) -> tuple[SharedWeights, list[torch.Un
     for name, tensor in tensors.items():
         kind = NAMES.get(tensor.dtype, "")
         if kind not in ELEMENT_BYTES or not tensor.is_contiguous() or not tensor.numel():
-            raise SharingError(f"{name} ({tensor.dtype}) is no contiguous tensor of 16 or 32 bit floats")
+            raise SharingError(f"{name} ({tensor.dtype}) is not a contiguous tensor of 16-bit or 32-bit floats")
         storage, device = tensor.untyped_storage(), tensor.device
         held.setdefault(storage.data_ptr(), storage)
         number = numbers.setdefault(storage.data_ptr(), len(numbers))

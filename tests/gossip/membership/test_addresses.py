@@ -180,7 +180,7 @@ def test_an_address_that_is_none_keeps_no_other_from_being_dialled(tmp_path: Pat
     errors = asyncio.run(dialler.dial(session, {PEER: ["/dns4/a..b/tcp/1", "/ip4/1.2.3.4/tcp/1"], RELAY: ["rubbish"]}))
     assert session.client.dialled == [(PEER, 1)]
     assert errors[0] == ""
-    assert "no multiaddr" in errors[1]
+    assert "not a multiaddr" in errors[1]
     with pytest.raises(P2pdError, match=r"rubbish.*nonsense"):
         _usable(["rubbish", "nonsense"])
     assert _usable([]) == []
@@ -206,7 +206,7 @@ def test_a_dial_that_fails_unexpectedly_is_that_peers_affair(tmp_path: Path) -> 
 def test_a_file_of_peers_is_a_short_text(tmp_path: Path) -> None:
     file = tmp_path / "peers"
     file.write_text("# none\n" * 20_000)
-    for path, why in ((Path("/dev/zero"), "no regular file"), (file, "larger than")):
+    for path, why in ((Path("/dev/zero"), "not a regular file"), (file, "larger than")):
         with pytest.raises(ValueError, match=why) as raised:
             read_peers(f"@{path}")
         assert len(str(raised.value)) < 200

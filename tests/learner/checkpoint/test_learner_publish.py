@@ -103,14 +103,14 @@ def test_a_file_is_written_on_request_and_only_a_refusal_ends_the_sharing(model_
     assert (later.way, later.fell_back) == ("file", "CUDA error: invalid argument")
     assert WeightStore(tmp_path / "weights").load(3).keys() == shared.checksums.keys()
     lines = [record.getMessage() for record in caplog.records if "from now on" in record.getMessage()]
-    assert lines == ["weights cross in files from now on: CUDA error: invalid argument"]
+    assert lines == ["weights are sent in files from now on: CUDA error: invalid argument"]
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({}, "there is no GPU whose memory could be shared"),
-        ({"lora": LORA}, "an adapter that is merged"),
+        ({"lora": LORA}, "a merged adapter"),
     ],
 )
 def test_what_cannot_be_shared_is_written_from_the_first_version_on(model_folder, tmp_path, changes, reason):

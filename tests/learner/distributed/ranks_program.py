@@ -14,7 +14,7 @@ import msgspec
 from learner_rig import random_groups
 
 from ftis_node.learner.core import Learner
-from ftis_node.learner.distributed.launch import start_ranks
+from ftis_node.learner.distributed.launch import RankAddress
 from ftis_node.learner.distributed.rank_commands import EndCommand
 from ftis_node.learner.distributed.rank_worker import run_commands
 from ftis_node.learner.distributed.ranks import join
@@ -45,17 +45,17 @@ def main():
         for boot, first, last in json.loads(sys.argv[1])
     ]
     done = []
-    with start_ranks(2) as seat:
-        ranks, _ = join(seat, tasks[0][0])
-        for boot, first, last in tasks:
-            learner = Learner(boot, ranks=ranks)
-            if ranks.rank:
-                run_commands(learner, ranks)
-                continue
-            done.append(train(learner, first, last))
-            with ranks.lead(EndCommand()):
-                pass
-        ranks.close()
+    seat = RankAddress.from_environment()
+    ranks = join(seat, tasks[0][0])
+    for boot, first, last in tasks:
+        learner = Learner(boot, ranks=ranks)
+        if ranks.rank:
+            run_commands(learner, ranks)
+            continue
+        done.append(train(learner, first, last))
+        with ranks.lead(EndCommand()):
+            pass
+    ranks.close()
     if seat.rank == 0:
         Path(sys.argv[2]).write_text(json.dumps(done))
 

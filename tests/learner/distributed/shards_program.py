@@ -23,7 +23,7 @@ from transformers import AttentionInterface
 from ftis_node.config.workers import LearnerSection
 from ftis_node.learner.data.batch import make_batch
 from ftis_node.learner.data.packing import make_packed_micro_batches
-from ftis_node.learner.distributed.launch import start_ranks
+from ftis_node.learner.distributed.launch import RankAddress
 from ftis_node.learner.distributed.ranks import join
 from ftis_node.learner.distributed.sharded_tensors import whole
 from ftis_node.learner.messages import LearnerBoot
@@ -102,10 +102,10 @@ def main():
     die_with_owner(os.getppid())
     boots = [msgspec.convert(boot, LearnerBoot, dec_hook=dec_hook) for boot in json.loads(sys.argv[1])]
     torch.set_num_threads(1)
-    with start_ranks(2) as seat:
-        ranks, _ = join(seat, boots[0])
-        done = [measured(boot, ranks) for boot in boots]
-        ranks.close()
+    seat = RankAddress.from_environment()
+    ranks = join(seat, boots[0])
+    done = [measured(boot, ranks) for boot in boots]
+    ranks.close()
     if seat.rank == 0:
         Path(sys.argv[2]).write_text(json.dumps(done))
 

@@ -175,7 +175,9 @@ def test_what_one_rank_alone_meets_ends_its_process_and_what_all_agree_on_does_n
 
 def test_a_seat_is_told_as_torchrun_tells_it():
     seat = RankAddress(0, 3, 0, "127.0.0.1", 4711)
-    assert RankAddress.from_environment(seat.environment_of(2)) == RankAddress(2, 3, 2, "127.0.0.1", 4711)
+    assert RankAddress.from_environment(seat.environment_of(2, local_rank=1, num_local=2)) == RankAddress(
+        2, 3, 1, "127.0.0.1", 4711
+    )
     assert RankAddress.from_environment({}) is None
 
 

@@ -173,7 +173,7 @@ def test_several_processes_have_no_kernels_of_their_own(model_folder, tmp_path):
 
 def test_the_hooks_that_measure_agreement_are_not_compiled_away(model_folder, tmp_path, monkeypatch):
     boot = make_boot(model_folder, tmp_path, kernels="compile", peer_weights="agreement")
-    with pytest.raises(ConfigError, match=r"leaves out the hooks of method.peer_weights"):
+    with pytest.raises(ConfigError, match=r"skips the hooks of method.peer_weights"):
         Learner(boot)
     monkeypatch.setattr(kernels, "SWITCHES", {})
     assert (

@@ -18,7 +18,7 @@ def contents(learner):
     weights = {name: value.detach().clone() for name, value in learner.policy.trainable().items()}
     moments = {
         f"{name}.{moment}": value.clone()
-        for name, master in learner._trainable.items()
+        for name, master in learner._masters.tensors.items()
         for moment, value in learner._optimizer.state[master].items()
     }
     return weights | moments
@@ -60,7 +60,7 @@ def test_a_step_that_would_make_weights_not_finite_is_refused(model_folder, tmp_
 def test_a_moment_that_is_none_is_seen(model_folder, tmp_path):
     learner, groups = Learner(make_boot(model_folder, tmp_path)), random_groups(seed=3)
     assert learner.train(groups, step=1).report.refused is None
-    master = next(iter(learner._trainable.values()))
+    master = next(iter(learner._masters.tensors.values()))
     learner._optimizer.state[master]["exp_avg_sq"].view(-1)[0] = math.nan
     before = {name: value.detach().clone() for name, value in learner.policy.trainable().items()}
     report = learner.train(groups, step=2).report

@@ -61,7 +61,7 @@ def test_a_step_that_runs_out_of_memory_is_the_step_of_half_the_budget(model_fol
     assert starved.returncode == 0, starved.stderr
     report = msgspec.json.decode(starved.stdout, type=StepReport)
     assert (report.out_of_memory, report.micro_batch_tokens, report.num_updates) == (1, BUDGET // 2, 1)
-    assert f"ran out of memory with micro-batches of {BUDGET} tokens: {BUDGET // 2} from here on" in starved.stderr
+    assert f"ran out of memory with micro-batches of {BUDGET} tokens: {BUDGET // 2} from now on" in starved.stderr
     expected, found = saved_weights(tmp_path / str(BUDGET // 2)), saved_weights(tmp_path / "starved")
     assert all(found[name].equal(expected[name]) for name in expected)
 
@@ -156,7 +156,7 @@ def test_activations_are_recomputed_before_micro_batches_get_smaller(model_folde
         reports[name] = learner.train(random_groups(), step=1).report
         assert failures == ([False, True] if may else [])
     assert (reports["may"].out_of_memory, reports["may"].micro_batch_tokens) == (2, 50)
-    assert "ran out of memory: activations are recomputed from here on" in caplog.text
+    assert "ran out of memory: activations are recomputed from now on" in caplog.text
     assert reports["may"].loss == pytest.approx(reports["plain"].loss, abs=1e-6)
     assert reports["may"].grad_norm == pytest.approx(reports["plain"].grad_norm, rel=1e-5)
 

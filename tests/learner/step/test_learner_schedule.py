@@ -9,7 +9,6 @@ from learner_rig import make_boot, random_groups
 
 from ftis_node.config.optimizer import OptimizerSection
 from ftis_node.learner.core import Learner
-from ftis_node.learner.step.schedule import learning_rate
 
 SMALL = {"num_groups": 2, "group_size": 3, "max_length": 6}
 
@@ -28,7 +27,8 @@ SMALL = {"num_groups": 2, "group_size": 3, "max_length": 6}
     ],
 )
 def test_rates_by_hand(schedule, rates):
-    assert [learning_rate(schedule, step, peak=8.0) for step in range(1, len(rates) + 1)] == pytest.approx(rates)
+    steps = range(1, len(rates) + 1)
+    assert [schedule.learning_rate_at(step, peak=8.0) for step in steps] == pytest.approx(rates)
 
 
 def test_adam_moves_by_the_rate_of_the_step(model_folder, tmp_path):

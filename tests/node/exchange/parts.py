@@ -12,6 +12,9 @@ from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.models import load_tokenizer, resolve_model
 from ftis_node.node.exchange.messages import OwnGroup
+from ftis_node.node.http_api.exchange_api import ExchangeApi
+from ftis_node.node.http_api.local_api import LocalApi
+from ftis_node.node.peers.operator_actions import PeerControl
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.tasks.registry import load_task
 from ftis_node.tasks.scoring.scorer import IsolatedScorer
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
+    from ftis_node.config.manifest import RunManifest
     from ftis_node.models import PromptTokenizer
     from ftis_node.node.components import NodeComponents
     from ftis_node.node.exchange.group_exchange import GroupExchange
@@ -33,13 +37,15 @@ PROBLEM = 7
 
 
 @asynccontextmanager
-async def exchanging(folder: Path, **changes: Any) -> AsyncIterator[tuple[NodeComponents, GroupExchange]]:
+async def exchanging(
+    folder: Path, *, manifest: RunManifest = MANIFEST, **changes: Any
+) -> AsyncIterator[tuple[NodeComponents, GroupExchange]]:
     """An exchange node whose publish and intake loops run."""
     tokenizer, task = load_tokenizer(resolve_model(str(trained_model("s")))), load_task("arithmetic")
     scorer = IsolatedScorer(task)
     given = {"tokenizer": tokenizer, "task": task, "scorer": scorer, "new_peers_scorer": scorer} | changes
     settings = NodeSettings(model="m", role="exchange")
-    with components(folder, settings=settings, manifest=MANIFEST, **given) as node:
+    with components(folder, settings=settings, manifest=manifest, **given) as node:
         wiring = Wiring(node)
         publish = wiring.publish_loop(asyncio.Queue())
         exchange = wiring.group_exchange(publish)
@@ -53,6 +59,24 @@ async def exchanging(folder: Path, **changes: Any) -> AsyncIterator[tuple[NodeCo
                 with suppress(asyncio.CancelledError):
                     await task_
             await scorer.close()
+
+
+@asynccontextmanager
+async def serving(node: NodeComponents, exchange: GroupExchange) -> AsyncIterator[tuple[str, ExchangeApi]]:
+    """The local port of an exchange node, with its routes for a trainer."""
+    wiring = Wiring(node)
+    routes = ExchangeApi(exchange, max_group_bytes=node.context.manifest.wire.max_envelope_bytes)
+    status = wiring.status_loop()
+    await status.refresh()
+    api = LocalApi(
+        status,
+        wiring.peer_table,
+        control=PeerControl(node.peers, wiring.peer_table.rows),
+        token_file=node.home.control_token,
+        add_exchange=routes.add_routes,
+    )
+    async with api.serve(port=0) as url:
+        yield url, routes
 
 
 def own_group(tokenizer: PromptTokenizer, texts: Sequence[str], *, problem: int = PROBLEM, **changes: Any) -> OwnGroup:

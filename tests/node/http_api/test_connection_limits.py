@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 from aiohttp import ClientSession, web
 
-from ftis_node.config.home import Home
+from ftis_node.config.home import TOKEN_HEADER, Home
 from ftis_node.dashboard.web import DashboardServer
 from ftis_node.node.http_api import local_api as http
 from ftis_node.node.http_api.auth import is_same_secret
 from ftis_node.node.http_api.connection_limits import HttpGuard, HttpLimits
-from ftis_node.node.http_api.local_api import TOKEN_HEADER, LocalApi
+from ftis_node.node.http_api.local_api import LocalApi
 from ftis_node.node.http_api.monitoring_api import MonitoringApi, serve_observed
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.operator_actions import PeerControl
@@ -221,9 +221,9 @@ def post(token: bytes, body: bytes, *headers: bytes) -> bytes:
     ("body", "headers", "words"),
     [
         (b"[" * 4000, (), "nested too deep"),
-        (b"{" * 4000, (), "no JSON"),
+        (b"{" * 4000, (), "not JSON"),
         (b"{}", (b"Content-Type: application/json; charset=nosuch",), "no peer"),
-        (b'{"peer": "\xff"}', (), "no JSON"),
+        (b'{"peer": "\xff"}', (), "not JSON"),
         (b'{"peer": "\\ud800"}', (), "no peer"),
         (
             PEER + b', "for_s": 1' + b"0" * 3000 + b"}",

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
 
 import pytest
 
-from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ConfigError
 from ftis_node.gossip.directory.manifests import RUN_ID_HEX, pack_manifest, unpack_manifest
 from ftis_node.node.startup.find_run import find_run
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 PEER = "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWA4Xop1JaT3MHxwYMkCepYsv4iPVopMXwCz5iHYdBfeSB"
 CANONICAL = RunManifest(name="asked", task="arithmetic").canonical()
 
 
-def found(text: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunManifest:
+def found(text: bytes, monkeypatch: pytest.MonkeyPatch) -> RunManifest:
     """What a node makes of this text, served under the hash of it, as any peer can."""
     run_id = hashlib.sha256(text).hexdigest()[:RUN_ID_HEX]
 
@@ -31,11 +26,11 @@ def found(text: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunMa
         return unpacked
 
     monkeypatch.setattr("ftis_node.gossip.directory.lookup.find_manifest", served)
-    return find_run(run_id, NodeSettings(model="m", peers=(PEER,)), Home(tmp_path))
+    return find_run(run_id, NodeSettings(model="m", peers=(PEER,)))
 
 
-def test_a_canonical_text_is_the_run_that_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    manifest = found(CANONICAL, tmp_path, monkeypatch)
+def test_a_canonical_text_is_the_run_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = found(CANONICAL, monkeypatch)
     assert (manifest.name, manifest.canonical()) == ("asked", CANONICAL)
 
 
@@ -50,11 +45,9 @@ def test_a_canonical_text_is_the_run_that_was_asked_for(tmp_path: Path, monkeypa
     ],
     ids=["spaces", "a default left out", "a key twice", "another form of a number", "a line break"],
 )
-def test_a_text_that_reads_as_another_run_is_refused_in_one_line(
-    text: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_text_that_reads_as_another_run_is_refused_in_one_line(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     assert text != CANONICAL
     with pytest.raises(ConfigError, match="not in the canonical form") as caught:
-        found(text, tmp_path, monkeypatch)
+        found(text, monkeypatch)
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == 2

@@ -268,7 +268,7 @@ def test_a_group_that_is_not_what_was_stored_is_let_go(home: Home, harm: str) ->
         assert reader.envelopes([bytes.fromhex(first)]) == [], "nobody gets it"
         reader.close()
     buffer = ReplayBuffer(home.replay)
-    with pytest.raises(FtisError, match=f"{first[:12]} is not what was stored: start again"):
+    with pytest.raises(FtisError, match=f"{first[:12]} changed on disk: start again"):
         buffer.take(2, own=99, foreign=99)
     buffer.close()
     heal(home)
@@ -680,7 +680,7 @@ def test_a_checkpoint_of_steps_that_the_trail_does_not_know(
     events.close()
     written = [(event["event"], event["step"], event["done"]) for event in read_events(tmp_path / "events.jsonl")]
     assert written == ([("steps_unknown", step, 3)] if is_told else [])
-    assert ("the event trail knows 3" in caplog.text) is is_told
+    assert ("the event log has step 3" in caplog.text) is is_told
 
 
 async def test_checkpoints_and_the_model_of_another_home_in_this_one(
@@ -688,11 +688,11 @@ async def test_checkpoints_and_the_model_of_another_home_in_this_one(
 ) -> None:
     run, model = manifest_of(foreign=0), save_tiny(tmp_path / "model")
     await live(tmp_path / "a", model, manifest=run, budget={"learn_steps": 2})
-    assert "the event trail knows" not in caplog.text
+    assert "the event log has step" not in caplog.text
     shutil.copytree(tmp_path / "a" / "checkpoints", tmp_path / "b" / "checkpoints")
     renamed = shutil.copytree(model, tmp_path / "renamed")
     status = await live(tmp_path / "b", renamed, manifest=run, budget={"learn_steps": 2})
     assert status.learner.step == 2
     (told,) = read_events(tmp_path / "b" / "events.jsonl", name="steps_unknown")
     assert (told["step"], told["done"]) == (2, 0)
-    assert "the event trail knows 0" in caplog.text
+    assert "the event log has step 0" in caplog.text

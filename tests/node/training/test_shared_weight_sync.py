@@ -103,7 +103,7 @@ async def test_a_node_s_weights_cross_without_a_file_or_fall_back_to_one(
     assert not [event for event in events if event["event"] == "weight_sync_failed"]
     assert status.generation.hand_over == ways[-1]
     if refused:
-        assert reasons == ["CUDA IPC opens no handle: CUDA error: invalid argument"]
+        assert reasons == ["CUDA IPC cannot open a handle: CUDA error: invalid argument"]
         assert set(ways) == {f"file ({reasons[0]})"}
     else:
         assert (reasons, set(ways)) == ([], {"CUDA IPC"})

@@ -63,5 +63,5 @@ def test_a_tracker_that_is_not_installed_is_refused_before_the_model_is_looked_f
     assert run(["join", "--model", "nobody/nothing", "--home", home, "--track", "tensorboard"]) == 2
     assert capsys.readouterr().err == (
         "ftis-node: the tracker 'tensorboard' is not installed: pip install tensorboard, "
-        "or leave it out of tracking.to\n"
+        "or remove it from tracking.to\n"
     )

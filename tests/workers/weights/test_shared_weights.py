@@ -172,9 +172,9 @@ def test_a_tensor_that_moved_is_exported_again(sharing: list[str]) -> None:
 @pytest.mark.parametrize(
     ("tensor", "problem"),
     [
-        (torch.ones(3, dtype=torch.int64), "a .torch.int64. is no contiguous tensor of 16 or 32 bit floats"),
-        (torch.ones(3, 4).T, "no contiguous tensor"),
-        (torch.ones(0), "no contiguous tensor"),
+        (torch.ones(3, dtype=torch.int64), "a .torch.int64. is not a contiguous tensor of 16-bit or 32-bit floats"),
+        (torch.ones(3, 4).T, "not a contiguous tensor"),
+        (torch.ones(0), "not a contiguous tensor"),
     ],
 )
 def test_what_cannot_be_shared_is_named(sharing: list[str], tensor: torch.Tensor, problem: str) -> None:
@@ -188,8 +188,8 @@ RIGHT = (0, b"\x02c" + bytes(64), 12, 0, b"counter", 0, b"event", True)
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ((*RIGHT[:1], b"\x02e" + bytes(20), *RIGHT[2:]), "segments that grow"),
-        ((*RIGHT[:1], b"\x02c" + bytes(63), *RIGHT[2:]), "segments that grow"),
+        ((*RIGHT[:1], b"\x02e" + bytes(20), *RIGHT[2:]), "expandable segments"),
+        ((*RIGHT[:1], b"\x02c" + bytes(63), *RIGHT[2:]), "expandable segments"),
         (RIGHT[:7], "unknown form"),
         ((*RIGHT[:4], "counter", *RIGHT[5:]), "unknown form"),
         (list(RIGHT), "unknown form"),
@@ -216,9 +216,9 @@ def test_only_known_versions_of_torch_share(
 
 
 def test_torch_without_cuda_says_so() -> None:
-    with pytest.raises(SharingError, match="CUDA IPC exports no handle: CUDA is not available"):
+    with pytest.raises(SharingError, match="CUDA IPC cannot export a handle: CUDA is not available"):
         export_storage(torch.ones(3).untyped_storage())
-    with pytest.raises(SharingError, match="CUDA IPC opens no handle: CUDA is not available"):
+    with pytest.raises(SharingError, match="CUDA IPC cannot open a handle: CUDA is not available"):
         cuda_ipc.open_storage(SharedStorage(*RIGHT[1:]), 0)
 
 
@@ -275,7 +275,7 @@ def test_weights_on_another_gpu_or_of_an_ended_process_are_refused_and_what_was_
         opened.open(changed(shared, export_id="x", device_uuid="GPU-elsewhere"))
     gone = [changed(each, handle=b"\x02c/proc/1/fd/none".ljust(66, b"\0")) for each in shared.storages[1:]]
     half = changed(shared, export_id="y", storages=(shared.storages[0], *gone))
-    with pytest.raises(SharingError, match="opens no handle: CUDA error: invalid argument$"):
+    with pytest.raises(SharingError, match="cannot open a handle: CUDA error: invalid argument$"):
         opened.open(half)
     with pytest.raises(AssertionError):
         next(opened.tensors())
@@ -286,7 +286,7 @@ def test_weights_on_another_gpu_or_of_an_ended_process_are_refused_and_what_was_
 def test_memory_that_is_smaller_than_was_said_is_refused(sharing: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     shared = Exporter().share(weights())
     monkeypatch.setattr(cuda_ipc, "open_storage", lambda each, device: torch.ones(1).untyped_storage())
-    with pytest.raises(SharingError, match="not what was shared"):
+    with pytest.raises(SharingError, match="differs from the shared one"):
         OpenedWeights(CPU).open(shared)
 
 

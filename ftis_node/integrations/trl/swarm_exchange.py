@@ -1,0 +1,185 @@
+"""SwarmExchange: a trainer's link to the swarm, through the exchange node beside it.
+
+A thread publishes the own groups, so the trainer does not wait for their scores. If the link fails, training continues
+alone, and the link is tried again after growing pauses.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from transformers import TrainerCallback
+
+from ftis_node.backoff import ExponentialBackoff
+from ftis_node.errors import ConfigError
+from ftis_node.integrations.trl.exchange_client import ExchangeClient, LinkError, RefusedGroupError
+from ftis_node.integrations.trl.foreign_groups import read_foreign
+from ftis_node.integrations.trl.sampling_agreement import sampling_options
+from ftis_node.node.exchange.messages import MAX_TAKEN
+from ftis_node.replay.reader import PeerGroup
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ftis_node.integrations.trl.foreign_groups import Fit, ForeignGroup
+    from ftis_node.node.exchange.messages import OwnGroup
+
+logger = logging.getLogger(__name__)
+MAX_QUEUED: Final = 64  # own groups; the oldest is dropped
+MAX_TAKES: Final = 4  # requests for one batch: a taken group can be of no use
+TAKE_TIMEOUT_S: Final = 5.0  # the trainer waits
+PUBLISH_TIMEOUT_S: Final = 120.0  # the node scores the completions first
+FLUSH_S: Final = 30.0
+BACKOFF: Final = ExponentialBackoff(first_s=1.0, ceiling_s=60.0)
+
+
+class CircuitBreaker:
+    """Circuit breaker of the link, for several threads. It logs one warning per outage."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_failures = 0
+        self._open_until = 0.0
+
+    @property
+    def wait_s(self) -> float:
+        """Return the seconds until the next try, 0 if the link may be used."""
+        return max(0.0, self._open_until - time.monotonic())
+
+    def failed(self, error: Exception) -> None:
+        """Note a failure."""
+        with self._lock:
+            self._num_failures += 1
+            self._open_until = time.monotonic() + BACKOFF.delay_s(self._num_failures)
+            if self._num_failures == 1:
+                logger.warning("exchange node unreachable: %s; training continues without the swarm", error)
+
+    def worked(self) -> None:
+        """Note a success."""
+        with self._lock:
+            if self._num_failures:
+                logger.warning("exchange node reachable again, after %d failures", self._num_failures)
+            self._num_failures, self._open_until = 0, 0.0
+
+
+class SwarmExchange:
+    """Source of foreign groups and sink of own ones, for one trainer."""
+
+    def __init__(self, home: str | Path, *, per_batch: int = 1, max_prompt_length: int = 2048) -> None:
+        """Take at most `per_batch` foreign groups for a batch, from the exchange node on `home`; 0: share only.
+
+        `max_prompt_length` is in tokens. Raises ConfigError if no exchange node answers, or for another `per_batch`.
+        """
+        if not 0 <= per_batch <= MAX_TAKEN:
+            raise ConfigError(f"per_batch must be 0 to {MAX_TAKEN}, not {per_batch}")
+        self.per_batch = per_batch
+        self.node = ExchangeClient(home, timeout_s=TAKE_TIMEOUT_S).connect()
+        self._max_prompt_length = max_prompt_length
+        self._taking = ExchangeClient(home, timeout_s=TAKE_TIMEOUT_S)
+        self._publishing = ExchangeClient(home, timeout_s=PUBLISH_TIMEOUT_S)
+        self._breaker = CircuitBreaker()
+        self._changed = threading.Condition()
+        self._queue: deque[OwnGroup] = deque(maxlen=MAX_QUEUED)
+        self._is_busy = self._is_closed = False
+        self._num_shared = 0
+        self._reported: set[str] = set()
+        threading.Thread(target=self._publish_all, name="exchange-publish", daemon=True).start()
+
+    def grpo_options(self) -> dict[str, Any]:
+        """Return the arguments of GRPOConfig with which the trainer samples as the run says."""
+        return sampling_options(self.node.manifest.sampling)
+
+    def draw(self, fit: Fit) -> list[ForeignGroup]:
+        """Return new groups of peers that `fit` accepts, at most `per_batch`; none while the link is down."""
+        chosen: list[ForeignGroup] = []
+        if not self.per_batch or self._breaker.wait_s:
+            return chosen
+        try:
+            for _ in range(MAX_TAKES):
+                taken = self._taking.take(self.per_batch - len(chosen))
+                for one in taken:
+                    prompt_ids = tuple(np.frombuffer(one.prompt_ids, "<i4").tolist())
+                    stored = PeerGroup(one.id, prompt_ids, tuple(one.rewards), one.body)
+                    if group := read_foreign(stored, fit, max_prompt_length=self._max_prompt_length):
+                        chosen.append(group)
+                if not taken or len(chosen) == self.per_batch:
+                    break
+        except (LinkError, RefusedGroupError, ValueError) as error:
+            self._breaker.failed(error)
+        else:
+            self._breaker.worked()
+        return chosen
+
+    def share(self, group: OwnGroup) -> None:
+        """Queue an own group for the node. Above `MAX_QUEUED` the oldest is dropped."""
+        with self._changed:
+            self._queue.append(group)
+            self._changed.notify_all()
+
+    def take_num_shared(self) -> int:
+        """Return the number of groups that the node has published since the last call."""
+        with self._changed:
+            number, self._num_shared = self._num_shared, 0
+        return number
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until the queue is empty, and return whether it is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._queue and not self._is_busy, timeout_s)
+
+    def close(self) -> None:
+        """End the thread. Queued groups are dropped: call `flush` first to wait for them."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def _publish_all(self) -> None:
+        while (group := self._next()) is not None:
+            self._publish(group)
+
+    def _next(self) -> OwnGroup | None:
+        """Wait for the next group and for the link; return None after `close`."""
+        with self._changed:
+            self._is_busy = False
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: bool(self._queue) or self._is_closed)
+            while not self._is_closed and (wait_s := self._breaker.wait_s):
+                self._changed.wait(wait_s)
+            if self._is_closed:
+                return None
+            self._is_busy = True
+            return self._queue.popleft()
+
+    def _publish(self, group: OwnGroup) -> None:
+        try:
+            self._publishing.publish(group)
+        except RefusedGroupError as error:
+            if error.reason not in self._reported:
+                self._reported.add(error.reason)
+                logger.warning(
+                    "own group not shared (%s): %s; later ones of this reason are not logged", error.reason, error
+                )
+        except LinkError as error:
+            self._breaker.failed(error)
+            return
+        else:
+            with self._changed:
+                self._num_shared += 1
+        self._breaker.worked()
+
+
+class FlushCallback(TrainerCallback):  # type: ignore[misc]  # transformers gives its callbacks no types
+    """Callback that waits at the end of the training until the last own groups are shared."""
+
+    def __init__(self, exchange: SwarmExchange) -> None:
+        self._exchange = exchange
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        """Wait for up to `FLUSH_S` seconds."""
+        if not self._exchange.flush(FLUSH_S):
+            logger.warning("last own groups not shared: the exchange node took none within %.0f s", FLUSH_S)

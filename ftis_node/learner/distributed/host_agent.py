@@ -1,0 +1,224 @@
+"""The agent on each other host of a learner, `ftis-node learner-host`: it starts this host's ranks and watches them.
+
+    waiting --Assignment--> running --HostsEnded--> ended
+       ^                       |
+       +--- Rejoin, a rank ended, or the node is silent: all ranks of this host are killed
+
+It has no home and connects to the node's host only. A rank gets the model from this host's disk and everything else
+from rank 0. If the agent ends, its ranks end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import platform
+import signal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, assert_never
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from ftis_node.config.no_network_env import NO_TELEMETRY, WORKERS_STAY_OFFLINE
+from ftis_node.errors import ConfigError, FtisError, MachineError, NetworkError, WorkerDiedError
+from ftis_node.learner.client import worker_environment
+from ftis_node.learner.distributed.host_channel import (
+    BEAT_EVERY_S,
+    Assignment,
+    FromHost,
+    HostHello,
+    HostKey,
+    HostsEnded,
+    Rejoin,
+    ToHost,
+    decode_to_host,
+    encode,
+    interface_environment,
+    liveness_of,
+    own_address,
+    post,
+    versions,
+)
+from ftis_node.learner.distributed.launch import END_GRACE_S, LocalRanks, RankAddress
+from ftis_node.models import list_accelerators, model_fingerprint, resolve_model
+from ftis_node.workers.liveness import LivenessVerdict
+from ftis_node.workers.wire import Heartbeat, failure_of
+
+if TYPE_CHECKING:
+    from ftis_node.learner.messages import LearnerBoot
+
+log = logging.getLogger(__name__)
+
+BEAT = Heartbeat(num_in_flight=0, progress=0)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    """The node's rendezvous, and what this host uses. `model` empty: the node's. `threads` 0: all cores, divided.
+
+    `waits_again`: after the node ends, it waits for the next start.
+    """
+
+    host: str
+    port: int
+    model: str = ""
+    threads: int = 0
+    timeout_s: float = 600.0
+    waits_again: bool = False
+
+
+async def run_agent(settings: AgentSettings, secret: bytes) -> None:
+    """Take part in the learner of one node until the node ends; with `waits_again` also after its next start.
+
+    Raises NetworkError if the node does not answer for `timeout_s`, and ConfigError if it refuses this host. Raises
+    WorkerDiedError if its learner failed for good, and any error that keeps this host from taking part.
+    """
+    key = HostKey(secret)
+    agent = asyncio.current_task()
+    assert agent is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, agent.cancel)
+    while True:
+        with zmq.asyncio.Context() as context, context.socket(zmq.DEALER) as channel:
+            key.secure(channel, as_server=False)
+            channel.setsockopt(zmq.IMMEDIATE, 1)  # no queue of old messages for a node that starts later
+            channel.connect(f"tcp://{f'[{settings.host}]' if ':' in settings.host else settings.host}:{settings.port}")
+            if await _Life(settings, channel).run() and not settings.waits_again:
+                return
+
+
+class _Life:
+    """One participation: from the first hello to the end of the ranks."""
+
+    def __init__(self, settings: AgentSettings, channel: zmq.asyncio.Socket) -> None:
+        self._settings = settings
+        self._channel = channel
+        self._lost: asyncio.Queue[str] = asyncio.Queue()
+        self._ranks: LocalRanks | None = None
+
+    async def run(self) -> bool:
+        """Return whether the node has ended; if not, wait for it again. Raises as `run_agent` does."""
+        try:
+            assignment = await self._wait()
+            if assignment is None:
+                return True
+            self._start(assignment)
+            return await self._watch(assignment)
+        except (FtisError, asyncio.CancelledError) as error:
+            stopped = isinstance(error, asyncio.CancelledError)
+            self._send(failure_of(WorkerDiedError("it was stopped") if stopped else error, call_id=0))
+            raise
+        finally:
+            if self._ranks is not None:
+                self._ranks.end(within_s=0.0)
+
+    async def _wait(self) -> Assignment | None:
+        """Say hello every second until the node assigns ranks; None if it has ended."""
+        settings = self._settings
+        log.info("waiting for the node at %s:%d", settings.host, settings.port)
+        hello = HostHello(platform.node()[:256], versions())
+        left_s, is_known = settings.timeout_s, False
+        while left_s > 0:
+            self._send(hello)
+            for message in await self._receive():
+                if isinstance(message, Assignment):
+                    return message
+                if isinstance(message, HostsEnded):
+                    if message.error:
+                        raise ConfigError(f"the node refuses this host: {message.error}")
+                    return None
+                if not is_known:
+                    log.info("connected to the node; waiting for the other hosts")
+                left_s, is_known = settings.timeout_s, True
+            left_s -= BEAT_EVERY_S
+        raise NetworkError(
+            f"no node answers at {settings.host}:{settings.port} for {settings.timeout_s:g} s: start `ftis-node join` "
+            "there with learner.rendezvous, and give both the same secret"
+        )
+
+    def _start(self, assignment: Assignment) -> None:
+        boot = self._fitted(assignment)
+        interface = interface_environment(own_address(assignment.address, assignment.port))
+        os.environ.update(NO_TELEMETRY | WORKERS_STAY_OFFLINE | worker_environment(boot) | interface)
+        num_local = boot.settings.num_processes
+        first = assignment.first_rank
+        loop = asyncio.get_running_loop()
+
+        def on_lost(rank: int, how: str) -> None:
+            loop.call_soon_threadsafe(self._lost.put_nowait, f"rank {rank} {how}")
+
+        self._ranks = LocalRanks(boot, on_lost=on_lost)
+        address = RankAddress(first, boot.settings.num_ranks, 0, assignment.address, assignment.port)
+        of = boot.settings.hosts
+        log.info("host %d of %d: ranks %d to %d start", assignment.number, of, first, first + num_local - 1)
+        self._ranks.start(address, {first + local: local for local in range(num_local)}, num_local=num_local)
+
+    def _fitted(self, assignment: Assignment) -> LearnerBoot:
+        """Return how to build the learner here: with this host's model folder and cores.
+
+        Raises ModelError, NetworkError or ConfigError without the node's model, MachineError without its GPUs.
+        """
+        boot = assignment.boot
+        source = resolve_model(self._settings.model or _model_of(boot))
+        if model_fingerprint(source) != assignment.model_fingerprint:
+            raise ConfigError(
+                f"{source.folder} holds another model than the node's {boot.model_name}: give its --model"
+            )
+        num_local = boot.settings.num_processes
+        if boot.device == "cuda" and (seen := len(list_accelerators())) < num_local:
+            raise MachineError(
+                f"the node runs {num_local} processes on each host, each on one GPU: this host has {seen}"
+            )
+        threads = self._settings.threads or max(1, (os.cpu_count() or 1) // num_local)
+        return msgspec.structs.replace(boot, model=str(source.folder), num_threads=threads)
+
+    async def _watch(self, assignment: Assignment) -> bool:
+        """Return when the ranks have ended: whether the node has ended, too."""
+        node = liveness_of(assignment.boot.settings.host_timeout_s)
+        while True:
+            self._send(BEAT)
+            for message in await self._receive():
+                match message:
+                    case HostsEnded(error=error) if error:
+                        raise WorkerDiedError(f"the node's learner ended: {error}")
+                    case HostsEnded():
+                        assert self._ranks is not None
+                        self._ranks.end(within_s=END_GRACE_S)
+                        log.info("the node has ended")
+                        return True
+                    case Rejoin():
+                        log.warning("the node's learner has restarted; the ranks of this host end")
+                        return False
+                    case Heartbeat():
+                        node.beat(message)
+                    case Assignment():
+                        pass
+                    case _:
+                        assert_never(message)
+            if not self._lost.empty():
+                how = self._lost.get_nowait()
+                log.warning("%s; the ranks of this host end", how)
+                self._send(failure_of(WorkerDiedError(how), call_id=0))
+                return False
+            if node.tick() is not LivenessVerdict.ALIVE:
+                log.warning("no heartbeat from the node; the ranks of this host end")
+                return False
+
+    async def _receive(self) -> list[ToHost]:
+        """Return the messages of about one heartbeat interval."""
+        loop = asyncio.get_running_loop()
+        end, messages = loop.time() + BEAT_EVERY_S, []
+        while (left_s := end - loop.time()) > 0:
+            if await self._channel.poll(int(1000 * left_s) + 1):
+                messages.append(decode_to_host(await self._channel.recv()))
+        return messages
+
+    def _send(self, message: FromHost) -> None:
+        post(self._channel, encode(message))
+
+
+def _model_of(boot: LearnerBoot) -> str:
+    """Return the node's folder if it exists here, too, else the model's public name."""
+    return boot.model if os.path.isdir(boot.model) else boot.model_name

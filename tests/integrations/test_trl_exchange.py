@@ -1,0 +1,269 @@
+"""A real GRPO step beside an exchange node: own groups go to its buffer, and a peer's group comes into the batch."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM
+
+from ftis_node.config.home import Home
+from ftis_node.errors import ConfigError
+from ftis_node.integrations.trl.exchange_client import ExchangeClient, LinkError, RefusedGroupError
+from ftis_node.integrations.trl.foreign_groups import ForeignGroups
+from ftis_node.integrations.trl.own_groups import Sampler, own_groups
+from ftis_node.integrations.trl.run_dataset import swarm_dataset
+from ftis_node.integrations.trl.swarm_exchange import SwarmExchange
+from ftis_node.records.codec import unpack_group
+from ftis_node.records.envelope import Accepted, open_envelope, seal_group
+from ftis_node.records.identity import Identity
+from ftis_node.telemetry.status import Status
+from tests.conftest import EOS, PROMPT_IDS, make_completion, make_group
+from tests.gossip.helpers import eventually
+from tests.integrations.test_trl import Recorded, make_trainer
+from tests.node.exchange.parts import GROUP_SIZE, MANIFEST, exchanging, own_group, serving
+from tests.node.nodes import ME
+from tests.trained_models import trained_model
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from ftis_node.config.manifest import RunManifest
+    from ftis_node.node.components import NodeComponents
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+ANN = Identity.from_seed(bytes([2]) * 32)
+NUM_GROUPS = 3
+
+
+@asynccontextmanager
+async def exchange_node(folder: Path, *, manifest: RunManifest = MANIFEST) -> AsyncIterator[NodeComponents]:
+    """An exchange node whose home the trainer finds as that of a running node."""
+    async with exchanging(folder, manifest=manifest) as (node, exchange), serving(node, exchange) as (url, _):
+        node.home.run_toml.write_text(manifest.to_toml())
+        with node.home.owned():
+            node.home.publish_address(url)
+            yield node
+
+
+def admit_foreign(node: NodeComponents, *, number: int = 1, **changes: Any) -> Accepted:
+    """A group of Ann's in the node's buffer, on which the trainer can train."""
+    completions = [make_completion(19 + extra, 20, EOS, reward=float(extra)) for extra in range(GROUP_SIZE)]
+    given = {"tokenizer": node.tokenizer.fingerprint, "completions": completions} | changes
+    group = make_group(ANN, number=number, run_id=node.context.manifest.run_id, **given)
+    envelope = seal_group(group, ANN)
+    accepted = Accepted(envelope, envelope.to_bytes(), group, tuple(PROMPT_IDS))
+    assert node.buffer.admit(accepted, own=False)
+    return accepted
+
+
+def swarm_trainer(folder: Path, exchange: SwarmExchange, **options: Any) -> Any:
+    run = folder / "run.toml"
+    run.write_text(exchange.node.manifest.to_toml())
+    prompts, reward = swarm_dataset(str(run), num_prompts=64)
+    grpo = exchange.grpo_options() | {"per_device_train_batch_size": NUM_GROUPS * GROUP_SIZE} | options.pop("grpo", {})
+    return make_trainer(
+        folder / "trl", exchange=exchange, **{"train_dataset": prompts, "reward_funcs": reward} | options, grpo=grpo
+    )
+
+
+def logprobs_at(temperature: float, model: Any, prompt: list[int], completion: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *completion]])).logits[0] / temperature
+    return logits.log_softmax(-1)[len(prompt) - 1 : -1][torch.arange(len(completion)), completion]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+async def test_a_real_step_shares_its_groups_and_trains_on_a_peers(
+    tmp_path: Path, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.integrations.test_trl.SwarmGRPOTrainer", Recorded)
+    sampling = MANIFEST.sampling.model_copy(update={"temperature": temperature})
+    manifest = MANIFEST.model_copy(update={"sampling": sampling})
+    async with exchange_node(tmp_path / "home", manifest=manifest) as node:
+        settings = make_group(ANN).sampling
+        foreign = admit_foreign(node, sampling=replace(settings, temperature=temperature))
+        exchange = await asyncio.to_thread(SwarmExchange, node.home.root)
+        trainer = await asyncio.to_thread(swarm_trainer, tmp_path, exchange)
+        await asyncio.to_thread(trainer.train)
+        exchange.close()
+
+        [(inputs, _)] = trainer.seen
+        is_foreign = inputs["sender_ids"] == 1
+        assert (len(is_foreign), int(is_foreign.sum())) == (NUM_GROUPS * GROUP_SIZE, GROUP_SIZE)
+        of_peer = foreign.group.completions
+        found = inputs["completion_ids"][is_foreign][:, :3].tolist()
+        assert sorted(found) == sorted(one.token_ids.tolist() for one in of_peer)
+        torch.testing.assert_close(
+            inputs["sampling_per_token_logps"][is_foreign][0, :3], torch.from_numpy(of_peer[0].logprobs)
+        )
+        assert node.reader.figures().released == {"trained": 1}
+
+        ready = node.reader.own_ready()
+        assert len(ready) == NUM_GROUPS - 1, "each own group arrived"
+        model = AutoModelForCausalLM.from_pretrained(trained_model("s"))
+        model.load_state_dict(trainer.before)
+        own_ids = {tuple(row) for row in inputs["completion_ids"][~is_foreign].tolist()}
+        for group_id in ready:
+            [envelope] = node.reader.envelopes([group_id])
+            group = unpack_group(open_envelope(envelope).body)
+            assert (group.sender, group.policy_version, group.sampling.temperature) == (ME.peer_id, 0, temperature)
+            prompt = node.tokenizer.encode_prompt(node.task[group.prompt_ref.index].prompt)
+            for one in group.completions:
+                ids = one.token_ids.tolist()
+                assert any(row[: len(ids)] == tuple(ids) for row in own_ids)
+                expected = logprobs_at(temperature, model, prompt, ids)
+                torch.testing.assert_close(torch.from_numpy(one.logprobs.copy()), expected, atol=1e-4, rtol=0)
+        [line] = [line for line in trainer.state.log_history if "foreign_groups" in line]
+        assert line["foreign_groups"] == 1
+        assert line["shared_groups"] == 0, "counted with the next batch"
+        assert exchange.take_num_shared() == NUM_GROUPS - 1
+
+
+async def test_an_unusable_group_makes_place_for_the_next(tmp_path: Path) -> None:
+    async with exchange_node(tmp_path) as node:
+        exchange = await asyncio.to_thread(SwarmExchange, node.home.root, per_batch=2)
+        fit = (await asyncio.to_thread(swarm_trainer, tmp_path, exchange))._fit
+        equal = [make_completion(19 + extra, 20, EOS) for extra in range(GROUP_SIZE)]
+        now = time.time()
+        for number, changes in ((1, {}), (2, {"completions": equal}), (3, {"tokenizer": "00" * 16}), (4, {})):
+            admit_foreign(node, number=number, created_at=now + number / 100, **changes)
+        drawn = await asyncio.to_thread(exchange.draw, fit)
+        assert [one.group.number for one in drawn] == [4, 1]
+        assert await asyncio.to_thread(exchange.draw, fit) == []
+        exchange.close()
+
+
+async def test_the_link_goes_down_and_comes_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with exchange_node(tmp_path / "home") as node:
+        exchange = await asyncio.to_thread(SwarmExchange, node.home.root, per_batch=1)
+        trainer = await asyncio.to_thread(swarm_trainer, tmp_path, exchange)
+        group = own_group(node.tokenizer, ["1", "2"])
+    calls: list[int] = []
+    plain = ExchangeClient.take
+    monkeypatch.setattr(ExchangeClient, "take", lambda client, count: calls.append(count) or plain(client, count))
+    with caplog.at_level(logging.WARNING, logger="ftis_node.integrations"):
+        await asyncio.to_thread(trainer.train)
+        for _ in range(3):
+            exchange.share(group)
+            assert await asyncio.to_thread(exchange.draw, trainer._fit) == []
+    assert trainer.state.global_step == 1, "the trainer goes on"
+    assert len([record for record in caplog.records if "exchange node unreachable" in record.message]) == 1
+    assert len(calls) <= 2, "an open circuit makes no call"
+    caplog.clear()
+    async with exchange_node(tmp_path / "home") as node:
+        admit_foreign(node)
+        drawn = await eventually(lambda: asyncio.to_thread(exchange.draw, trainer._fit))
+        assert [one.group.number for one in drawn] == [1]
+        assert await asyncio.to_thread(exchange.flush, 60.0)
+        assert len(node.reader.own_ready()) >= 1, "the queue is sent after the outage"
+    exchange.close()
+    assert "reachable again" in caplog.text
+
+
+async def test_a_refused_group_is_logged_once_and_stops_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with exchange_node(tmp_path) as node:
+        exchange = await asyncio.to_thread(SwarmExchange, node.home.root)
+        good, wrong = own_group(node.tokenizer, ["1", "2"]), own_group(node.tokenizer, ["3", "4"], temperature=0.5)
+        client = ExchangeClient(node.home.root, timeout_s=30)
+        with pytest.raises(RefusedGroupError) as caught:
+            await asyncio.to_thread(client.publish, wrong)
+        assert (caught.value.reason, caught.value.passes) == ("sampling", False)
+        with caplog.at_level(logging.WARNING, logger="ftis_node.integrations"):
+            for group in (wrong, wrong, good):
+                exchange.share(group)
+            assert await asyncio.to_thread(exchange.flush, 60.0)
+        assert caplog.text.count("own group not shared (sampling)") == 1
+        assert "unreachable" not in caplog.text
+        assert exchange.take_num_shared() == 1
+        exchange.close()
+
+
+async def test_a_wrong_token_is_a_failure_of_the_link(tmp_path: Path) -> None:
+    async with exchange_node(tmp_path) as node:
+        node.home.control_token.write_text("0" * 32)
+        client = ExchangeClient(node.home.root, timeout_s=30)
+        with pytest.raises(LinkError, match="token"):
+            await asyncio.to_thread(client.take, 1)
+
+
+async def test_without_an_exchange_node_there_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no node runs on .*: start it: ftis-node join --role exchange --home"):
+        SwarmExchange(tmp_path)
+    async with exchanging(tmp_path) as (node, exchange), serving(node, exchange) as (url, _):
+        with Home(tmp_path).owned():
+            node.home.publish_address(url.rsplit(":", 1)[0] + ":1")
+            with pytest.raises(ConfigError, match="no exchange node answers"):
+                await asyncio.to_thread(SwarmExchange, tmp_path)
+            node.home.publish_address(url)
+            with pytest.raises(ConfigError, match=r"run\.toml"):
+                await asyncio.to_thread(SwarmExchange, tmp_path)
+
+
+def test_a_node_of_another_role_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    document = msgspec.json.encode(Status())
+    monkeypatch.setattr(ExchangeClient, "_call", lambda *_: (200, document))
+    with pytest.raises(ConfigError, match="has the role full: start it"):
+        SwarmExchange(tmp_path)
+    with pytest.raises(ConfigError, match="per_batch must be 0 to 16"):
+        SwarmExchange(tmp_path, per_batch=17)
+
+
+@pytest.mark.parametrize(
+    ("grpo", "options", "words"),
+    [
+        ({"temperature": 0.5}, {}, "temperature is 0.5, and the run test has 1.0"),
+        ({"num_generations": 3}, {}, "num_generations is 3"),
+        ({"top_p": 0.9}, {}, "top_p is 0.9"),
+        ({"max_completion_length": 7}, {}, "set it to 6 or less"),
+        ({"repetition_penalty": 1.1}, {}, "repetition_penalty"),
+        ({"min_p": 0.1}, {}, "min_p"),
+        ({"mask_truncated_completions": True}, {}, "mask_truncated_completions"),
+        ({}, {"train_dataset": None}, "prompt_index"),
+        ({}, {"foreign": True}, "omit foreign"),
+    ],
+    ids=str,
+)
+async def test_a_trainer_that_samples_otherwise_is_refused_at_its_start(
+    tmp_path: Path, grpo: dict[str, Any], options: dict[str, Any], words: str
+) -> None:
+    async with exchange_node(tmp_path / "home") as node:
+        exchange = await asyncio.to_thread(SwarmExchange, node.home.root)
+        if "train_dataset" in options:
+            options = {"train_dataset": Dataset.from_dict({"prompt": ["1+1="] * 4})}
+        if "foreign" in options:
+            options = {"foreign": ForeignGroups(node.home.root)}
+        with pytest.raises(ConfigError, match=words):
+            await asyncio.to_thread(swarm_trainer, tmp_path, exchange, grpo=grpo, **options)
+        exchange.close()
+
+
+def test_a_group_that_the_sampler_left_incomplete_is_not_shared() -> None:
+    batch = {
+        "prompt_ids": torch.tensor([[0, 5], [0, 5]] * 3),
+        "prompt_mask": torch.tensor([[0, 1], [0, 1]] * 3),
+        "completion_ids": torch.tensor([[7, 8, 2], [9, 2, 0]] * 3),
+        "completion_mask": torch.tensor([[1, 1, 1], [1, 1, 0], [1, 1, 1], [0, 0, 0], [1, 1, 1], [1, 1, 0]]),
+    }
+    logprobs = torch.full((6, 3), -0.5)
+    logprobs[1, 2] = torch.nan  # padding
+    logprobs[5, 0] = torch.nan
+    [group] = own_groups(batch, logprobs, [4, 4, 5, 5, 6, 6], Sampler("aa", 2, 1.0, 1.0, 0), policy_version=7)
+    assert (group.problem, group.lengths, group.policy_version) == (4, [3, 2], 7)
+    assert np.frombuffer(group.token_ids, "<i4").tolist() == [7, 8, 2, 9, 2]
+    assert np.frombuffer(group.prompt_ids, "<i4").tolist() == [5]
+    assert np.frombuffer(group.logprobs, "<f4").tolist() == [-0.5] * 5

@@ -1,0 +1,139 @@
+"""TRL trainers in a real swarm: exchange nodes as processes on real libp2p, with a full node, and with each other."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from ftis_node.config.home import Home
+from ftis_node.integrations.trl.swarm_exchange import SwarmExchange
+from ftis_node.records.codec import unpack_group
+from ftis_node.records.envelope import open_envelope
+from ftis_node.replay.reader import ReplayReader
+from tests.integrations.test_trl import Recorded
+from tests.integrations.test_trl_exchange import swarm_trainer
+from tests.node.support import ANY_PORT, bootstrap, started, write_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tests.node.support import RunningNode
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+START_S = 240.0
+STEPS = 4
+LOGPROBS = "sampling_per_token_logps"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "python" / "trl_exchange.py"
+
+
+@pytest.mark.timeout(900)
+def test_a_trainer_and_a_full_node_learn_from_each_other(
+    tmp_path: Path, tiny_models: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.integrations.test_trl.SwarmGRPOTrainer", Recorded)
+    run = write_manifest(tmp_path / "run.toml", foreign_wait_s=60.0, groups=4)
+    with ExitStack() as stack:
+        address = stack.enter_context(bootstrap(tmp_path / "bootstrap"))
+        common = ("--run", str(run), "--peers", address, "--listen", ANY_PORT)
+        beside = stack.enter_context(
+            started(tmp_path / "beside", "join", "--role", "exchange", "--model", str(tiny_models["s"]), *common)
+        )
+        full = stack.enter_context(started(tmp_path / "full", "join", "--model", str(tiny_models["m"]), *common))
+        for node in (beside, full):
+            _wait_until_up(node)
+        beside.wait_for(lambda: beside.status()["replay"]["ready"] >= 4, timeout_s=START_S)
+        _check_it_loads_nothing(beside)
+        assert "exchanges groups of" in beside.log.read_text()
+
+        exchange = SwarmExchange(beside.home, per_batch=1)
+        trainer = swarm_trainer(tmp_path, exchange, grpo={"per_device_train_batch_size": 12, "max_steps": STEPS})
+        asyncio.run(asyncio.to_thread(trainer.train))
+        num_shared = exchange.take_num_shared() + _total(trainer, "shared_groups")
+        exchange.close()
+        assert trainer.state.global_step == STEPS
+        assert _total(trainer, "foreign_groups") >= 1
+        assert STEPS <= num_shared <= 3 * STEPS, "two or three own groups a batch"
+        _check_rows_are_the_peers(trainer, full.home)
+
+        full.wait_for(lambda: full.status()["swarm"]["groups_received"] >= num_shared, timeout_s=120)
+        assert full.status()["swarm"]["groups_refused"] == {}, "each of the trainer's groups validates there"
+        full.wait_for(lambda: full.status()["learner"]["foreign_groups"] > 0, timeout_s=START_S)
+        beside.wait_for(lambda: beside.status()["swarm"]["groups_confirmed"] >= num_shared, timeout_s=120)
+        status = beside.status()
+        assert status["generation"]["groups_made"] == num_shared
+        assert status["replay"]["released"]["delivered"] >= 1
+        rows = {peer["peer_id"]: peer for peer in full.peers()}
+        assert rows[status["node"]["peer_id"]]["role"] == "exchange"
+        for node in (beside, full):
+            node.stop()
+        again = stack.enter_context(started(tmp_path / "beside", "join", "--role", "exchange"))
+        _wait_until_up(again, times=2)
+        assert again.status()["node"]["peer_id"] == status["node"]["peer_id"]
+        again.stop()
+
+
+def _wait_until_up(node: RunningNode, *, times: int = 1) -> None:
+    node.wait_for(lambda: node.log.read_text().count(" is up, ") == times, timeout_s=START_S)
+
+
+def _total(trainer: Recorded, name: str) -> int:
+    return int(sum(line[name] for line in trainer.state.log_history if name in line))
+
+
+def _check_it_loads_nothing(node: RunningNode) -> None:
+    status = node.status()
+    assert (status["node"]["role"], status["generation"]["state"], status["learner"]["state"]) == (
+        *("exchange", "off"),
+        "off",
+    )
+    assert status["model"]["parameters"] > 0, "read from the header of the file"
+    for process in node.processes():
+        names = [Path(each.path).name for each in process.memory_maps()]
+        assert not [name for name in names if name.endswith(".safetensors") or name.startswith("libtorch")]
+        assert "ftis_node.workers" not in " ".join(process.cmdline())
+    assert not list((node.home / "checkpoints").iterdir())
+
+
+def _check_rows_are_the_peers(trainer: Recorded, home: Path) -> None:
+    """Foreign rows have the tokens and the log-probs of groups that the full node made and signed."""
+    reader, made = ReplayReader(Home(home).replay), set()
+    for summary, envelope in reader.all_groups():
+        if summary.own:
+            for one in unpack_group(open_envelope(envelope).body).completions:
+                made.add((*one.token_ids.tolist(), *one.logprobs.tolist()))
+    reader.close()
+    num_rows = 0
+    for inputs, _ in trainer.seen:
+        for row in (inputs["sender_ids"] > 0).nonzero().flatten().tolist():
+            length = int(inputs["completion_mask"][row].sum())
+            ids, logprobs = (inputs[name][row][:length].tolist() for name in ("completion_ids", LOGPROBS))
+            assert (*ids, *logprobs) in made
+            num_rows += 1
+    assert num_rows >= 4
+
+
+@pytest.mark.timeout(900)
+def test_the_example_has_two_trainers_learn_from_each_other(tmp_path: Path, tiny_models: Mapping[str, Path]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(EXAMPLE), str(tmp_path), *map(str, tiny_models.values()), "10"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=800,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    totals = re.findall(r"^(first|second): (\d+) shared, (\d+) foreign groups$", done.stdout, flags=re.MULTILINE)
+    assert sorted(name for name, *_ in totals) == ["first", "second"]
+    for _, shared, foreign in totals:
+        assert int(shared) > 10
+        assert int(foreign) > 0
+    words = [" ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])]
+    assert not [line for line in words if str(tmp_path) in line], "a process is left"

@@ -1,0 +1,197 @@
+"""The two routes for a trainer on the local port of an exchange node: who may use them, and what hostile bodies do."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from aiohttp import ClientSession
+
+from ftis_node.config.home import TOKEN_HEADER
+from ftis_node.node.exchange.messages import PublishedGroup, TakeAnswer, TakeRequest
+from ftis_node.node.http_api import exchange_api
+from ftis_node.node.http_api.exchange_api import MAX_PENDING, MAX_TAKE_BYTES, PROMPT_BYTES
+from ftis_node.records.identity import Identity
+from tests.gossip.helpers import eventually
+from tests.node.exchange.parts import MANIFEST, exchanging, own_group, serving
+from tests.node.exchange.test_group_exchange import ANSWER
+from tests.replay.test_buffer import accepted
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from ftis_node.node.components import NodeComponents
+    from ftis_node.node.http_api.exchange_api import ExchangeApi
+
+ANN = Identity.from_seed(bytes([2]) * 32)
+MAX_GROUP_BYTES = MANIFEST.wire.max_envelope_bytes
+
+
+class Port:
+    """The local port of an exchange node."""
+
+    def __init__(self, url: str, api: ExchangeApi, node: NodeComponents, session: ClientSession) -> None:
+        self.url, self.api, self.node, self._session = url, api, node, session
+        self.token = node.home.control_token.read_text()
+
+    async def post(self, path: str, body: Any, **headers: str) -> tuple[int, bytes]:
+        given = {TOKEN_HEADER: self.token} | headers
+        async with self._session.post(self.url + path, data=body, headers=given) as answer:
+            return answer.status, await answer.read()
+
+
+@pytest.fixture
+async def port(tmp_path: Path) -> AsyncIterator[Port]:
+    async with (
+        exchanging(tmp_path) as (node, exchange),
+        serving(node, exchange) as (url, routes),
+        ClientSession() as session,
+    ):
+        yield Port(url, routes, node, session)
+
+
+def packed(node: NodeComponents) -> bytes:
+    return msgspec.msgpack.encode(own_group(node.tokenizer, [ANSWER, "no"]))
+
+
+async def test_a_group_goes_out_and_a_peers_group_comes_in(port: Port) -> None:
+    status, body = await port.post("/exchange/publish", packed(port.node))
+    assert (status, msgspec.msgpack.decode(body, type=PublishedGroup)) == (200, PublishedGroup(1, [1.0, 0.0]))
+    theirs = accepted(ANN, 1)
+    assert port.node.buffer.admit(theirs, own=False)
+    status, body = await port.post("/exchange/take", msgspec.msgpack.encode(TakeRequest(2)))
+    assert status == 200
+    [group] = msgspec.msgpack.decode(body, type=TakeAnswer).groups
+    assert (group.id, group.body) == (theirs.envelope.id, theirs.envelope.body)
+    assert tuple(group.rewards) == theirs.group.rewards
+    status, body = await port.post("/exchange/take", msgspec.msgpack.encode(TakeRequest(2)))
+    assert (status, msgspec.msgpack.decode(body, type=TakeAnswer).groups) == (200, [])
+
+
+async def test_only_a_holder_of_the_token_exchanges_groups(port: Port) -> None:
+    for path, body in (("publish", packed(port.node)), ("take", msgspec.msgpack.encode(TakeRequest(1)))):
+        for token in ("", "0" * 32, "\udcff"):
+            status, answer = await port.post(f"/exchange/{path}", body, **{TOKEN_HEADER: token})
+            assert (status, msgspec.json.decode(answer)["reason"]) == (403, "token")
+        status, _ = await port.post(f"/exchange/{path}", body, Host="evil.example")
+        assert status == 403, "a web page's name is refused, with the token too"
+    assert port.node.reader.own_ready() == []
+
+
+HOSTILE: dict[str, bytes] = {
+    "empty": b"",
+    "no MessagePack": b"\xc1",
+    "cut": b"\x8a\xa7problem",
+    "nested": b"\x91" * 5000,
+    "a map of a million promised": b"\xdf\x7f\xff\xff\xff",
+    "text of 4 GiB promised": b"\xdb\xff\xff\xff\xff",
+    "another type": msgspec.msgpack.encode([1, 2]),
+    "an unknown field": msgspec.msgpack.encode({"count": 1, "problem": 1, "more": 2}),
+    "more after it": msgspec.msgpack.encode({"count": 1}) * 2,
+}
+
+
+@pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize("path", ["publish", "take"])
+async def test_a_malformed_body_is_refused_and_the_node_goes_on(port: Port, path: str, body: bytes) -> None:
+    status, answer = await port.post(f"/exchange/{path}", body)
+    found = msgspec.json.decode(answer)
+    if path == "take" and len(body) > MAX_TAKE_BYTES:
+        assert (status, found["reason"]) == (413, "size")
+    else:
+        assert (status, found["reason"]) == (400, "malformed")
+    assert "\n" not in found["error"]
+    assert (await port.post("/exchange/publish", packed(port.node)))[0] == 200
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"problem": -1},
+        {"problem": 2**31},
+        {"problem": 1.5},
+        {"lengths": []},
+        {"lengths": [0, 3]},
+        {"lengths": [-1, 3]},
+        {"lengths": [1] * 4097},
+        {"policy_version": -1},
+        {"policy_version": 2**64 - 1},
+        {"tokenizer": "x" * 65},
+        {"temperature": "1"},
+        {"top_k": -1},
+        {"prompt_ids": "text"},
+    ],
+    ids=str,
+)
+async def test_a_field_beyond_its_bounds_is_refused(port: Port, changes: dict[str, Any]) -> None:
+    fields = msgspec.to_builtins(own_group(port.node.tokenizer, [ANSWER, "no"]), builtin_types=(bytes,))
+    status, answer = await port.post("/exchange/publish", msgspec.msgpack.encode(fields | changes))
+    assert (status, msgspec.json.decode(answer)["reason"]) == (400, "malformed")
+    assert (await port.post("/exchange/publish", msgspec.msgpack.encode(fields)))[0] == 200
+
+
+@pytest.mark.parametrize(("count", "expected"), [(0, 400), (17, 400), (2**63, 400), (16, 200)])
+async def test_the_number_of_groups_to_take_is_bounded(port: Port, count: int, expected: int) -> None:
+    assert (await port.post("/exchange/take", msgspec.msgpack.encode({"count": count})))[0] == expected
+
+
+async def test_a_body_is_read_up_to_its_bound_and_no_further(port: Port) -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            sent.append(1 << 16)
+            yield b"\0" * (1 << 16)
+
+    for path, most in (("publish", MAX_GROUP_BYTES + PROMPT_BYTES), ("take", MAX_TAKE_BYTES)):
+        sent: list[int] = []
+        with suppress(OSError):  # the node may close the connection before the client reads the answer
+            status, answer = await port.post(f"/exchange/{path}", endless())
+            assert (status, msgspec.json.decode(answer)["reason"]) == (413, "size")
+        assert sum(sent) < most + (16 << 20), "what lies in the buffers of the connection comes on top"
+    assert (await port.post("/exchange/publish", packed(port.node)))[0] == 200
+
+
+async def test_a_body_that_never_ends_ends_in_time(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange_api, "BODY_S", 0.2)
+    is_over = asyncio.Event()
+
+    async def stalled() -> AsyncIterator[bytes]:
+        yield b"\x81"
+        await is_over.wait()
+
+    began_at = time.monotonic()
+    try:
+        status, answer = await port.post("/exchange/take", stalled())
+    finally:
+        is_over.set()
+    assert (status, msgspec.json.decode(answer)["reason"]) == (408, "slow")
+    assert time.monotonic() - began_at < 60
+
+
+async def test_groups_that_wait_to_be_scored_are_bounded(port: Port) -> None:
+    is_over = asyncio.Event()
+
+    async def late() -> AsyncIterator[bytes]:
+        yield b"\x81"
+        await is_over.wait()
+
+    waiting = [asyncio.create_task(port.post("/exchange/publish", late())) for _ in range(MAX_PENDING)]
+    try:
+        await eventually(lambda: port.api._num_pending == MAX_PENDING)
+        status, answer = await port.post("/exchange/publish", packed(port.node))
+        assert (status, msgspec.json.decode(answer)["reason"]) == (503, "busy")
+    finally:
+        is_over.set()
+        await asyncio.gather(*waiting)
+    assert [task.result()[0] for task in waiting] == [400] * MAX_PENDING
+    assert port.api._num_pending == 0
+
+
+async def test_a_refusal_names_its_reason(port: Port) -> None:
+    group = own_group(port.node.tokenizer, [ANSWER, "no"], temperature=0.5)
+    status, answer = await port.post("/exchange/publish", msgspec.msgpack.encode(group))
+    assert (status, msgspec.json.decode(answer)["reason"]) == (422, "sampling")

@@ -1,0 +1,97 @@
+"""Two nodes learn from a file of their own each, with the same problems: weighted rewards from sampling to gradient."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.cli.app import run as run_command
+from ftis_node.config.node import NodeSettings
+from ftis_node.config.resume import remembered_paths
+from ftis_node.gossip.loopback import LoopbackSwarm
+from ftis_node.lab.experiment.delay import NO_DELAY
+from ftis_node.lab.experiment.in_process import InProcessNodeFactory
+from ftis_node.lab.experiment.rounds import Rounds
+from ftis_node.lab.experiment.synchronous_rounds import SynchronousRounds, Validator
+from ftis_node.lab.experiment.trial import HonestSender
+from ftis_node.node.startup.assemble import running_components
+from ftis_node.node.startup.run_plan import plan_run
+from ftis_node.tasks import load_task
+from ftis_node.telemetry.events import read_events
+from tests.node.support import manifest_text
+from tests.node.test_domains import STEPS, home_of, live
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+pytestmark = pytest.mark.timeout(600)  # with the making of the models
+
+QUERY = r"prompt=problem&answer=result&style=plain&reward=exact:0.75,regex:0.25&pattern=^[0-9]{2}$"
+NUM_PROBLEMS = 200
+
+
+def write_sums(folder: Path) -> tuple[Path, Path]:
+    """The same problems twice, as JSON lines and as CSV."""
+    arithmetic = load_task("arithmetic")
+    pairs = {arithmetic[i].prompt[0]["content"]: arithmetic[i].answer for i in range(NUM_PROBLEMS)}
+    lines, table = folder / "sums.jsonl", folder / "copy.csv"
+    lines.write_text(
+        "".join(json.dumps({"problem": left, "result": int(right)}) + "\n" for left, right in pairs.items())
+    )
+    table.write_text("result,problem\n" + "".join(f"{right},{left}\n" for left, right in pairs.items()))
+    return lines, table
+
+
+async def test_two_nodes_learn_from_a_data_set_with_weighted_rewards(
+    tmp_path: Path, tiny_models: Mapping[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines, table = write_sums(tmp_path)
+    template = tmp_path / "template.toml"
+    template.write_text(manifest_text(foreign_wait_s=60.0))
+    begun = plan_run(str(template), f"dataset:{lines}?{QUERY}", home=home_of(tmp_path / "begun", 9))
+    run_file = tmp_path / "run.toml"
+    run_file.write_text(begun.manifest.to_toml())
+    swarm, step = LoopbackSwarm(), begun.manifest.step
+    lockstep = SynchronousRounds(Rounds(step.own_groups, step.foreign_groups, (STEPS,) * 2))
+    async with AsyncExitStack() as stack:
+        nodes = []
+        for number, file in enumerate((lines, table)):
+            home = home_of(tmp_path / str(number), number)
+            plan = plan_run(str(run_file), f"dataset:{file}?name=sums", home=home)
+            assert plan.manifest.run_id == begun.manifest.run_id
+            settings = NodeSettings(
+                model=str(tiny_models["s"]),
+                engine="torch",
+                seed=number,
+                generation={"threads": 1},
+                learner={"threads": 1},
+            )
+            makers = InProcessNodeFactory(swarm, delay=NO_DELAY, seed=number)
+            parts = await stack.enter_async_context(running_components(settings, plan, home, makers))
+            lockstep.enter(HonestSender(parts), Validator(parts.context.state, parts.registry), last_step=STEPS)
+            nodes.append(parts)
+        async with asyncio.TaskGroup() as tasks:
+            for parts in nodes:
+                tasks.create_task(live(parts, lockstep))
+        rewards = set()
+        for parts in nodes:
+            assert not parts.counters.refused
+            events = [event for event in read_events(parts.home.events, name="admitted") if not event["own"]]
+            assert len(events) >= STEPS * step.foreign_groups
+            assert {event["prompt"].split("/")[0] for event in events} == {"dataset:sums"}
+            summaries = parts.reader.list_groups(limit=100)
+            rewards |= {reward for summary in summaries for reward in summary.rewards}
+            trained = list(read_events(parts.home.events, name="step"))
+            assert len(trained) == STEPS
+            assert any(0 < event["foreign_reward_mean"] < 1 for event in trained)
+    assert {0.25, 1.0} <= rewards <= {0.0, 0.25, 1.0}
+    home = nodes[1].home
+    assert remembered_paths(home) == {"dataset:sums": str(table)}
+    assert plan_run(None, None, home=home, data_paths=remembered_paths(home)).task_spec == plan.task_spec
+    assert run_command(["replay", "list", "--home", str(home.root)]) == 0
+    assert "dataset:sums" in capsys.readouterr().out

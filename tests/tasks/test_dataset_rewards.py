@@ -1,0 +1,121 @@
+"""Several rewards by weight, as a node computes them: in the scoring process, under its limits."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.records.group import CompletionStatus
+from ftis_node.tasks import load_task
+from ftis_node.tasks.answers import answer_in
+from ftis_node.tasks.scoring.cost import ScoringCost
+from ftis_node.tasks.scoring.scorer import IsolatedScorer
+from ftis_node.validation.pipeline import REWARD_SLACK
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ftis_node.tasks.base import Task
+
+PLUGIN = """
+def half(item, text):
+    return 0.5
+
+def five(item, text):
+    return 5
+"""
+
+
+def task_of(folder: Path, query: str, answer: str = "1/2") -> Task:
+    (folder / "d.jsonl").write_text(json.dumps({"q": "What is 0.5?", "a": answer}) + "\n")
+    return load_task(f"dataset:{folder}/d.jsonl?prompt=q&answer=a{query}")
+
+
+async def scores(task: Task, *texts: str) -> list[float | None]:
+    async with IsolatedScorer(task) as scorer:
+        scored = await scorer.score(task[0], texts)
+    return [reward if status is CompletionStatus.SCORED else None for reward, status in scored]
+
+
+THINK = "<think> t </think> <answer>{}</answer>"
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("", [1.0, 1.0, 0.0, 0.0, 0.0]),
+        ("&reward=exact", [1.0, 0.0, 0.0, 0.0, 0.0]),
+        ("&reward=format", [1.0, 1.0, 1.0, 0.0, 0.0]),
+        ("&reward=math:1,format:0.2", [1.0, 1.0, 1 / 6, 0.0, 0.0]),
+        ("&reward=math:2,exact:1,format:1", [1.0, 3 / 4, 1 / 4, 0.0, 0.0]),
+        ("&reward=math:3,regex&pattern=^1/2$", [3 / 4, 3 / 4, 0.0, 1 / 4, 0.0]),
+        ("&reward=math,exact&style=plain", [1 / 2, 0.0, 0.0, 1.0, 0.0]),
+    ],
+)
+async def test_the_reward_is_the_weighted_mean(tmp_path: Path, query: str, expected: list[float]) -> None:
+    texts = [THINK.format(" 1/2 "), THINK.format("0.5"), THINK.format("7"), "1/2", ""]
+    assert await scores(task_of(tmp_path, query), *texts) == pytest.approx(expected, abs=1e-12)
+
+
+async def test_the_full_reward_is_exactly_one(tmp_path: Path) -> None:
+    """pass@1 counts a completion as right if its reward is at least 1."""
+    for weights in ("math:0.1,format:0.2,exact:0.7", "math:7,format:11,exact:13", "math:1,format:0.3,exact:0.25"):
+        assert await scores(task_of(tmp_path, f"&reward={weights}"), THINK.format("1/2")) == [1.0]
+
+
+async def test_no_two_rewards_are_within_the_slack_of_validation(tmp_path: Path) -> None:
+    """A peer's claim may differ by REWARD_SLACK: the least weight is worth more."""
+    least, other = await scores(task_of(tmp_path, "&reward=math:0.999,format:0.001"), THINK.format("7"), "7")
+    assert least is not None
+    assert other == 0.0
+    assert least > 5 * REWARD_SLACK
+
+
+@pytest.mark.parametrize("pattern", ["(a%2B)%2B$", "(a|a)*$", "(.*)(.*)(.*)(.*)(.*)(.*)x$", "(a{1,100}){1,10}b"])
+async def test_no_text_makes_a_pattern_backtrack(tmp_path: Path, pattern: str) -> None:
+    task = task_of(tmp_path, f"&reward=regex&pattern={pattern}")
+    cost = ScoringCost()
+    async with IsolatedScorer(task) as scorer:
+        scored = await scorer.score(task[0], ["a" * 50_000 + "!"] * 4, cost=cost)
+    assert [status for _, status in scored] == [CompletionStatus.SCORED] * 4
+    assert cost.num_unfinished == 0
+
+
+async def test_a_text_that_is_no_valid_unicode_scores(tmp_path: Path) -> None:
+    task = task_of(tmp_path, "&reward=regex,exact&pattern=x")
+    assert [task.score(task[0], text) for text in ("\ud800", "x\ud800", "\0x")] == [0.0, 0.5, 0.5]
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "reward_plugin.py").write_text(PLUGIN)
+    info = tmp_path / "reward_plugin-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: reward-plugin\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[ftis_node.rewards]\nhalf = reward_plugin:half\nfive = reward_plugin:five\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "reward_plugin", raising=False)
+
+
+@pytest.mark.usefixtures("plugin")
+async def test_a_plug_in_is_one_of_the_rewards(tmp_path: Path) -> None:
+    assert await scores(task_of(tmp_path, "&reward=math:1,half:3"), THINK.format("1/2"), "") == [0.625, 0.375]
+    assert await scores(task_of(tmp_path, "&reward=math:9,five:1"), THINK.format("1/2")) == [None], "not in [0, 1]"
+
+
+def test_what_counts_as_an_answer_for_votes(tmp_path: Path) -> None:
+    task = task_of(tmp_path, "&reward=math,format")
+    texts = (THINK.format(" $07$ "), THINK.format(" "), "7")
+    assert [answer_in(task, task[0], text) for text in texts] == ["7", None, None]
+    plain = task_of(tmp_path, "&reward=exact&style=plain")
+    assert [answer_in(plain, plain[0], text) for text in (" a  b ", "")] == ["a b", None]
+
+
+@pytest.mark.parametrize(("query", "is_isolated"), [("&reward=exact,format", False), ("", True)])
+def test_only_parsers_need_the_scoring_process(tmp_path: Path, query: str, is_isolated: bool) -> None:
+    assert task_of(tmp_path, query).isolate_scoring is is_isolated

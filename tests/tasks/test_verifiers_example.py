@@ -1,0 +1,68 @@
+"""The example that scores a taskset of verifiers, where that package is installed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from ftis_node.errors import TaskError
+from ftis_node.records.group import CompletionStatus, PromptRef
+from ftis_node.tasks import load_task
+from ftis_node.tasks.scoring.cost import ScoringCost
+from ftis_node.tasks.scoring.scorer import IsolatedScorer
+
+pytest.importorskip("verifiers", reason="pip install verifiers==0.4.0")
+
+EXAMPLE = Path(__file__).parents[2] / "examples/ftis-node-task-verifiers"
+LIMITED = """
+import verifiers.v1 as vf
+import reverse_words
+
+__all__ = ["BoxedTaskset"]
+
+class BoxedTask(vf.Task[reverse_words.ReverseData]):
+    NEEDS_CONTAINER = True
+
+class BoxedTaskset(vf.Taskset[BoxedTask]):
+    def load(self):
+        yield BoxedTask(reverse_words.ReverseData(prompt="p", answer="a"), self.config.task)
+"""
+
+
+@pytest.fixture
+def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example as an installed package, without pip."""
+    info = tmp_path / "ftis_node_task_verifiers-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ftis-node-task-verifiers\nVersion: 0.1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[ftis_node.tasks]\nreverse-words = ftis_node_task_verifiers:VerifiersTask\n"
+    )
+    (tmp_path / "boxed.py").write_text(LIMITED)
+    for folder in (tmp_path, EXAMPLE):
+        monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # of the scoring process
+
+
+@pytest.mark.usefixtures("example")
+async def test_a_taskset_is_scored_in_the_scoring_process() -> None:
+    task = load_task("reverse-words")
+    assert (len(task), len(load_task("reverse-words", split="test"))) == (44, 20)
+    item = task.resolve(PromptRef("reverse-words", "train", 1))
+    assert item.prompt == ({"role": "user", "content": "Reverse: apple bridge"},)
+    cost = ScoringCost()
+    async with IsolatedScorer(task) as scorer:
+        scored = await scorer.score(item, ["bridge apple", "apple bridge", "x" * 41, ""], cost=cost)
+    assert scored == [(reward, CompletionStatus.SCORED) for reward in (1.0, 0.2, 0.0, 0.2)]
+
+
+@pytest.mark.usefixtures("example")
+def test_a_task_that_needs_more_than_a_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ftis_node_task_verifiers
+
+    monkeypatch.setattr(ftis_node_task_verifiers.VerifiersTask, "taskset", "boxed")
+    with pytest.raises(TaskError, match="a task with a container, tools or a judge needs a running model"):
+        load_task("reverse-words")
