@@ -29,6 +29,7 @@ from ftis_node.learner.distributed.host_channel import (
 )
 from ftis_node.learner.distributed.hosts import connect_hosts
 from ftis_node.learner.distributed.launch import ONE_HOST, RankAddress
+from ftis_node.learner.distributed.torchrun import replacement
 from ftis_node.learner.messages import HostsConnected
 from ftis_node.workers.wire import Heartbeat, failure_of
 
@@ -210,6 +211,42 @@ def test_endpoints_are_read(text, expected):
 def test_other_endpoints_are_refused(text):
     with pytest.raises(ValueError, match=r"^x is "):
         parse_endpoint(text, name="x")
+
+
+def torchruns(**changes):
+    """The variables that torchrun sets for the only process of a host."""
+    given = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "10.0.0.1"}
+    return given | {"MASTER_PORT": "29500", "TORCHELASTIC_USE_AGENT_STORE": "True", "HOME": "/root"} | changes
+
+
+def test_torchrun_starts_the_node_on_the_first_host_and_a_learner_host_on_the_others():
+    given = ["--secret-file", "s", "join", "--model", "m", "--steps", "3"]
+    arguments, environment = replacement(given, torchruns())
+    assert arguments == ["join", "--model", "m", "--steps", "3"]
+    assert environment == {
+        "HOME": "/root",
+        "FTIS_LEARNER__HOSTS": "2",
+        "FTIS_LEARNER__RENDEZVOUS": "10.0.0.1:29400",
+        "FTIS_LEARNER__RENDEZVOUS_SECRET_FILE": "s",
+    }
+    arguments, environment = replacement(["--", "--port", "1", *given], torchruns(RANK="1", MASTER_ADDR="fd00::1"))
+    assert arguments == ["learner-host", "--rendezvous", "[fd00::1]:1", "--secret-file", "s"]
+    assert environment == {"HOME": "/root"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "changes", "problem"),
+    [
+        (["--secret-file", "s", "join"], {"LOCAL_WORLD_SIZE": "4"}, "--nproc-per-node 1: learner.processes sets"),
+        (["--secret-file", "s", "status"], {}, "the command of the first host must follow"),
+        (["join"], {}, "--secret-file"),
+    ],
+)
+def test_a_wrong_start_under_torchrun_is_explained(arguments, changes, problem, capsys):
+    with pytest.raises(SystemExit) as ended:
+        replacement(arguments, torchruns(**changes))
+    assert ended.value.code == 2
+    assert problem in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("missing", ["rendezvous", "rendezvous_secret_file"])
