@@ -41,6 +41,8 @@ NOT_RUN = {
     "ftis-node --version": "tests/test_architecture.py",
     "ftis-node --debug *": OTHERWISE,
     "ftis-node status*--watch*": "goes on until ctrl-C; tests/cli/test_status.py watches a node",
+    "python examples/python/trl_exchange.py*": "tests/integrations/test_trl_swarm.py runs it",
+    "ftis-node join --role exchange*": "tests/integrations/test_trl_swarm.py runs an exchange node and its trainer",
     "ftis-node join --role *": "tests/node/test_roles.py runs a learner and its generators",
     "ftis-node join *--role *": "tests/node/test_roles.py runs a learner and its generators",
     "ftis-node join *--track *": "tests/node/training/test_tracking.py",

@@ -3,7 +3,7 @@
     torchrun --nnodes 2 --node-rank K --master-addr 10.0.0.1 --nproc-per-node 1 \\
         -m ftis_node.learner.distributed.torchrun -- --secret-file FILE join --model M ...
 
-The two dashes are needed: torchrun would take `--run` as an abbreviation of its `--run-path`.
+The two dashes keep torchrun from reading `--run` as an abbreviated option of torchrun.
 
 torchrun only starts one process per host. Each replaces itself: node rank 0 by `ftis-node join`, any other by
 `ftis-node learner-host`, which starts as many ranks as `learner.processes` says. So a lost host restarts the learner
