@@ -341,6 +341,14 @@ def test_the_scoring_process_gets_one_problem(tmp_path: Path) -> None:
 
 
 HUB_LIBRARY = """
+import sys
+
+class Broken:
+    column_names = ["q", "a"]
+
+    def select_columns(self, names):
+        raise OverflowError("a\\tshard")
+
 class Rows(list):
     column_names = ["q", "a"]
 
@@ -348,6 +356,9 @@ class Rows(list):
         return [{name: row[name] for name in names} for row in self]
 
 def load_dataset(name, config, split, revision):
+    if split == "broken":
+        sys.stderr.write("Generating: 0%")
+        return Broken()
     if (name, config, split, revision) != ("o/sums", "main", "train[:2]", "v1"):
         raise ValueError("BuilderConfig\\nnot found")
     return Rows([{"q": "1+1=", "a": 2.0, "x": object()}, {"q": "2+2=", "a": "4"}])
@@ -366,6 +377,8 @@ def test_rows_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         "cannot get o/sums (train) from the hub (ValueError: BuilderConfig not found): "
         "give a local file as dataset:PATH?QUERY"
     )
+    with pytest.raises(TaskError, match=r"^o/sums \(broken\) cannot be read \(OverflowError: a\tshard\)$"):
+        load_task(f"dataset:o/sums?{QUERY}&split=broken")
     with pytest.raises(TaskError, match="names no split of held-out problems: add test=SPLIT"):
         load_task(f"dataset:o/sums?{QUERY}", split="test")
     assert held_out_spec(f"dataset:o/sums?{QUERY}") is None

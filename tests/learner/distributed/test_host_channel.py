@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 
 import msgspec
 import pytest
@@ -12,7 +13,8 @@ import zmq.asyncio
 from learner_rig import make_boot
 
 from ftis_node.config.workers import LearnerSection, parse_endpoint
-from ftis_node.errors import ConfigError, NetworkError, WorkerDiedError
+from ftis_node.errors import ConfigError, ModelError, NetworkError, WorkerDiedError
+from ftis_node.learner.distributed import host_agent
 from ftis_node.learner.distributed import hosts as hosts_module
 from ftis_node.learner.distributed.host_agent import AgentSettings, run_agent
 from ftis_node.learner.distributed.host_channel import (
@@ -169,6 +171,27 @@ async def test_the_host_that_failed_is_named_and_the_process_ends(boot, client, 
     assert type(error) is expected[0]
     assert expected[1] in str(error)
     assert str(error).startswith("host 2 of 2 of the learner (beta)")
+
+
+async def test_a_host_that_looks_long_for_the_model_is_not_lost_and_reports_what_it_found(boot, monkeypatch):
+    def download(model):
+        time.sleep(6.0)
+        raise ModelError("no such folder")
+
+    ended, emitted = asyncio.Event(), Emitted()
+    boot = msgspec.structs.replace(boot, settings=boot.settings.model_copy(update={"host_timeout_s": 3.0}))
+    monkeypatch.setattr(hosts_module.os, "_exit", lambda code: ended.set())
+    monkeypatch.setattr(hosts_module.logging, "shutdown", lambda: None)
+    monkeypatch.setattr(host_agent, "resolve_model", download)
+    agent = asyncio.create_task(run_agent(AgentSettings("127.0.0.1", port_of(boot)), SECRET))
+    async with connect_hosts(boot, emitted) as connected:
+        connected.assign(RankAddress(0, 2, 0, "127.0.0.1", 4711))
+        async with asyncio.timeout(WITHIN_S):
+            await ended.wait()
+    error = next(each for each in emitted if isinstance(each, Exception))
+    assert (type(error), str(error).partition(": ")[2]) == (ModelError, "no such folder")
+    with pytest.raises(ModelError, match="no such folder"):
+        await agent
 
 
 async def test_a_node_without_its_hosts_says_how_to_start_them(boot):
