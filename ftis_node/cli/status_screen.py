@@ -97,10 +97,7 @@ def _facts(document: Document, now: float) -> Iterator[tuple[str, str]]:
     if model.get("training"):
         yield "trains", model["training"]
     if node["role"] == "exchange":
-        yield (
-            "trainer",
-            f"{generation['groups_made']} groups taken from it in all, version {generation['policy_version']}",
-        )
+        yield "trainer", _trainer(generation, document["learner"])
     else:
         yield "generation", _generation(generation)
         yield from _learner(document["learner"], now)
@@ -142,6 +139,14 @@ def _generation(generation: Document) -> str:
         f"{generation['state']} ({generation['engine']}), {generation['tokens_per_s']:.0f} tokens/s, "
         f"{generation['groups_made']} groups in all, version {generation['policy_version']}{_restarts(generation)}"
         + (f", new weights by {way}" if way else "")
+    )
+
+
+def _trainer(generation: Document, learner: Document) -> str:
+    """Return the figures of the trainer beside an exchange node."""
+    return (
+        f"step {generation['policy_version']}, groups in all: {generation['groups_made']} shared, "
+        f"{learner['foreign_groups']} foreign given to it"
     )
 
 

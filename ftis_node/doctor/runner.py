@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 QUIET_S = 2.0  # seconds until progress names the open checks
 PROGRESS_EVERY_S = 5.0
+REPEAT_PROGRESS_S = 30.0  # the same checks are named again after this time
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ def run_checks(
     for check in checks:
         threading.Thread(target=_run, args=(check, answers), name=f"check-{check.name}", daemon=True).start()
     next_word_at = began_at + QUIET_S
+    last_text, repeat_at = "", began_at
     while open_checks:
         next_cut_at = began_at + min(check.limit_s for check in open_checks.values())
         try:
@@ -58,7 +60,10 @@ def run_checks(
             found[check.name] = [_cut(check)]
         if open_checks and now >= next_word_at:
             next_word_at = now + PROGRESS_EVERY_S
-            on_progress(f"still checking: {', '.join(check.title for check in open_checks.values())}")
+            text = f"still checking: {', '.join(check.title for check in open_checks.values())}"
+            if text != last_text or now >= repeat_at:
+                last_text, repeat_at = text, now + REPEAT_PROGRESS_S
+                on_progress(text)
     return [finding for check in checks for finding in found[check.name]]
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
-from ftis_node.errors import ConfigError, FtisError
+from ftis_node.errors import ConfigError, FtisError, WorkerTaskError
 from ftis_node.learner.checkpoint.checkpoint import owner_of
 from ftis_node.learner.checkpoint.checkpoint_manager import CheckpointManager
 from ftis_node.learner.checkpoint.export import adapter_state, export_policy
@@ -119,9 +119,9 @@ class Learner:
             case TrainRequest(step=step, groups=groups):
                 self._take_step(make_batch(groups), step, between=lambda: None)
             case CheckCommand():
-                self._check(between=lambda: None)
+                self._check(self._ranks.between(lambda: None))
             case AuditRequest(group=group):
-                self._audit(group, between=lambda: None)
+                self._audit(group, self._ranks.between(lambda: None))
             case ProveCommand():
                 self._publication.take_part_in_proof(self._progress.policy_version)
             case GatherCommand(what="publication"):
@@ -276,7 +276,7 @@ class Learner:
         return tuple(groups[number].group_id for number in numbers)
 
     def _take_step(self, batch: TrainBatch, step: int, between: StepCallback) -> StepOutcome:
-        between, micro_batches = self._ranks.between(between), self._micro_batches(batch)
+        own, between, micro_batches = between, self._ranks.between(between), self._micro_batches(batch)
         for group in self._optimizer.param_groups:
             group["lr"] = self._boot.learning_rate_at(step)
         forward = self.policy.logprobs
@@ -290,15 +290,16 @@ class Learner:
             updates=self._boot.optimizer.updates_per_batch,
             reference=self._reference_logprobs(batch, micro_batches, between),
             between=between,
-            before_update=partial(self._before_update, between),
+            before_update=partial(self._before_update, own, between),
             ranks=self._ranks,
         )
         if self.policy.entropies is not None:
             self.policy.entropies.share(self._ranks)
         return outcome
 
-    def _before_update(self, between: StepCallback) -> None:
-        self.saver.pause(between)  # it reads the tensors that the update changes
+    def _before_update(self, own: StepCallback, between: StepCallback) -> None:
+        with self._ranks.agreed(WorkerTaskError):  # rank 0 alone writes, and calls `own` any number of times
+            self.saver.pause(own)  # it reads the tensors that the update changes
         self._check(between)
 
     def _check(self, between: StepCallback) -> None:

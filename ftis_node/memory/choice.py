@@ -77,13 +77,13 @@ def choose_training(settings: NodeSettings, manifest: RunManifest, home: Home, s
     begun = read_previous_training(home, settings.model)
     settings = _keep_rank(settings, begun)
     if settings.role != "full":
-        return _without_plan(settings, begun)
+        return _without_plan(settings, begun, f"the default of the role {settings.role}")
     if settings.lora is not None:
         return TrainingChoice(settings, training_label(settings) + _requested_mode(settings))
     try:
         shape = read_shape(source)
     except ModelError:
-        return _without_plan(settings, begun)
+        return _without_plan(settings, begun, "no memory plan for this model")
     planning, machine = inspect_machine(settings)
     choice = choose(planning, manifest, shape, machine, begun)
     if begun is None:
@@ -105,7 +105,7 @@ def choose(
     `engine` "auto" counts as vLLM. If `settings.lora` is set there is no other option.
     """
     if not machine.devices_bytes or settings.device == "cpu":
-        return _without_plan(settings, begun)
+        return _without_plan(settings, begun, "the default on a CPU")
     options = tuple(compare(settings, manifest, shape, machine, begun))
     chosen = next((option for option in options if option.fits and not option.missing), options[-1])
     if settings.lora is not None:
@@ -227,13 +227,13 @@ def _keep_rank(settings: NodeSettings, begun: PreviousTraining | None) -> NodeSe
     return _updated(settings, "lora_adapter", rank=begun.rank, alpha=begun.alpha)
 
 
-def _without_plan(settings: NodeSettings, begun: PreviousTraining | None) -> TrainingChoice:
-    """Return the settings for what the home began with, else for all weights."""
+def _without_plan(settings: NodeSettings, begun: PreviousTraining | None, cause: str) -> TrainingChoice:
+    """Return the settings for what the home began with, else for all weights because of `cause`."""
     if settings.lora is not None:
         return TrainingChoice(settings, training_label(settings) + _requested_mode(settings))
     if begun is None:
         settings = settings.model_copy(update={"lora": False})
-        return TrainingChoice(settings, f"{ALL_WEIGHTS} (no memory plan for this role, model or device)")
+        return TrainingChoice(settings, f"{ALL_WEIGHTS} ({cause})")
     settings = settings.model_copy(update={"lora": begun.lora})
     if begun.lora:
         settings = _updated(settings, "lora_adapter", rank=begun.rank, alpha=begun.alpha)

@@ -17,8 +17,8 @@ RECENT_STEPS = 20
 class NodeState:
     """Position of the node in its run.
 
-    Each field has one writer. The shards loop writes `read_shards`. The train loop writes all other fields, or the
-    follow loop in a node without a learner.
+    Each field has one writer. The shards loop writes `read_shards`. The train loop writes all other fields. In a
+    generator the follow loop does, in an exchange node the `GroupExchange`.
     """
 
     step: int = 0

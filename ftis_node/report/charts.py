@@ -122,12 +122,14 @@ class _Drawing:
         longest = max(self._thinned.values(), key=len)
         xs = [x for x, _ in thin(longest, num_bins=MAX_COLUMNS)]
         width = 100 / max(1, len(xs) - 1) if len(xs) > 1 else 100
-        return Markup("").join(
-            Markup('<i class="{}" style="left:{:.2f}%;width:{:.2f}%" data-tip="{}"></i>').format(
-                "r" if self._across(x) > 0.5 else "l", self._across(x) * 100 - width / 2, width, self._tooltip(x)
+        columns = Markup("")
+        for x in xs:
+            middle = self._across(x) * 100
+            left, right = max(0.0, middle - width / 2), min(100.0, middle + width / 2)  # no column beyond the plot
+            columns += Markup('<i class="{}" style="left:{:.2f}%;width:{:.2f}%" data-tip="{}"></i>').format(
+                "r" if middle > 50 else "l", left, right - left, self._tooltip(x)
             )
-            for x in xs
-        )
+        return columns
 
     def _tooltip(self, x: float) -> str:
         lines = [f"{self._chart.x_name} {self._chart.write_x(x)}".strip()]

@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 FILE_TASKS = ("gsm8k", "math500")
 _JOINER = re.compile(r"\+(?=[A-Za-z][\w-]*(?:@[A-Za-z][\w-]*)?(?:[:=+]|$))")
 _WEIGHT = re.compile(rf"(?P<rest>.*)=(?P<weight>{NUMBER})", re.DOTALL)
-_DATASET_WEIGHT = re.compile(rf"(?P<rest>.*\?(?:.*&)?[a-z0-9]+=[^&=]*)=(?P<weight>{NUMBER})", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z][\w-]*(?::[\w-]+)?(?:@[A-Za-z][\w-]*)?")
 _FILE_TASK = re.compile(rf"(?:{'|'.join(FILE_TASKS)})(?:@[A-Za-z][\w-]*)?")
 
@@ -161,9 +160,13 @@ def _parse_part(text: str) -> tuple[TaskPart, Fraction]:
 
 def _split_weight(text: str) -> tuple[str, Fraction | None]:
     """Return the part without its weight, and the weight if it has one."""
-    has_query = text.startswith(PREFIX) and "?" in text
-    match = (_DATASET_WEIGHT if has_query else _WEIGHT).fullmatch(text)
-    return (match["rest"], parse_weight(match["weight"])) if match else (text, None)
+    match = _WEIGHT.fullmatch(text)
+    if match is None:
+        return text, None
+    rest = match["rest"]
+    if text.startswith(PREFIX) and "?" in text and "=" not in rest[max(rest.rfind("&"), rest.find("?")) + 1 :]:
+        return text, None  # the last parameter of the query
+    return rest, parse_weight(match["weight"])
 
 
 def is_domain(spec: TaskSpec, run: TaskSpec) -> bool:

@@ -103,6 +103,17 @@ def test_a_role_without_a_worker_says_so() -> None:
     assert "learner     off: this role generates for a learner elsewhere" in lines
 
 
+def test_an_exchange_node_shows_what_went_to_and_from_its_trainer() -> None:
+    status = Status(
+        node=NodeStatus(peer_id="12D3", role="exchange", state="running"),
+        generation=GenerationStatus(state="off", groups_made=37, policy_version=12),
+        learner=LearnerStatus(state="off", foreign_groups=8),
+    )
+    lines = screen(_document(status), now=NOW)
+    assert "trainer     step 12, groups in all: 37 shared, 8 foreign given to it" in lines
+    assert not [line for line in lines if line.startswith(("generation", "learner  "))]
+
+
 def test_a_stopped_node_and_one_that_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     home = Home(tmp_path)
     assert run(["status", "--home", str(tmp_path)]) == 2

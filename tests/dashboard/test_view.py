@@ -96,6 +96,18 @@ def test_contributing(snapshot: NodeSnapshot, word: str) -> None:
     assert _words(snapshot)[0] == word
 
 
+def test_an_exchange_node_shares_the_groups_of_a_trainer() -> None:
+    status = RUNNING.status
+    off = {name: msgspec.structs.replace(getattr(status, name), state="off") for name in ("generation", "learner")}
+    node = msgspec.structs.replace(status.node, role="exchange")
+    snapshot = replace(RUNNING, status=msgspec.structs.replace(status, node=node, **off))
+    assert _words(snapshot) == ["yes", "not applicable", "yes"]
+    lines = _texts(answer_lines(snapshot))
+    assert "402 confirmed" in lines
+    assert "of weights sent" not in lines
+    assert "the trainer beside this node trains the model" in lines
+
+
 def test_learning_is_told_from_noise() -> None:
     assert trend([0.1, 0.2] * 8 + [0.5, 0.6] * 8)[2] == "up"
     assert trend([0.5, 0.6] * 8 + [0.1, 0.2] * 8)[2] == "down"

@@ -76,6 +76,24 @@ def test_what_is_waited_for_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert words == ["still checking: memory"]
 
 
+def test_the_same_open_checks_are_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ftis_node.doctor.runner.QUIET_S", 0.05)
+    monkeypatch.setattr("ftis_node.doctor.runner.PROGRESS_EVERY_S", 0.05)
+    first_ends, second_ends = threading.Event(), threading.Event()
+    checks = [
+        DoctorCheck("ram", "memory", 60.0, lambda: iter([first_ends.wait(60)])),  # type: ignore[arg-type, return-value]
+        DoctorCheck("disk", "the disk", 60.0, lambda: iter([second_ends.wait(60)])),  # type: ignore[arg-type, return-value]
+    ]
+    words: list[str] = []
+
+    def on_progress(text: str) -> None:
+        words.append(text)
+        threading.Timer(0.5, first_ends.set if len(words) == 1 else second_ends.set).start()
+
+    run_checks(checks, on_progress=on_progress)
+    assert words == ["still checking: memory, the disk", "still checking: the disk"]
+
+
 def test_the_worst_check_comes_first_and_stays_together() -> None:
     findings = [
         *(

@@ -24,8 +24,8 @@ PAGES = [
 ]
 PROGRAMS = frozenset(
     "apt-get bash cd chmod chown cp crontab curl docker export for ftis-node git helm journalctl kubectl kustomize ln "
-    "loginctl make mkdir mv nvidia-smi openssl pip podman promtool python python3 rm scp source ssh sudo systemctl "
-    "tensorboard tmux unshare useradd wget".split()
+    "loginctl make mkdir mv nvidia-smi openssl pip podman prometheus promtool python python3 rm scp source ssh sudo "
+    "systemctl tensorboard tmux unshare useradd wget".split()
 )
 ASSIGNMENT = re.compile(r"[A-Z][A-Z0-9_]*=")
 INLINE = re.compile(r"(?<!`)`(ftis-node [^`]+)`(?!`)")

@@ -28,6 +28,16 @@ def _code() -> str:
     return re.sub(r"[\"']\s*\n\s*f?[\"']", "", sources)
 
 
+def test_a_heading_begins_its_line() -> None:
+    inside = [
+        f"{page.name}: {line}"
+        for page in PAGES
+        for line in _prose(page).splitlines()
+        if not line.startswith("    ") and re.search(r"\S\s+#{2,6} ", line)
+    ]
+    assert not inside, inside
+
+
 def _anchors(page: Path) -> set[str]:
     """The anchors of a page's headings, as the usual renderers make them."""
     found: dict[str, int] = {}

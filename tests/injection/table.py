@@ -242,6 +242,8 @@ EXCEPTIONS: dict[str, str] = {
     "node/loops/generate.py:*": "this node's own groups",
     "node/startup/recovery.py:*": "this node's own files",
     "node/http_api/bootstrap_api.py:*": "a request of this machine's users: aiohttp answers an error",
+    "node/http_api/exchange_api.py:*": "a request of this machine's users: aiohttp answers an error",
+    "node/exchange/group_exchange.py:GroupExchange._compare_prompt": "the trainer's own group",
     "node/http_api/connection_limits.py:*": "a connection to an HTTP port: closed and counted, no peer is known there",
     "node/storage/identity_backup.py:*": "the operator's file",
     "node/loops/intake.py:IntakeLoop._admit": "groups of several peers; after an error each alone, in `_admit_one`",

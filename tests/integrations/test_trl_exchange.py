@@ -22,7 +22,7 @@ from ftis_node.integrations.trl.exchange_client import ExchangeClient, LinkError
 from ftis_node.integrations.trl.foreign_groups import ForeignGroups
 from ftis_node.integrations.trl.own_groups import Sampler, own_groups
 from ftis_node.integrations.trl.run_dataset import swarm_dataset
-from ftis_node.integrations.trl.swarm_exchange import SwarmExchange
+from ftis_node.integrations.trl.swarm_exchange import MAX_QUEUED, SwarmExchange
 from ftis_node.records.codec import unpack_group
 from ftis_node.records.envelope import Accepted, open_envelope, seal_group
 from ftis_node.records.identity import Identity
@@ -191,6 +191,22 @@ async def test_a_refused_group_is_logged_once_and_stops_nothing(
         assert "unreachable" not in caplog.text
         assert exchange.take_num_shared() == 1
         exchange.close()
+
+
+async def test_of_many_groups_in_an_outage_the_newest_are_kept(tmp_path: Path) -> None:
+    async with exchange_node(tmp_path) as node:
+        exchange = await asyncio.to_thread(SwarmExchange, node.home.root)
+        groups = [own_group(node.tokenizer, ["1", "2"], policy_version=version) for version in range(MAX_QUEUED + 8)]
+    assert await asyncio.to_thread(exchange.draw, None) == [], "the circuit is open"
+    for group in groups:
+        exchange.share(group)
+    began_at = time.monotonic()
+    assert not await asyncio.to_thread(exchange.flush, 600.0)
+    assert time.monotonic() - began_at < 60, "it does not wait for a link that is down"
+    waiting = [group.policy_version for group in exchange._queue]
+    exchange.close()
+    assert len(waiting) in (MAX_QUEUED, MAX_QUEUED - 1), "one may be under way"
+    assert waiting[-1] == MAX_QUEUED + 7
 
 
 async def test_a_wrong_token_is_a_failure_of_the_link(tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ def test_a_trainer_and_a_full_node_learn_from_each_other(
             _wait_until_up(node)
         beside.wait_for(lambda: beside.status()["replay"]["ready"] >= 4, timeout_s=START_S)
         _check_it_loads_nothing(beside)
+        assert "exchanges groups of" in beside.log.read_text()
 
         exchange = SwarmExchange(beside.home, per_batch=1)
         trainer = swarm_trainer(tmp_path, exchange, grpo={"per_device_train_batch_size": 12, "max_steps": STEPS})

@@ -110,6 +110,13 @@ def test_what_is_not_known_is_no_part_of_a_mean() -> None:
     assert mean([None]) is None
 
 
+def test_no_part_of_a_chart_makes_a_phone_scroll_sideways(page: Page) -> None:
+    columns = re.findall(r'<i class="[lr]" style="left:([\d.-]+)%;width:([\d.]+)%"', page.source)
+    assert len(columns) > 2 * NUM_STEPS
+    beyond = [(left, width) for left, width in columns if float(left) < 0 or float(left) + float(width) > 100.01]
+    assert not beyond
+
+
 def test_a_chart_ends_where_the_trail_ends(page: Page) -> None:
     told = [attributes["data-tip"] for tag, attributes in page.tags if tag == "i" and "data-tip" in attributes]
     assert f"step {NUM_STEPS}\nreward 0.600" in told

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pyarrow
@@ -17,10 +18,11 @@ from hypothesis import strategies as st
 
 from ftis_node.cli.app import run
 from ftis_node.config.home import Home
+from ftis_node.config.manifest import RunManifest
 from ftis_node.errors import ConfigError, NetworkError, TaskError
 from ftis_node.node.startup.run_plan import plan_run
 from ftis_node.records.group import PromptRef
-from ftis_node.tasks import held_out_spec, load_task
+from ftis_node.tasks import held_out_spec, load_task, validated_domain
 from ftis_node.tasks.dataset import rows as rows_module
 from ftis_node.tasks.dataset.pinning import pinned
 from ftis_node.tasks.dataset.rows import RowSource, read_rows
@@ -69,6 +71,14 @@ def test_the_reference_is_what_follows_the_marker(tmp_path: Path) -> None:
     assert [message["role"] for message in task[0].prompt] == ["system", "user"]
 
 
+def test_cells_are_texts_or_numbers(tmp_path: Path) -> None:
+    cells = ["nan", " inf ", 10**400, -3, 2.50, 7.0, 1e300, "0.0"]
+    file = write(tmp_path / "train.jsonl", [{"q": str(i), "a": cell} for i, cell in enumerate(cells)])
+    task = load_task(f"dataset:{file}?{QUERY}")
+    answers = [task[index].answer for index in range(len(task))]
+    assert answers == ["nan", "inf", str(10**400), "-3", "2.5", "7", str(int(1e300)), "0.0"]
+
+
 def test_a_folder_has_both_splits_and_the_digest_is_of_the_training_problems(tmp_path: Path) -> None:
     write(tmp_path / "train.csv")
     spec = parse_spec(f"dataset:{tmp_path}?name=s&{QUERY}")
@@ -87,6 +97,8 @@ def test_a_folder_has_both_splits_and_the_digest_is_of_the_training_problems(tmp
         ([{"q": "x", "a": 1}, {"q": "y"}], "row 2: the column 'a' must be a text or a number"),
         ([{"q": "x", "a": True}], "row 1: the column 'a' must be a text or a number"),
         ([{"q": ["x"], "a": 1}], "row 1: the column 'q' must be a text or a number"),
+        ('{"q": "x", "a": ' + "1" * 5000 + "}", ":1: invalid JSON (Exceeds the limit"),
+        ([{"q": "x", "a": float("inf")}], "row 1: the column 'a' must be a text or a number"),
         ([{"q": "x", "a": float("nan")}], "row 1: the column 'a' must be a text or a number"),
         ([{"q": "x \ud800", "a": 1}], "row 1: the column 'q' holds half of a surrogate pair"),
         ([], "has no rows"),
@@ -279,6 +291,21 @@ def test_two_nodes_with_one_data_set_are_in_one_run_and_another_file_is_refused(
         load_task(plan_run(str(run_file), None, home=second).task_spec)
 
 
+def test_a_found_run_that_does_not_pin_its_data_is_refused(tmp_path: Path) -> None:
+    manifest = RunManifest(name="x", task=f"dataset:s?{QUERY}")
+    task = f"dataset:{write(tmp_path / 's.jsonl')}"
+    with pytest.raises(ConfigError, match="does not pin its data set"):
+        plan_run(manifest.run_id, task, home=Home(tmp_path / "home"), find=lambda run_id: manifest)
+
+
+@pytest.mark.parametrize("text", ["dataset:" + "?&" * 250, "dataset:?" + "a=" * 250, "+dataset:?=1" * 40, "dataset:s"])
+def test_a_domain_of_a_peer_that_is_none_of_the_run_counts_as_none(text: str) -> None:
+    run_task = f"arithmetic+dataset:s?{QUERY}&sha256={'0' * 32}"
+    assert validated_domain(text, run_task) == ""
+    own = str(replace(parse_spec(run_task), parts=parse_spec(run_task).parts[1:]))
+    assert validated_domain(own, run_task) == own
+
+
 def test_other_rewards_are_another_run_and_not_a_domain(tmp_path: Path) -> None:
     file, home = write(tmp_path / "s.jsonl"), Home(tmp_path / "home")
     mixed = plan_run(None, f"dataset:{file}?{QUERY}+arithmetic", home=home)
@@ -316,6 +343,14 @@ def test_the_scoring_process_gets_one_problem(tmp_path: Path) -> None:
 
 
 HUB_LIBRARY = """
+import sys
+
+class Broken:
+    column_names = ["q", "a"]
+
+    def select_columns(self, names):
+        raise OverflowError("a\\tshard")
+
 class Rows(list):
     column_names = ["q", "a"]
 
@@ -323,6 +358,9 @@ class Rows(list):
         return [{name: row[name] for name in names} for row in self]
 
 def load_dataset(name, config, split, revision):
+    if split == "broken":
+        sys.stderr.write("Generating: 0%")
+        return Broken()
     if (name, config, split, revision) != ("o/sums", "main", "train[:2]", "v1"):
         raise ValueError("BuilderConfig\\nnot found")
     return Rows([{"q": "1+1=", "a": 2.0, "x": object()}, {"q": "2+2=", "a": "4"}])
@@ -341,6 +379,8 @@ def test_rows_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         "cannot get o/sums (train) from the hub (ValueError: BuilderConfig not found): "
         "give a local file as dataset:PATH?QUERY"
     )
+    with pytest.raises(TaskError, match=r"^o/sums \(broken\) cannot be read \(OverflowError: a\tshard\)$"):
+        load_task(f"dataset:o/sums?{QUERY}&split=broken")
     with pytest.raises(TaskError, match="names no split of held-out problems: add test=SPLIT"):
         load_task(f"dataset:o/sums?{QUERY}", split="test")
     assert held_out_spec(f"dataset:o/sums?{QUERY}") is None

@@ -13,6 +13,7 @@ from ftis_node.tasks import load_task
 from ftis_node.tasks.answers import answer_in
 from ftis_node.tasks.scoring.cost import ScoringCost
 from ftis_node.tasks.scoring.scorer import IsolatedScorer
+from ftis_node.validation.pipeline import REWARD_SLACK
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,6 +64,14 @@ async def test_the_full_reward_is_exactly_one(tmp_path: Path) -> None:
     """pass@1 counts a completion as right if its reward is at least 1."""
     for weights in ("math:0.1,format:0.2,exact:0.7", "math:7,format:11,exact:13", "math:1,format:0.3,exact:0.25"):
         assert await scores(task_of(tmp_path, f"&reward={weights}"), THINK.format("1/2")) == [1.0]
+
+
+async def test_no_two_rewards_are_within_the_slack_of_validation(tmp_path: Path) -> None:
+    """A peer's claim may differ by REWARD_SLACK: the least weight is worth more."""
+    least, other = await scores(task_of(tmp_path, "&reward=math:0.999,format:0.001"), THINK.format("7"), "7")
+    assert least is not None
+    assert other == 0.0
+    assert least > 5 * REWARD_SLACK
 
 
 @pytest.mark.parametrize("pattern", ["(a%2B)%2B$", "(a|a)*$", "(.*)(.*)(.*)(.*)(.*)(.*)x$", "(a{1,100}){1,10}b"])

@@ -38,9 +38,9 @@ class RowsTable(DataTable[Text]):
     BINDINGS: ClassVar[list[BindingType]] = [("j", "cursor_down", "down"), ("k", "cursor_up", "up")]
 
     def __init__(self, columns: Sequence[str], *, id: str, is_dense: bool = False) -> None:
-        """`is_dense` leaves one cell between columns instead of two."""
+        """`is_dense` leaves one cell between columns if two do not fit."""
         super().__init__(id=id, cursor_type="row", zebra_stripes=False, cell_padding=0 if is_dense else 1)
-        self._gap = 1 if is_dense else 0
+        self._is_dense = is_dense
         self._labels = columns
         self._widths: tuple[int, ...] = ()
         self._shown: dict[str, Row] = {}
@@ -60,6 +60,11 @@ class RowsTable(DataTable[Text]):
             self._refill(new_rows)
         self._shown = new_rows
 
+    def on_resize(self) -> None:
+        """Fit the gaps between columns to the new width."""
+        if self._widths != self._widths_for(self._shown):
+            self._refill(self._shown)
+
     def selected_key(self) -> str | None:
         """Return the id of the row under the cursor."""
         if not self.row_count:
@@ -73,7 +78,11 @@ class RowsTable(DataTable[Text]):
         """
         columns = zip(*([cell_len(span.text) for span in row] for row in rows.values()), strict=True)
         widest = [max(column) for column in columns] or [0] * len(self._labels)
-        return tuple(max(width, cell_len(label)) + self._gap for width, label in zip(widest, self._labels, strict=True))
+        widths = [max(width, cell_len(label)) for width, label in zip(widest, self._labels, strict=True)]
+        if not self._is_dense:
+            return tuple(widths)
+        gap = 2 if sum(widths) + 2 * (len(widths) - 1) <= self.size.width else 1
+        return tuple(width + gap for width in widths)
 
     def _update_cells(self, new_rows: Mapping[str, Row]) -> None:
         for key, row in new_rows.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -38,7 +39,7 @@ def own_groups(
     """
     ids, mask = batch["completion_ids"].cpu(), batch["completion_mask"].bool().cpu()
     prompts, prompt_mask = batch["prompt_ids"].cpu(), batch["prompt_mask"].bool().cpu()
-    logprobs = logprobs.float().cpu()
+    logprobs, now = logprobs.float().cpu(), time.time()
     for first in range(0, len(ids), sampler.group_size):
         rows = range(first, first + sampler.group_size)
         lengths = mask[first : rows.stop].sum(dim=1).tolist()
@@ -56,6 +57,7 @@ def own_groups(
             temperature=sampler.temperature,
             top_p=sampler.top_p,
             top_k=sampler.top_k,
+            created_at=now,
         )
 
 

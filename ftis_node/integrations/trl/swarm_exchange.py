@@ -128,9 +128,14 @@ class SwarmExchange:
         return number
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until the queue is empty, and return whether it is."""
+        """Wait until all queued groups are sent, and return whether they are. Do not wait while the link is down."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._queue and not self._is_busy, timeout_s)
+            self._changed.wait_for(lambda: self._is_idle or self._breaker.wait_s, timeout_s)
+            return self._is_idle
+
+    @property
+    def _is_idle(self) -> bool:
+        return not self._queue and not self._is_busy
 
     def close(self) -> None:
         """End the thread. Queued groups are dropped: call `flush` first to wait for them."""
@@ -149,6 +154,7 @@ class SwarmExchange:
             self._changed.notify_all()
             self._changed.wait_for(lambda: bool(self._queue) or self._is_closed)
             while not self._is_closed and (wait_s := self._breaker.wait_s):
+                self._changed.notify_all()  # `flush` does not wait for the next try
                 self._changed.wait(wait_s)
             if self._is_closed:
                 return None
@@ -182,4 +188,6 @@ class FlushCallback(TrainerCallback):  # type: ignore[misc]  # transformers give
     def on_train_end(self, *_: Any, **__: Any) -> None:
         """Wait for up to `FLUSH_S` seconds."""
         if not self._exchange.flush(FLUSH_S):
-            logger.warning("last own groups not shared: the exchange node took none within %.0f s", FLUSH_S)
+            logger.warning(
+                "last own groups not shared: the exchange node is unreachable, or takes over %.0f s", FLUSH_S
+            )

@@ -39,6 +39,7 @@ from ftis_node.learner.distributed.host_channel import (
     interface_environment,
     liveness_of,
     own_address,
+    post,
     versions,
 )
 from ftis_node.learner.distributed.launch import END_GRACE_S, LocalRanks, RankAddress
@@ -103,7 +104,7 @@ class _Life:
             assignment = await self._wait()
             if assignment is None:
                 return True
-            self._start(assignment)
+            self._start(assignment, await self._fit(assignment))
             return await self._watch(assignment)
         except (FtisError, asyncio.CancelledError) as error:
             stopped = isinstance(error, asyncio.CancelledError)
@@ -137,8 +138,15 @@ class _Life:
             "there with learner.rendezvous, and give both the same secret"
         )
 
-    def _start(self, assignment: Assignment) -> None:
-        boot = self._fitted(assignment)
+    async def _fit(self, assignment: Assignment) -> LearnerBoot:
+        """Return `_fitted(assignment)`, with heartbeats meanwhile: the model may have to be downloaded."""
+        fitting = asyncio.create_task(asyncio.to_thread(self._fitted, assignment))
+        while not fitting.done():
+            self._send(BEAT)
+            await asyncio.wait([fitting], timeout=BEAT_EVERY_S)
+        return fitting.result()
+
+    def _start(self, assignment: Assignment, boot: LearnerBoot) -> None:
         interface = interface_environment(own_address(assignment.address, assignment.port))
         os.environ.update(NO_TELEMETRY | WORKERS_STAY_OFFLINE | worker_environment(boot) | interface)
         num_local = boot.settings.num_processes
@@ -211,15 +219,18 @@ class _Life:
         end, messages = loop.time() + BEAT_EVERY_S, []
         while (left_s := end - loop.time()) > 0:
             if await self._channel.poll(int(1000 * left_s) + 1):
-                messages.append(decode_to_host(await self._channel.recv()))
+                messages.append(_decoded(await self._channel.recv()))
         return messages
 
     def _send(self, message: FromHost) -> None:
-        """Queue a message; without a connection there is none to take it, and the next one follows."""
-        try:
-            self._channel.send(encode(message), flags=zmq.NOBLOCK)
-        except zmq.Again:
-            log.debug("no connection to the node")
+        post(self._channel, encode(message))
+
+
+def _decoded(data: bytes) -> ToHost:
+    try:
+        return decode_to_host(data)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"the node has another version than {versions()}: {error}") from None
 
 
 def _model_of(boot: LearnerBoot) -> str:

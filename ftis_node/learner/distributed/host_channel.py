@@ -15,10 +15,12 @@ batches and weights without authentication or encryption, so the network between
 
 from __future__ import annotations
 
+import asyncio
 import hmac
+import logging
 import socket
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import msgspec
 import psutil
@@ -36,6 +38,8 @@ from ftis_node.workers.wire import Failure, Heartbeat, Message, dec_hook, enc_ho
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+log = logging.getLogger(__name__)
 
 DOMAIN = b"ftis-node/learner-hosts/1"
 KEY_BYTES = 32
@@ -94,6 +98,17 @@ def decode_from_host(data: bytes) -> FromHost:
 def decode_to_host(data: bytes) -> ToHost:
     """Return the message of the node's host. Raises msgspec.DecodeError."""
     return _to_host.decode(data)
+
+
+def post(channel: zmq.asyncio.Socket, *frames: bytes) -> None:
+    """Queue a message. Without a connection, or if the other side reads nothing, there is none: heartbeats find out."""
+    sending = asyncio.ensure_future(channel.send_multipart(frames, flags=zmq.NOBLOCK))
+    sending.add_done_callback(_drop_unsent)
+
+
+def _drop_unsent(sending: asyncio.Future[Any]) -> None:
+    if not sending.cancelled() and isinstance(error := sending.exception(), zmq.ZMQError):
+        log.debug("a message between the learner's hosts is not sent: %s", error)
 
 
 def versions() -> str:

@@ -39,6 +39,7 @@ from ftis_node.learner.distributed.host_channel import (
     encode,
     interface_environment,
     liveness_of,
+    post,
     versions,
 )
 from ftis_node.learner.distributed.launch import LOST_RANK_EXIT_CODE, ONE_HOST, Hosts
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+BEAT = Heartbeat(num_in_flight=0, progress=0)
 BLAME_S = 3.0  # after the first sign of a lost host; the host that caused it may be another one, and silent
 REPORT_S = 0.5  # for the report to reach the daemon before this process ends
 
@@ -160,19 +162,20 @@ class ConnectedHosts(Hosts):
             case Heartbeat() if host is None:
                 self._send(identity, Rejoin())
             case HostHello() if host is not None:
-                host.liveness.beat(Heartbeat(num_in_flight=0, progress=0))
+                host.liveness.beat(BEAT)
             case Heartbeat() if host is not None:
                 host.liveness.beat(message)
             case Failure() if host is not None:
                 host.failure = error_of(message, worker=host.name)
 
     def _admit(self, identity: bytes, hello: HostHello) -> None:
-        if self._watch.complete.is_set():
-            return  # until this process ends, because a host is lost; or for ever, if it is one host too many
         if hello.versions != self._versions:
             problem = f"{hello.name} has {hello.versions} and the node has {self._versions}: install the same"
             log.warning("a host of the learner is refused: %s", problem)
             self._send(identity, HostsEnded(problem))
+            return
+        if self._watch.complete.is_set():  # it waits until another host is lost and the learner restarts
+            self._send(identity, BEAT)
             return
         self._watch.hosts[identity] = _Host(hello.name, liveness_of(self._boot.settings.host_timeout_s))
         self._report()
@@ -182,7 +185,7 @@ class ConnectedHosts(Hosts):
     def _tick(self) -> None:
         """Send heartbeats, and find silent hosts and hosts that failed."""
         for identity, host in list(self._watch.hosts.items()):
-            self._send(identity, Heartbeat(num_in_flight=0, progress=0))
+            self._send(identity, BEAT)
             if self._broken.is_set():  # the next missing heartbeats are enough
                 host.liveness.max_silent_ticks = 1
             host.is_silent = host.liveness.tick() is not LivenessVerdict.ALIVE
@@ -224,11 +227,7 @@ class ConnectedHosts(Hosts):
         self._emit(HostsConnected(self._num_connected, settings.hosts, settings.rendezvous))
 
     def _send(self, identity: bytes, message: ToHost) -> None:
-        """Queue a message. A host that is gone or reads nothing gets none; its silence is noticed."""
-        try:
-            self._channel.send_multipart([identity, encode(message)], flags=zmq.NOBLOCK)
-        except zmq.ZMQError as error:
-            log.debug("no message to a host of the learner: %s", error)
+        post(self._channel, identity, encode(message))
 
 
 @asynccontextmanager

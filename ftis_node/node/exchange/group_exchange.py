@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from ftis_node.validation import ValidationResult
 
 MAX_STEP = 2**62
+CLOCK_SLACK_S = 1.0  # trainer and node read one clock
 
 
 class GroupExchange:
@@ -136,6 +137,8 @@ class GroupExchange:
             return Refusal(error.reason, str(error))
         if refusal := self._refuse_tokens(tokens):
             return refusal
+        if not 0 <= offered.created_at <= time.time() + CLOCK_SLACK_S:  # NaN compares false
+            return Refusal("clock_skew", f"created at {offered.created_at}, which is no time before now")
         if not offered.problem < len(self._task):
             return Refusal("prompt_mismatch", f"{self._task.name} has no problem {offered.problem}")
         if offered.tokenizer != self._about.tokenizer:
@@ -165,7 +168,7 @@ class GroupExchange:
             sampling=SamplingSettings(offered.temperature, offered.top_p, offered.top_k),
             model=self._about.model,
             tokenizer=self._about.tokenizer,
-            created_at=time.time(),
+            created_at=offered.created_at,
         )
 
     def _refuse_tokens(self, tokens: TokenBatch) -> Refusal | None:

@@ -22,7 +22,7 @@ class OwnGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `problem` is the problem's number in the run's task. `prompt_ids` int32 `[P]`. `token_ids` int32 and `logprobs`
     float32 hold the completions one after the other. `lengths` has the tokens of each. `policy_version` counts the
-    trainer's steps, `tokenizer` is its fingerprint (hex).
+    trainer's steps, `tokenizer` is its fingerprint (hex). `created_at` is the Unix time (s) of the sampling.
     """
 
     problem: Count
@@ -35,6 +35,7 @@ class OwnGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     temperature: float
     top_p: float
     top_k: Count
+    created_at: float
 
 
 class PublishedGroup(msgspec.Struct, frozen=True):

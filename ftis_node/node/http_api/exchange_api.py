@@ -80,10 +80,10 @@ class ExchangeApi:
         """Hand foreign groups to the trainer."""
         try:
             self._require_token(request)
-            asked = await _read(request, TakeRequest, max_bytes=MAX_TAKE_BYTES)
+            requested = await _read(request, TakeRequest, max_bytes=MAX_TAKE_BYTES)
         except _Refused as refused:
             return _answer_refused(refused)
-        groups = await self._exchange.take(asked.count)
+        groups = await self._exchange.take(requested.count)
         return _answer(
             TakeAnswer([TakenGroup(group.id, group.prompt_ids, group.body, list(group.rewards)) for group in groups])
         )

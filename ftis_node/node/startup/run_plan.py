@@ -70,7 +70,10 @@ def plan_run(
     mixture = parse_spec(manifest.task)
     requested = parse_spec(task) if task else None if own is None else kept_domain(home, manifest)
     paths = dict(data_paths or {}) | (requested.paths if requested else {})
-    mixture = pinned(mixture.with_paths(paths))
+    pinned_mixture = pinned(mixture.with_paths(paths))
+    if run == manifest.run_id and pinned_mixture.canonical != mixture.canonical:
+        raise ConfigError(f"run {run} does not pin its data set (no sha256 in {manifest.task!r}): join another run")
+    mixture = pinned_mixture
     requested = pinned(requested.with_paths(paths), mixture) if requested else None
     manifest = manifest.model_copy(update={"task": (requested or mixture).canonical})
     domain = None

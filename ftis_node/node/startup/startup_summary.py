@@ -44,7 +44,7 @@ def start_lines(prepared: PreparedNode, *, num_parameters: int, step: int) -> li
         "memory": prepared.arrangement.memory,
         "peers": _peers(prepared),
         "shares": _shared(settings),
-        "files": f"all in {home.root}; the workers print to {home.logs}",
+        "files": f"all in {home.root}; the workers print to {home.logs.name} in it",
         "watch": _command("dashboard", home),
         "stop": "ctrl-C; everything is saved, and the same command resumes",
     }

@@ -74,7 +74,7 @@ def _file_in(folder: Path, split: str) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=2)
 def _read(source: RowSource, after: str, version: object) -> tuple[Problem, ...]:
     """Return the problems from a cache: a start needs them for the run's digest and for its task.
 
@@ -109,11 +109,12 @@ def _reference(cell: Any, column: str, after: str) -> str:
 
 def _text(cell: Any, column: str) -> str:
     """Return a cell as stripped text. Raises ValueError unless it is a text or a finite number."""
-    is_whole = isinstance(cell, int) and not isinstance(cell, bool)
-    is_number = is_whole or (isinstance(cell, float) and math.isfinite(cell))
-    if not (is_number or isinstance(cell, str)):
+    is_number = type(cell) is int or (isinstance(cell, float) and math.isfinite(cell))
+    if not is_number and not isinstance(cell, str):
         raise ValueError(f"the column {column!r} must be a text or a number")
-    text = (str(int(cell)) if is_number and cell == int(cell) else str(cell)).strip()
+    if isinstance(cell, float) and cell.is_integer():
+        cell = int(cell)
+    text = str(cell).strip()
     if not text:
         raise ValueError(f"the column {column!r} is empty")
     try:

@@ -58,7 +58,9 @@ def read_rows(source: RowSource, *, limit_s: float = FETCH_LIMIT_S) -> list[list
         reason = f"{source}: not read within {limit_s:g} s"
     if result.returncode == NetworkError.exit_code or (source.hub and result.returncode == -signal.SIGALRM):
         raise NetworkError(f"{reason}: give a local file as dataset:PATH?QUERY")
-    raise TaskError(reason or f"{source}: reading it ended with exit code {result.returncode}")
+    if result.returncode not in (TaskError.exit_code, -signal.SIGALRM):
+        reason = f"{source} cannot be read ({reason or f'exit code {result.returncode}'})"
+    raise TaskError(reason)
 
 
 def _write_rows(source: RowSource) -> None:
@@ -160,7 +162,7 @@ def _run(argument: str) -> int:
         _write_rows(RowSource(**json.loads(argument)))
         sys.stdout.flush()
     except FtisError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"\n{error}\n")  # a progress bar of the library may have left its line open
         return error.exit_code
     except OSError as error:
         sys.stderr.write(f"{error.filename}: cannot be read ({error.strerror})\n")

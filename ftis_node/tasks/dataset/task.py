@@ -65,10 +65,10 @@ class DatasetTask(ProblemTask):
 
 def check_digest(part: TaskPart, problems: tuple[Problem, ...], split: str) -> None:
     """Raise TaskError if the training problems are not those of the run."""
-    wanted = part.query.sha256 if part.query else ""
-    if split != "train" or not wanted or (found := digest_of(problems)) == wanted:
+    expected = part.query.sha256 if part.query else ""
+    if split != "train" or not expected or (found := digest_of(problems)) == expected:
         return
     raise TaskError(
-        f"{part.name}: these {len(problems):,} problems (digest {found}) are not those of the run ({wanted}): "
+        f"{part.name}: these {len(problems):,} problems (digest {found}) are not those of the run ({expected}): "
         "get the data of the node that began the run"
     )

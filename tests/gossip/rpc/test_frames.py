@@ -94,5 +94,5 @@ def test_a_pull_has_three_bounds() -> None:
         pull.add(bytes(6))
     pull.add(bytes(5))
     pull.add(b"")
-    with pytest.raises(RecordError, match="more than the 3 items"):
+    with pytest.raises(RecordError, match="more than the 3 requested items"):
         pull.add(b"")

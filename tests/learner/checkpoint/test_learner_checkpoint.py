@@ -208,17 +208,17 @@ def no_checksums(checkpoint):
 
 
 DAMAGES = {
-    "header": (bad_header, "weights.safetensors is not what was written"),
-    "cut": (cut_short, "optimizer.safetensors is not what was written"),
+    "header": (bad_header, "weights.safetensors changed on disk"),
+    "cut": (cut_short, "optimizer.safetensors changed on disk"),
     "missing": (missing_file, "optimizer.safetensors cannot be read"),
     "shape": (wrong_shape, "does not hold the trained tensors"),
     "moment": (wrong_moment, "belongs to no trained tensor"),
     "state": (state_no_json, "state.json cannot be read"),
     "fields": (state_incomplete, "state.json cannot be read"),
-    "empty": (state_empty, "state.json is not what was written"),
-    "bit of a weight": (turned_bit("weights.safetensors"), "weights.safetensors is not what was written"),
-    "bit of a moment": (turned_bit("optimizer.safetensors"), "optimizer.safetensors is not what was written"),
-    "bit of the state": (turned_bit("state.json"), "state.json is not what was written"),
+    "empty": (state_empty, "state.json changed on disk"),
+    "bit of a weight": (turned_bit("weights.safetensors"), "weights.safetensors changed on disk"),
+    "bit of a moment": (turned_bit("optimizer.safetensors"), "optimizer.safetensors changed on disk"),
+    "bit of the state": (turned_bit("state.json"), "state.json changed on disk"),
     "sums": (no_checksums, "checksums.json cannot be read"),
 }
 

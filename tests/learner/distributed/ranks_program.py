@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import msgspec
-from learner_rig import random_groups
+from learner_rig import make_group, random_groups
 
 from ftis_node.learner.core import Learner
 from ftis_node.learner.distributed.launch import RankAddress
@@ -26,9 +26,15 @@ SIZES = {"num_groups": 3, "group_size": 4, "max_length": 10}
 
 
 def train(learner, first, last):
-    """The reports of the steps, and the proof of the last."""
+    """The reports of the steps, the proof of the last, and what a check and an audit between two steps find."""
     replies = [learner.train(random_groups(seed=step, **SIZES), step=step) for step in range(first, last + 1)]
+    version = learner.state().policy_version
+    group = make_group([[7, 8, 9], [4, 5]], [0.0, 1.0], logprobs=[[-5.0, -5.5, -6.0], [-5.0, -6.0]], version=version)
+    learner.offer_check(group)
+    learner.check()
     return {
+        "checked": learner._check_group.found(version=version).kl,
+        "audited": learner.audit(group, version=version).kl,
         "loss": [reply.report.loss for reply in replies],
         "grad_norm": [reply.report.grad_norm for reply in replies],
         "proof": list(replies[-1].proof.logprobs),

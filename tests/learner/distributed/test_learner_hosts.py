@@ -21,11 +21,13 @@ from tiny_models import save_tiny
 import ftis_node
 from ftis_node.config.workers import LearnerSection
 from ftis_node.learner.checkpoint.checkpoint import name_of
+from ftis_node.telemetry.events import read_events
 from ftis_node.workers.wire import enc_hook
 from tests.network.hosts import Host, Internet, what_is_missing
+from tests.node.support import write_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 
 ROOT = Path(ftis_node.__file__).parents[1]
@@ -112,7 +114,7 @@ class Machines:
         text = json.dumps(msgspec.to_builtins(boot, enc_hook=enc_hook))
         (self.folder / home).mkdir(exist_ok=True)
         program = str(Path(__file__).with_name("host_program.py"))
-        return self._start(host, sys.executable, program, text, str(self.folder / home), str(num_steps))
+        return self.start(host, sys.executable, program, text, str(self.folder / home), str(num_steps))
 
     def node_of_two(self, home: str, *, num_steps: int, **settings: Any) -> Program:
         """The node's side of a learner on two hosts."""
@@ -123,9 +125,10 @@ class Machines:
         """`ftis-node learner-host` on the second host."""
         command = (sys.executable, "-m", "ftis_node", "learner-host", "--rendezvous", f"{self.first.address}:{PORT}")
         secret_file = str(secret or self.secret)
-        return self._start(host or self.second, *command, "--secret-file", secret_file, "--threads", "1", *options)
+        return self.start(host or self.second, *command, "--secret-file", secret_file, "--threads", "1", *options)
 
-    def _start(self, host: Host | None, *command: str) -> Program:
+    def start(self, host: Host | None, *command: str) -> Program:
+        """A program on a host."""
         self.programs.append(Program(host, *command))
         return self.programs[-1]
 
@@ -204,6 +207,29 @@ def test_a_host_that_falls_silent_is_lost_and_joins_again_when_it_is_reachable(
     internet.heal()
     assert json.loads(node.until("restarts")) == {"step": 1, "restarts": 1}
     assert "loss" in node.step()
+
+
+@pytest.mark.timeout(LIMIT_S)
+def test_torchrun_on_both_hosts_runs_one_node(machines: Machines, tiny_models: Mapping[str, Path]) -> None:
+    """Real torchrun, `ftis-node join` and `ftis-node learner-host`; the other host never has a home."""
+    home, model = machines.folder / "home", str(tiny_models["s"])
+    run = write_manifest(machines.folder / "run.toml", foreign_wait_s=0.5)
+    command = (sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1")
+    command = (*command, "--master-addr", machines.first.address, "-m", "ftis_node.learner.distributed.torchrun")
+    join = ("join", "--model", model, "--run", str(run), "--home", str(home), "--engine", "torch", "--steps", "2")
+    join = (*join, "--listen", machines.first.listen)
+    node, other = (
+        machines.start(host, *command[:7], "--node-rank", str(number), *command[7:], "--", "--secret-file",
+                       str(machines.secret), *join)
+        for number, host in enumerate((machines.first, machines.second))
+    )  # fmt: skip
+    node.until("learner: waiting for 1 of 2 hosts at", machines.first.address)
+    node.until("learner: all 2 hosts are connected")
+    other.until("host 2 of 2: ranks 1 to 1 start")
+    assert (node.process.wait(LINE_WITHIN_S), other.process.wait(LINE_WITHIN_S)) == (0, 0), node.lines
+    steps = read_events(home / "events.jsonl", name="step")
+    assert [event["step"] for event in steps] == [1, 2]
+    assert (home / "checkpoints" / name_of(2)).is_dir()
 
 
 @pytest.mark.timeout(LIMIT_S)

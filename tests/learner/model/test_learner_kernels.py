@@ -133,7 +133,7 @@ def test_the_fastest_that_is_right_is_taken(model_folder, tmp_path, monkeypatch,
     assert found.kernels == chosen
     line = next(record.message for record in caplog.records if record.message.startswith(f"kernels: {chosen};"))
     assert "plain 10.0 ms" in line
-    assert ("compile is left out: RuntimeError: no such architecture" in caplog.text) is (problem is not None)
+    assert ("compile is skipped: RuntimeError: no such architecture" in caplog.text) is (problem is not None)
 
 
 def test_kernels_that_take_more_memory_than_planned_are_left_out(model_folder, tmp_path, monkeypatch, caplog):
@@ -145,7 +145,7 @@ def test_kernels_that_take_more_memory_than_planned_are_left_out(model_folder, t
     monkeypatch.setattr(type(policy.causal_lm), "device", SimpleNamespace(type="cuda"), raising=False)
     monkeypatch.setattr(kernels, "probe_values", lambda policy: (torch.zeros(3), torch.zeros(3)))
     assert choose_kernels(policy, make_boot(model_folder, tmp_path)).kernels == "plain"
-    assert "compile is left out: a layer takes 1.50 times the memory" in caplog.text
+    assert "compile is skipped: a layer takes 1.50 times the memory" in caplog.text
 
 
 def test_a_layer_is_measured_and_the_model_is_as_before(model_folder, tmp_path):

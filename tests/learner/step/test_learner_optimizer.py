@@ -78,5 +78,5 @@ def test_8_bits_without_bitsandbytes_are_refused_before_anything_is_loaded(tmp_p
 
 
 def test_there_is_nothing_to_offload_from_a_cpu(tmp_path):
-    with pytest.raises(ConfigError, match="without one use 'float32' or '8bit'"):
+    with pytest.raises(ConfigError, match="without a GPU use 'float32' or '8bit'"):
         Learner(make_boot(tmp_path / "no model", tmp_path, optimizer_states="offload"))

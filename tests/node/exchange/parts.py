@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -94,6 +95,7 @@ def own_group(tokenizer: PromptTokenizer, texts: Sequence[str], *, problem: int 
         "temperature": 1.0,
         "top_p": 1.0,
         "top_k": 0,
+        "created_at": time.time(),
     }
     return OwnGroup(**(fields | changes))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ BOB = Identity.from_seed(bytes([3]) * 32)
 
 async def test_a_trainers_group_is_scored_here_signed_and_kept_for_peers(tmp_path: Path) -> None:
     async with exchanging(tmp_path) as (node, exchange):
-        offered = own_group(node.tokenizer, [ANSWER, "no"])
+        offered = own_group(node.tokenizer, [ANSWER, "no"], created_at=time.time() - 20)
         assert await exchange.publish(offered) == PublishedGroup(1, [1.0, 0.0])
         assert await exchange.publish(own_group(node.tokenizer, [ANSWER, "1"], problem=PROBLEM)) == PublishedGroup(
             2, [1.0, 0.0]
@@ -45,6 +46,7 @@ async def test_a_trainers_group_is_scored_here_signed_and_kept_for_peers(tmp_pat
         assert group.tokens.token_ids.tobytes() == offered.token_ids
         assert group.tokens.logprobs.tobytes() == offered.logprobs
         assert group.prompt_ref.index == PROBLEM
+        assert group.created_at == pytest.approx(offered.created_at, abs=1e-3), "when it was sampled, not when it came"
         assert group.finish_reasons == (FinishReason.STOP, FinishReason.STOP)
         assert node.context.state.policy_version == group.policy_version == 3
         assert node.slots.waiting == 0
@@ -61,6 +63,13 @@ async def test_a_trainers_group_is_scored_here_signed_and_kept_for_peers(tmp_pat
         ({"temperature": float("nan")}, "sampling"),
         ({"top_p": 0.9}, "sampling"),
         ({"top_k": 20}, "sampling"),
+        ({"temperature": float("inf")}, "sampling"),
+        ({"top_p": -1e300}, "sampling"),
+        ({"created_at": time.time() - MANIFEST.step.max_age_s - 60}, "stale"),
+        ({"created_at": time.time() + 1e9}, "clock_skew"),
+        ({"created_at": float("inf")}, "clock_skew"),
+        ({"created_at": float("nan")}, "clock_skew"),
+        ({"created_at": -1.0}, "clock_skew"),
         ({"logprobs": b""}, "logprobs"),
         ({"logprobs": b"\0" * 4}, "malformed"),
         ({"token_ids": b"\0" * 7}, "malformed"),

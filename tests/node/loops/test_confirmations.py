@@ -102,6 +102,16 @@ async def test_a_stranger_that_was_sent_the_group_is_believed(tmp_path: Path) ->
         await stranger.close()
 
 
+async def test_a_group_that_a_peer_confirms_again_counts_once_for_it(tmp_path: Path) -> None:
+    swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
+    async with swarm.node(1) as alice:
+        confirmations, registry = alice.parts.confirmations, alice.parts.registry
+        first, second = identity_of(2).peer_id, identity_of(3).peer_id
+        assert [confirmations.confirm(peer, b"g" * 32) for peer in (first, first, second)] == [True, False, False]
+        assert [registry.seen(peer).confirmed for peer in (first, second)] == [1, 1]
+        assert confirmations.num_confirmed == 1
+
+
 async def test_a_stranger_that_shows_the_group_is_believed(tmp_path: Path) -> None:
     """It has it from somebody else, or from a former life of the sender."""
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))

@@ -11,8 +11,9 @@ from ftis_node.cli.node_client import read_document
 from ftis_node.config.home import Home
 from ftis_node.config.node import NodeSettings
 from ftis_node.node.startup.last_status import mark_end, mark_start, read_last_status, read_saved_status
-from ftis_node.node.startup.startup_summary import finished_lines
-from ftis_node.telemetry.status import EndWord
+from ftis_node.node.startup.startup_summary import end_lines, finished_lines
+from ftis_node.node.state import NodeCounters
+from ftis_node.telemetry.status import EndWord, GenerationStatus, NodeStatus, Status, SwarmStatus
 from ftis_node.workers.durable import complete_folder
 
 if TYPE_CHECKING:
@@ -50,6 +51,19 @@ def test_a_home_whose_last_steps_were_not_saved_is_not_finished(
     home.status.write_text(json.dumps(document))
     settings = NodeSettings(model="org/m", budget={"learn_steps": 7})
     assert (finished_lines(read_saved_status(home), home, settings=settings) is not None) is is_finished
+
+
+def test_the_end_of_an_exchange_node_counts_what_went_to_and_from_its_trainer(home: Home) -> None:
+    def status(groups: int) -> Status:
+        node = NodeStatus(role="exchange", end="stopped", uptime_s=60.0)
+        swarm = SwarmStatus(groups_sent=groups, groups_confirmed=3)
+        return Status(node=node, generation=GenerationStatus(groups_made=groups), swarm=swarm)
+
+    settings = NodeSettings(model="org/m", role="exchange")
+    lines = end_lines(status(1), status(5), home, settings=settings, counters=NodeCounters(groups_trained_foreign=8))
+    assert lines[0] == "stopped, saved: 4 groups of the trainer shared in 1 min"
+    assert lines[1].split() == "groups 5 sent, 3 confirmed by peers; 8 given to the trainer".split()
+    assert not [line for line in lines if line.split()[0] in ("tokens", "export")]
 
 
 @pytest.mark.parametrize("end", [EndWord.STOPPED, EndWord.FAILED])
