@@ -31,6 +31,7 @@ from ftis_node.learner.distributed.host_channel import (
     FromHost,
     HostHello,
     HostKey,
+    HostLeft,
     HostsEnded,
     Rejoin,
     ToHost,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BEAT = Heartbeat(num_in_flight=0, progress=0)
+END_WAIT_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,7 @@ class _Life:
                 if isinstance(message, Assignment):
                     return message
                 if isinstance(message, HostsEnded):
+                    self._send(HostLeft())
                     if message.error:
                         raise ConfigError(f"the node refuses this host: {message.error}")
                     return None
@@ -182,15 +185,22 @@ class _Life:
         return msgspec.structs.replace(boot, model=str(source.folder), num_threads=threads)
 
     async def _watch(self, assignment: Assignment) -> bool:
-        """Return when the ranks have ended: whether the node has ended, too."""
+        """Return when the ranks have ended: whether the node has ended, too.
+
+        When the node ends, its connections may close before its message arrives, and a rank reports them broken. So the
+        agent waits END_WAIT_S for that message after it has lost a rank.
+        """
         node = liveness_of(assignment.boot.settings.host_timeout_s)
-        while True:
+        num_left: int | None = None
+        while num_left != 0:
             self._send(BEAT)
             for message in await self._receive():
                 match message:
                     case HostsEnded(error=error) if error:
+                        self._send(HostLeft())
                         raise WorkerDiedError(f"the node's learner ended: {error}")
                     case HostsEnded():
+                        self._send(HostLeft())
                         assert self._ranks is not None
                         self._ranks.end(within_s=END_GRACE_S)
                         log.info("the node has ended")
@@ -204,22 +214,26 @@ class _Life:
                         pass
                     case _:
                         assert_never(message)
-            if not self._lost.empty():
-                how = self._lost.get_nowait()
+            if num_left is not None:
+                num_left -= 1
+            elif not self._lost.empty():
+                how, num_left = self._lost.get_nowait(), round(END_WAIT_S / BEAT_EVERY_S)
                 log.warning("%s; the ranks of this host end", how)
                 self._send(failure_of(WorkerDiedError(how), call_id=0))
-                return False
             if node.tick() is not LivenessVerdict.ALIVE:
                 log.warning("no heartbeat from the node; the ranks of this host end")
                 return False
+        return False
 
     async def _receive(self) -> list[ToHost]:
-        """Return the messages of about one heartbeat interval."""
+        """Return the messages of about one heartbeat interval, or those up to the node's end."""
         loop = asyncio.get_running_loop()
         end, messages = loop.time() + BEAT_EVERY_S, []
         while (left_s := end - loop.time()) > 0:
             if await self._channel.poll(int(1000 * left_s) + 1):
                 messages.append(_decoded(await self._channel.recv()))
+                if isinstance(messages[-1], HostsEnded):
+                    break
         return messages
 
     def _send(self, message: FromHost) -> None:

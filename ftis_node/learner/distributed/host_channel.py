@@ -7,6 +7,7 @@
       Failure ------------------------>  a rank ended, or the host cannot take part
       <------------------------ Rejoin  the node's learner has restarted: end the ranks, say hello again
       <-------------------- HostsEnded  the node has ended, or the host was refused
+      HostLeft ----------------------->  the answer to HostsEnded: a close right after a message may lose it
 
 All hosts have one secret. Both sides derive the same CURVE key pair from it (ZeroMQ, CurveZMQ RFC 26). A client needs
 the server's public key to connect, and the server accepts that one public key only. But torch.distributed carries
@@ -77,7 +78,11 @@ class HostsEnded(Message, frozen=True):
     error: str = ""
 
 
-FromHost: TypeAlias = HostHello | Heartbeat | Failure
+class HostLeft(Message, frozen=True):
+    """The host has read `HostsEnded`."""
+
+
+FromHost: TypeAlias = HostHello | Heartbeat | Failure | HostLeft
 ToHost: TypeAlias = Assignment | Heartbeat | Rejoin | HostsEnded
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=enc_hook)

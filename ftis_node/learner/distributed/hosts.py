@@ -15,7 +15,7 @@ import logging
 import os
 import socket
 import threading
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +32,7 @@ from ftis_node.learner.distributed.host_channel import (
     FromHost,
     HostHello,
     HostKey,
+    HostLeft,
     HostsEnded,
     Rejoin,
     ToHost,
@@ -62,6 +63,7 @@ log = logging.getLogger(__name__)
 
 BEAT = Heartbeat(num_in_flight=0, progress=0)
 BLAME_S = 3.0  # after the first sign of a lost host; the host that caused it may be another one, and silent
+LEAVE_S = 1.5  # below the daemon's limit for a stop
 REPORT_S = 0.5  # for the report to reach the daemon before this process ends
 
 
@@ -77,10 +79,11 @@ class _Host:
 
 @dataclass(slots=True)
 class _Watch:
-    """The facts that the watch has: the hosts by socket identity, and whether all are there."""
+    """The facts that the watch has: the hosts by socket identity, and whether all are there or have left."""
 
     hosts: dict[bytes, _Host] = field(default_factory=dict)
     complete: asyncio.Event = field(default_factory=asyncio.Event)
+    all_left: asyncio.Event = field(default_factory=asyncio.Event)
     troubled_ticks: int = 0
 
 
@@ -123,10 +126,12 @@ class ConnectedHosts(Hosts):
         threading.Event().wait(2 * BLAME_S)
 
     async def end(self, error: str) -> None:
-        """Report the end to all hosts."""
+        """Report the end to all hosts, and wait up to LEAVE_S until they have read it."""
         for identity in self._watch.hosts:
             self._send(identity, HostsEnded(error))
-        await asyncio.sleep(0)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_S if self._watch.hosts else 0.0):
+                await self._watch.all_left.wait()
 
     async def run(self) -> None:
         """Read messages and count ticks until canceled, or until a host is lost after all were connected."""
@@ -167,6 +172,10 @@ class ConnectedHosts(Hosts):
                 host.liveness.beat(message)
             case Failure() if host is not None:
                 host.failure = error_of(message, worker=host.name)
+            case HostLeft() if host is not None:
+                del self._watch.hosts[identity]
+                if not self._watch.hosts:
+                    self._watch.all_left.set()
 
     def _admit(self, identity: bytes, hello: HostHello) -> None:
         if hello.versions != self._versions:

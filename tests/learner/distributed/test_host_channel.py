@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from typing import NamedTuple
 
 import msgspec
 import pytest
@@ -21,6 +22,7 @@ from ftis_node.learner.distributed.host_channel import (
     Assignment,
     HostHello,
     HostKey,
+    HostLeft,
     HostsEnded,
     Rejoin,
     decode_to_host,
@@ -38,6 +40,11 @@ from ftis_node.workers.wire import Heartbeat, failure_of
 SECRET = bytes(range(32))
 BEAT = Heartbeat(num_in_flight=0, progress=0)
 WITHIN_S = 30.0
+
+
+class Left(NamedTuple):
+    error: str
+    at_s: float
 
 
 class Emitted(list):
@@ -135,12 +142,22 @@ async def test_a_host_gets_its_ranks_and_one_of_another_version_or_without_sense
                 connected.assign(RankAddress(0, 2, 0, "127.0.0.1", 4711))
                 assigned = await right.until(Assignment)
                 ended = await old.until(HostsEnded)
-            clean = await right.until(HostsEnded)
+                leaving = tasks.create_task(leave(right))
+            clean = await leaving
+    assert time.monotonic() - clean.at_s < hosts_module.LEAVE_S / 2, "the node did not notice that all had left"
     assert (assigned.number, assigned.first_rank, assigned.address, assigned.port) == (2, 1, "127.0.0.1", 4711)
     assert assigned.boot == boot
     assert "old has ftis-node 0.0.1, torch 1.0 and the node has" in ended.error
     assert clean.error == ""
     assert [event.num_connected for event in emitted] == [1, 2]
+
+
+async def leave(client):
+    """Answers the node's end; the end, and when it came."""
+    ended = await client.until(HostsEnded)
+    at_s = time.monotonic()
+    await client.say(HostLeft())
+    return Left(ended.error, at_s)
 
 
 async def say_hello_after(first, client):
