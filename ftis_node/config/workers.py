@@ -14,7 +14,7 @@ MAX_SERVED_RANK = 512  # vLLM's limit
 EXECUTOR_BACKEND = "distributed_executor_backend"
 EXECUTOR_BACKENDS = ("mp", "ray")  # vLLM has others, for launchers
 PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size")  # of vLLM's EngineArgs; product: GPUs
-WILDCARDS = ("", "*", "0.0.0.0", "::")
+WILDCARDS = ("", "*", "0.0.0.0", "::")  # nosec B104: refused below
 MAX_PORT = 65535
 
 

@@ -174,7 +174,7 @@ def test_it_is_refused_before_the_model_is_looked_for_if_it_is_not_installed(
         "ftp://host",
         "http://",
         "http://host:99999",
-        "http://me:my-password@host",
+        "http://me:my-password@host",  # not-a-secret: an example
         "http://host/?token=x",
     ],
 )

@@ -97,7 +97,7 @@ class _Life:
     def __init__(self, settings: AgentSettings, channel: zmq.asyncio.Socket) -> None:
         self._settings = settings
         self._channel = channel
-        self._lost: asyncio.Queue[str] = asyncio.Queue()
+        self._lost = ""  # the first rank that ended, and how; a thread of LocalRanks sets it
         self._ranks: LocalRanks | None = None
 
     async def run(self) -> bool:
@@ -154,10 +154,9 @@ class _Life:
         os.environ.update(NO_TELEMETRY | WORKERS_STAY_OFFLINE | worker_environment(boot) | interface)
         num_local = boot.settings.num_processes
         first = assignment.first_rank
-        loop = asyncio.get_running_loop()
 
         def on_lost(rank: int, how: str) -> None:
-            loop.call_soon_threadsafe(self._lost.put_nowait, f"rank {rank} {how}")
+            self._lost = self._lost or f"rank {rank} {how}"
 
         self._ranks = LocalRanks(boot, on_lost=on_lost)
         address = RankAddress(first, boot.settings.num_ranks, 0, assignment.address, assignment.port)
@@ -191,8 +190,8 @@ class _Life:
         agent waits END_WAIT_S for that message after it has lost a rank.
         """
         node = liveness_of(assignment.boot.settings.host_timeout_s)
-        num_left: int | None = None
-        while num_left != 0:
+        ticks_left: int | None = None
+        while ticks_left != 0:
             self._send(BEAT)
             for message in await self._receive():
                 match message:
@@ -214,12 +213,12 @@ class _Life:
                         pass
                     case _:
                         assert_never(message)
-            if num_left is not None:
-                num_left -= 1
-            elif not self._lost.empty():
-                how, num_left = self._lost.get_nowait(), round(END_WAIT_S / BEAT_EVERY_S)
-                log.warning("%s; the ranks of this host end", how)
-                self._send(failure_of(WorkerDiedError(how), call_id=0))
+            if ticks_left is not None:
+                ticks_left -= 1
+            elif self._lost:
+                ticks_left = round(END_WAIT_S / BEAT_EVERY_S)
+                log.warning("%s; the ranks of this host end", self._lost)
+                self._send(failure_of(WorkerDiedError(self._lost), call_id=0))
             if node.tick() is not LivenessVerdict.ALIVE:
                 log.warning("no heartbeat from the node; the ranks of this host end")
                 return False

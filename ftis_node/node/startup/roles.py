@@ -131,7 +131,9 @@ async def _generator_work(wiring: Wiring) -> RoleLoops:
 
 async def _exchange_work(wiring: Wiring) -> RoleLoops:
     """Return the work of a node that exchanges the groups of a trainer on this machine. It ends by a signal."""
-    publish = wiring.publish_loop(asyncio.Queue())  # nothing enters the queue: the exchange calls the loop itself
+    publish = wiring.publish_loop(
+        asyncio.Queue(maxsize=1)
+    )  # nothing enters the queue: the exchange calls the loop itself
     exchange = wiring.group_exchange(publish)
     await exchange.resume()
     loops = {
