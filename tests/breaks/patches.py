@@ -1,4 +1,4 @@
-"""The list of breaks: a patch each, `tests/breaks/PACKAGE/NAME.patch`, with what it breaks and who should notice.
+"""The list of breaks: a patch each, `tests/breaks/PACKAGE/[FOLDER/]NAME.patch`, with what it breaks and who should notice.
 
 Break: one sentence, what is broken and what that does to a user
 Tests: paths that pytest takes, with spaces between them
@@ -32,8 +32,8 @@ class Break:
 
     @property
     def package(self) -> str:
-        """The folder's name."""
-        return self.path.parent.name
+        """The name of the folder in this one."""
+        return self.path.relative_to(FOLDER).parts[0]
 
     @property
     def name(self) -> str:
@@ -59,7 +59,7 @@ def read_break(path: Path) -> Break:
 
 def all_breaks() -> list[Break]:
     """The whole list, by package and name."""
-    return [read_break(path) for path in sorted(FOLDER.glob("*/*.patch"))]
+    return [read_break(path) for path in sorted(FOLDER.rglob("*.patch"))]
 
 
 def chosen(breaks: Sequence[Break], names: Sequence[str]) -> list[Break]:

@@ -134,7 +134,7 @@ def _parquet_rows(file: Path, source: RowSource) -> Iterator[dict[str, Any]]:
 def _hub_rows(source: RowSource) -> Iterator[dict[str, Any]]:
     if importlib.util.find_spec("datasets") is None:
         raise TaskError(f"{source} needs the package datasets: install it, or give a local file as dataset:PATH?QUERY")
-    if Path(source.hub).exists():  # `datasets` would read it, and a stranger may have written the manifest
+    if Path(source.hub).exists():  # `datasets` would read it, and another person may have written the manifest
         raise TaskError(f"{source}: a folder or file here has the name of the repository: start in another folder")
     go_offline_without_hub()
     from datasets import load_dataset
