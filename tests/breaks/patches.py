@@ -1,4 +1,4 @@
-"""The list of breaks: a patch each, `tests/breaks/PACKAGE/[FOLDER/]NAME.patch`, with what it breaks and who should notice.
+"""The list of breaks: a patch each, `tests/breaks/PACKAGE/[FOLDER/]NAME.patch`: what it breaks, and who should notice.
 
 Break: one sentence, what is broken and what that does to a user
 Tests: paths that pytest takes, with spaces between them
