@@ -142,6 +142,7 @@ class Server:
         self._handlers = handlers
         self._request_types = union_of(list(handlers))
         self._calls: dict[int, asyncio.Task[None]] = {}
+        self._is_ending = False
 
     async def run(self) -> None:
         """Serve until `Stop` or SIGTERM, then end the calls in progress."""
@@ -151,6 +152,7 @@ class Server:
             loop.add_signal_handler(signal.SIGTERM, receiver.cancel)
             await asyncio.wait({receiver})
             loop.remove_signal_handler(signal.SIGTERM)
+            self._is_ending = True
             for task in self._calls.values():
                 task.cancel()
 
@@ -178,7 +180,8 @@ class Server:
             reply = await self._handlers[type(request)](request, emit)
             self._channel.post(Reply(call_id=call_id), reply)
         except asyncio.CancelledError as error:
-            self._channel.post(failure_of(error, call_id=call_id))
+            if not self._is_ending:  # otherwise the caller raises the cause of this worker's end
+                self._channel.post(failure_of(error, call_id=call_id))
             raise
         except Exception as error:
             logger.exception("call %d failed", call_id)

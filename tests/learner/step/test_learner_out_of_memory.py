@@ -17,6 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from ftis_node.errors import MachineError
 from ftis_node.learner.core import Learner
+from ftis_node.learner.distributed.launch import Hosts
 from ftis_node.learner.messages import StepReport
 from ftis_node.learner.step.oom_retry import OomRetry, one_out_of_memory_error
 from ftis_node.learner.worker import _open
@@ -113,7 +114,7 @@ def test_a_learner_with_a_share_of_a_gpu_keeps_to_it(monkeypatch, model_folder, 
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", kept.append)
     for share in (None, 0.625):
         boot = make_boot(model_folder, tmp_path / str(share), memory_share=share)
-        _open(boot, None, lambda event: None).close()
+        _open(boot, None, Hosts(), lambda event: None).close()
     assert kept == [0.625]
 
 
