@@ -169,8 +169,9 @@ def test_a_line_without_end_is_refused(tmp_path: Path) -> None:
 
 
 def test_reading_has_a_time_limit(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match="not read within 0.01 s"):
-        read_rows(RowSource(("q",), file=str(write(tmp_path / "a.jsonl"))), limit_s=0.01)
+    file = write(tmp_path / "long.jsonl", [{"q": str(number)} for number in range(20_000)])
+    with pytest.raises(TaskError, match="not read within 0.001 s"):
+        read_rows(RowSource(("q",), file=str(file)), limit_s=0.001)
 
 
 @pytest.mark.parametrize(
