@@ -20,10 +20,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ftis_node.config.optimizer import OptimizerSection
+from ftis_node.config.step import OptimizerSection
 from ftis_node.config.workers import LearnerSection
-from ftis_node.lab.random_models import SHAPES, save_random_model
-from ftis_node.lab.train_groups import pack_train_group
+from ftis_node.lab.random_models import SHAPES, pack_train_group, save_random_model
 from ftis_node.learner.core import Learner
 from ftis_node.learner.data.groups import UnpackedGroup
 from ftis_node.learner.messages import LearnerBoot, TrainGroup

@@ -48,16 +48,16 @@ from typing import TYPE_CHECKING
 import psutil
 
 from ftis_node.config.manifest import load_manifest
+from ftis_node.lab.demo import children
 from ftis_node.lab.experiment.pairs import make_models, resolve_pair, tiny_models
-from ftis_node.lab.processes import children
 from ftis_node.telemetry.events import read_events
 from nodes.slowed import Slowed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ftis_node.lab.demo import ChildProcess
     from ftis_node.lab.experiment.pairs import PairMember
-    from ftis_node.lab.processes import ChildProcess
 
 PAIR = "sums"
 PRESET = "sums-ftis"

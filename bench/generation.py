@@ -29,15 +29,14 @@ import numpy as np
 import torch
 
 from ftis_node.config.method.method_section import MethodSection
-from ftis_node.config.optimizer import OptimizerSection
+from ftis_node.config.step import OptimizerSection
 from ftis_node.config.workers import LearnerSection
 from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.engines.base import EngineSettings, GenerateRequest
 from ftis_node.generation.engines.vllm_options import engine_arguments, environment
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
-from ftis_node.lab.random_models import SHAPES, save_random_model
-from ftis_node.lab.train_groups import pack_train_group
+from ftis_node.lab.random_models import SHAPES, pack_train_group, save_random_model
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.data.groups import UnpackedGroup
 from ftis_node.learner.messages import LearnerBoot

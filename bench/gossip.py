@@ -28,8 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ftis_node.lab.loopback_counter import loopback_bytes
-from ftis_node.lab.wire_probe import NUM_COMPLETIONS
+from ftis_node.lab.wire_probe import NUM_COMPLETIONS, loopback_bytes
 from nodes.hosts import MEASURED_NODES, NUM_TARGET_MEMBERS, NUM_TOKENS, Host, call_all, merged, say
 
 if TYPE_CHECKING:

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ftis_node.lab.loopback_counter import loopback_bytes
-from ftis_node.lab.wire_probe import NUM_COMPLETIONS
+from ftis_node.lab.wire_probe import NUM_COMPLETIONS, loopback_bytes
 from gossip import swarm
 from nodes.hosts import call_all, say
 

@@ -37,8 +37,7 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.engines.base import GenerateRequest
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
-from ftis_node.lab.random_models import SHAPES, save_random_model
-from ftis_node.lab.train_groups import pack_train_group
+from ftis_node.lab.random_models import SHAPES, pack_train_group, save_random_model
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.data.groups import UnpackedGroup
 from ftis_node.memory.placement import WorkerPlacement, arrange

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ftis_node.learner.data.batch import make_batch, make_micro_batches
-from ftis_node.learner.data.packing import make_packed_micro_batches
+from ftis_node.learner.data.batch import make_batch, make_micro_batches, make_packed_micro_batches
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.learner.model import attention
 from ftis_node.learner.model.layout_choice import choose_layout

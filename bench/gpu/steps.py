@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
-from ftis_node.config.optimizer import OptimizerSection
+from ftis_node.config.step import OptimizerSection
 from ftis_node.config.workers import LearnerSection
 from ftis_node.learner.core import Learner
 from ftis_node.learner.messages import LearnerBoot

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from ftis_node.config.optimizer import OptimizerSection
+from ftis_node.config.step import OptimizerSection
 from ftis_node.config.workers import LearnerSection, LoraSection
 from ftis_node.learner.client import KEEPS_FREED_BLOCKS, worker_environment
 from ftis_node.learner.messages import LearnerBoot, TrainGroup

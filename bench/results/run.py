@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING
 
 from tables import TABLES  # the file beside this one
 
+from ftis_node.lab.demo import children
 from ftis_node.lab.experiment.pairs import make_models, tiny_models
-from ftis_node.lab.processes import children
 
 if TYPE_CHECKING:
-    from ftis_node.lab.processes import ChildProcess, ChildProcesses
+    from ftis_node.lab.demo import ChildProcess, ChildProcesses
 
 PUBLISHED = Path(__file__).parents[2] / "docs" / "results"
 FILES = ("table.md", "curves.csv", "curves.png", "sweep.png", "methods.png", "arms.png")

@@ -19,14 +19,14 @@ from urllib.request import urlopen
 import psutil
 
 from ftis_node.config.home import Home
-from ftis_node.lab.processes import children
+from ftis_node.lab.demo import children
 from ftis_node.lab.tiny import make_tiny
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from ftis_node.lab.processes import ChildProcess, ChildProcesses
+    from ftis_node.lab.demo import ChildProcess, ChildProcesses
 
 ANY_PORT = "/ip4/127.0.0.1/tcp/0"
 START_LIMIT_S = 900.0  # of a machine that others load

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ftis_node.swarm.pulling.assignment import assignment_order, is_assigned
+from ftis_node.swarm.pulling.demand import assignment_order, is_assigned
 from ftis_node.swarm.pulling.pull_queue import PullItem
 
 if TYPE_CHECKING:

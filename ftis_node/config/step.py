@@ -1,16 +1,117 @@
-"""What one optimizer step takes: the table `[step]` of the manifest."""
+"""What one optimizer step takes: the table `[step]` of the manifest.
+
+The manifest's table `[optimizer]`: Adam, its learning-rate schedule, and the KL penalty to the initial model.
+
+The learning rate is a pure function of the step's number:
+
+    rate
+    peak |      ________                 constant
+         |     /  '-._                   linear, cosine: from the peak to final_share of it
+         |    /       '-._
+         |   /            '-------       ... constant from here
+         |__/________________________
+            warmup   decay          step
+
+So a resumed run needs no state for it, and every update on one batch has the same rate. Steps count from 1. No step
+of a warm-up has the rate 0, and without a warm-up the first step has the peak.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from ftis_node.config.section import Section
+from ftis_node.config.section import MOST, Section
 
 Share = Literal["vertical", "horizontal"]
 Choice = Literal["newest", "sapo", "useful"]
 Divide = Literal["even", "advantage"]
+ScheduleName = Literal["constant", "linear", "cosine"]
+Decay = Annotated[float, Field(ge=0, lt=1)]
+DEFAULT_FINAL_SHARE = 0.1  # not 0: a swarm's run has no end
+
+
+class OptimizerSection(Section):
+    """The optimizer. Defaults are the F-TIS paper's."""
+
+    learning_rate: float = Field(default=1e-6, gt=0, le=1, description="Adam's learning rate for full fine-tuning.")
+    lora_learning_rate: float = Field(default=1e-4, gt=0, le=1, description="Adam's learning rate for LoRA adapters.")
+    schedule: ScheduleName = Field(
+        default="constant",
+        description="Schedule of the learning rate after the warm-up. `constant`; `linear` and `cosine`: it falls "
+        "within `decay_steps` to the fraction `final_share` and stays there. Steps are those of each node.",
+    )
+    warmup_steps: int = Field(
+        default=0,
+        ge=0,
+        le=1000000,
+        description="Steps over which the rate rises; at step s it is s / warmup_steps of the full rate.",
+    )
+    decay_steps: int | None = Field(
+        default=None,
+        ge=1,
+        le=10000000,
+        description="Steps over which the rate falls, counted from the first step at the full rate. `linear` and "
+        "`cosine` need it.",
+    )
+    final_share: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description=f"Share of the rate that remains after `decay_steps`; unset: {DEFAULT_FINAL_SHARE}.",
+    )
+    betas: tuple[Decay, Decay] = Field(
+        default=(0.9, 0.999), description="Decay of Adam's first and second moment, each in [0, 1)."
+    )
+    eps: float = Field(
+        default=1e-8, ge=1e-16, le=1, description="Adam's epsilon, added to the root of the second moment."
+    )
+    weight_decay: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Decoupled weight decay (AdamW): a step shrinks the weights by rate x this.",
+    )
+    max_grad_norm: float = Field(
+        default=1.0,
+        ge=0,
+        le=MOST,
+        description="Gradients are scaled down to this L2 norm; 0: no scaling, the norm is only reported.",
+    )
+    kl_coef: float = Field(
+        default=0.0,
+        ge=0,
+        le=100,
+        description="Weight of the KL to the initial model in the loss (GRPO's k3 with its gradient, arXiv "
+        "2402.03300 eq. 4). Above 0 a step has one more forward pass, and full fine-tuning holds a second model. "
+        "With LoRA the reference is the same model with the adapter off. 0: none.",
+    )
+    updates_per_batch: int = Field(default=1, ge=1, le=64, description="Optimizer updates on one batch.")
+
+    @model_validator(mode="after")
+    def _decay_belongs_to_a_schedule(self) -> OptimizerSection:
+        if self.schedule == "constant" and (self.decay_steps, self.final_share) != (None, None):
+            raise ValueError(
+                "decay_steps and final_share have no effect on a constant rate: "
+                'set schedule = "linear" or "cosine", or remove them'
+            )
+        if self.schedule != "constant" and self.decay_steps is None:
+            raise ValueError(f'schedule = "{self.schedule}" needs decay_steps: over how many steps the rate falls')
+        return self
+
+    def learning_rate_at(self, step: int, *, peak: float) -> float:
+        """Return the rate of step `step`, counted from 1; `peak` is the highest rate."""
+        if step < self.warmup_steps:
+            return peak * step / self.warmup_steps
+        if self.decay_steps is None:  # a constant rate
+            return peak
+        first_at_peak = max(1, self.warmup_steps)
+        progress = min(1.0, (step - first_at_peak) / self.decay_steps)
+        left = 1 - progress if self.schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2
+        final_share = DEFAULT_FINAL_SHARE if self.final_share is None else self.final_share
+        return peak * (final_share + (1 - final_share) * left)
 
 
 class StepSection(Section):

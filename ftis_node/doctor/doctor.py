@@ -19,11 +19,27 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftis_node.doctor.engine import TORCH_LIMIT_S, VLLM_LIMIT_S, check_engines
-from ftis_node.doctor.machine import check_disk, check_gpus, check_limits, check_memory, check_python
+from ftis_node.doctor.machine import (
+    TORCH_LIMIT_S,
+    VLLM_LIMIT_S,
+    check_disk,
+    check_engines,
+    check_gpus,
+    check_limits,
+    check_memory,
+    check_python,
+)
 from ftis_node.doctor.model import check_model
-from ftis_node.doctor.network import check_running, examine_network, nat_kind
-from ftis_node.doctor.sockets import check_kernels_clock, check_listen_ports, check_peers, check_routes, own_address
+from ftis_node.doctor.network import (
+    check_kernels_clock,
+    check_listen_ports,
+    check_peers,
+    check_routes,
+    check_running,
+    examine_network,
+    nat_kind,
+    own_address,
+)
 from ftis_node.doctor.table import NETWORK_CHECKS, CheckResult, worst_first
 from ftis_node.errors import FtisError, NetworkError
 

@@ -23,8 +23,7 @@ from ftis_node.gossip.membership.membership import SEEN_TTLS, Membership
 from ftis_node.gossip.membership.reachability import Reachability, reachability_of
 from ftis_node.gossip.p2pd.session import P2pdConfig, Session
 from ftis_node.gossip.p2pd.supervisor import P2pdSupervisor
-from ftis_node.gossip.pubsub.announcement_queue import AnnouncementQueue
-from ftis_node.gossip.pubsub.subscriptions import Subscriptions
+from ftis_node.gossip.pubsub.subscriptions import AnnouncementQueue, Subscriptions
 from ftis_node.gossip.rpc.calls import PeerCalls
 from ftis_node.gossip.rpc.client import pull_items
 from ftis_node.gossip.wire_names import RpcService, protocol, topic
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection
 
     from ftis_node.gossip.interface import PeerConnection, SwarmState
-    from ftis_node.gossip.rpc.bounds import ItemCollector
+    from ftis_node.gossip.rpc.frames import ItemCollector
     from ftis_node.gossip.settings import NetworkSettings
     from ftis_node.records.identity import Identity
 

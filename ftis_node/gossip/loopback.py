@@ -29,9 +29,9 @@ from ftis_node.gossip.interface import (
 )
 from ftis_node.gossip.membership.connection_state import DUPLICATE_IDENTITY, ConnectionFacts, with_duplicate_identity
 from ftis_node.gossip.membership.reachability import Reachability, reachability_of
-from ftis_node.gossip.pubsub.announcement_queue import AnnouncementQueue
-from ftis_node.gossip.rpc.bounds import outcome_of
+from ftis_node.gossip.pubsub.subscriptions import AnnouncementQueue
 from ftis_node.gossip.rpc.calls import PeerCalls
+from ftis_node.gossip.rpc.frames import outcome_of
 from ftis_node.gossip.rpc.stream_admission import OverBudget
 from ftis_node.swarm.peer_guard import Place, is_own
 from ftis_node.swarm.topology import shard_of
@@ -39,7 +39,7 @@ from ftis_node.swarm.topology import shard_of
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
 
-    from ftis_node.gossip.rpc.bounds import ItemCollector
+    from ftis_node.gossip.rpc.frames import ItemCollector
     from ftis_node.gossip.wire_names import RpcService
 
     DelayHook = Callable[[str, str], float]

@@ -11,22 +11,21 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import subprocess
+import sys
 import time
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import FtisError
 from ftis_node.lab.experiment.pairs import make_pair
 from ftis_node.lab.learning_curves import LearningCurves, plot_curves, read_curves
-from ftis_node.lab.loopback_counter import loopback_bytes
-from ftis_node.lab.processes import children
-from ftis_node.lab.wire_probe import WireFigures, measure_wire
+from ftis_node.lab.wire_probe import WireFigures, loopback_bytes, measure_wire
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
-
-    from ftis_node.lab.processes import ChildProcess
 
 SIZES = ("s", "m")
 MIN_GAIN = 0.25
@@ -34,6 +33,83 @@ MIN_FINAL_M = 0.85
 MIN_FOREIGN_FRACTION = 0.4
 BOOTSTRAP_TIMEOUT_S = 60.0
 POLL_S = 0.5
+STOP_GRACE_S = 12.0
+END_POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class ChildProcess:
+    """A running command. `log` holds its stderr, `out` its stdout."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    out: Path
+    log: Path
+
+    @property
+    def exit_code(self) -> int | None:
+        """Return the exit code; None while the command runs."""
+        return self.process.poll()
+
+    def last_words(self) -> str:
+        """Return the last line of its stderr."""
+        lines = self.log.read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "no message"
+
+    def wait_for_line(self, *, timeout_s: float) -> str:
+        """Return the first line of its stdout. Raises FtisError if it ends or prints nothing in time."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            text = self.out.read_text()
+            if "\n" in text:
+                return text.splitlines()[0]
+            if self.exit_code is not None:
+                raise FtisError(f"{self.name} ended with exit code {self.exit_code}: {self.last_words()}")
+            time.sleep(END_POLL_S)
+        raise FtisError(f"{self.name} said nothing for {timeout_s:.0f} s: {self.last_words()}")
+
+
+class ChildProcesses:
+    """Owner of the demo's running commands."""
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+        self._children: list[ChildProcess] = []
+
+    def start(self, name: str, *arguments: str) -> ChildProcess:
+        """Start `ftis-node ARGUMENTS` in the background."""
+        out, log = self._logs / f"{name}.out", self._logs / f"{name}.log"
+        with out.open("wb") as stdout, log.open("wb") as stderr:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "ftis_node", *arguments], stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr
+            )
+        child = ChildProcess(name, process, out, log)
+        self._children.append(child)
+        return child
+
+    def stop(self) -> None:
+        """Stop the commands that still run: SIGTERM, then SIGKILL after `STOP_GRACE_S`."""
+        running = [child for child in self._children if child.exit_code is None]
+        for child in running:
+            child.process.terminate()
+        deadline = time.monotonic() + STOP_GRACE_S
+        for child in running:
+            try:
+                child.process.wait(timeout=max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                child.process.kill()
+                child.process.wait()
+
+
+@contextmanager
+def children(logs: Path) -> Iterator[ChildProcesses]:
+    """Yield an owner of child processes, and stop all of them at the end."""
+    logs.mkdir(parents=True, exist_ok=True)
+    started = ChildProcesses(logs)
+    try:
+        yield started
+    finally:
+        started.stop()
 
 
 @dataclass(frozen=True, slots=True)

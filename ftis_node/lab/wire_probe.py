@@ -10,13 +10,13 @@ import asyncio
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ftis_node.errors import NetworkError
 from ftis_node.gossip.settings import NetworkSettings
-from ftis_node.lab.loopback_counter import loopback_bytes
 from ftis_node.records.codec import hash_prompt
 from ftis_node.records.envelope import announce_group, open_announcement, seal_group
 from ftis_node.records.group import Completion, FinishReason, Group, PromptRef, SamplingSettings
@@ -24,7 +24,6 @@ from ftis_node.records.identity import Identity
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
-    from pathlib import Path
 
     from ftis_node.gossip.interface import Gossip
 
@@ -37,8 +36,23 @@ PULL_BATCH = 16
 TIMEOUT_S = 60.0
 POLL_INTERVAL_S = 0.05
 SETTLE_S = 2.0  # two gossipsub heartbeats: announcements are lost until the mesh is complete
-
 Held = dict[bytes, tuple[bytes, bytes]]  # id: announcement, body
+COUNTERS = Path("/proc/net/dev")
+LOOPBACK = "lo:"
+
+
+def loopback_bytes() -> int | None:
+    """Return the bytes received on the loopback interface since boot; None if the system does not report them.
+
+    Every byte sent over loopback is received there once. Traffic of other programs is included.
+    """
+    if not COUNTERS.exists():
+        return None
+    for line in COUNTERS.read_text().splitlines():
+        name, *numbers = line.split()
+        if name == LOOPBACK:
+            return int(numbers[0])
+    return None
 
 
 @dataclass(frozen=True, slots=True)

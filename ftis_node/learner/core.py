@@ -1,7 +1,7 @@
 """The learner: a policy, its optimizer and its checkpoints, advanced one step at a time.
 
     groups -> batch -> micro-batches -> step          -> published weights -> checkpoint
-              batch.py  packing.py      train_step.py  publish_weights.py   checkpoint_manager.py
+              batch.py                  train_step.py  publish_weights.py   checkpoint_manager.py
 
 If several processes hold the model together, each has a Learner. The daemon talks to rank 0, and the other ranks
 execute their part of each command (`take_part`, `ranks.py`).
@@ -29,9 +29,8 @@ from ftis_node.learner.checkpoint.checkpoint import owner_of
 from ftis_node.learner.checkpoint.checkpoint_manager import CheckpointManager
 from ftis_node.learner.checkpoint.export import adapter_state, export_policy
 from ftis_node.learner.checkpoint.publish_weights import WeightPublication, gathering_of
-from ftis_node.learner.data.batch import batch_of, make_batch, make_micro_batches
+from ftis_node.learner.data.batch import batch_of, make_batch, make_micro_batches, make_packed_micro_batches
 from ftis_node.learner.data.groups import unpack_train_groups
-from ftis_node.learner.data.packing import make_packed_micro_batches
 from ftis_node.learner.distributed.rank_commands import CheckCommand, EndCommand, GatherCommand, ProveCommand
 from ftis_node.learner.distributed.ranks import ALONE, Ranks, cut_evenly
 from ftis_node.learner.messages import AuditRequest, LearnerState, StepReport, TrainGroup, TrainReply, TrainRequest

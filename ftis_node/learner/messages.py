@@ -31,7 +31,7 @@ import msgspec
 
 from ftis_node.config.manifest import SamplingSection
 from ftis_node.config.method.method_section import MethodSection
-from ftis_node.config.optimizer import OptimizerSection
+from ftis_node.config.step import OptimizerSection
 from ftis_node.config.workers import LearnerSection, LoraSection
 from ftis_node.learner.senders import SenderStats
 from ftis_node.workers.weights.shared_weights import Way  # noqa: TC001  msgspec reads the annotations

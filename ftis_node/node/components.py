@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.protocols import Generation, Learning
     from ftis_node.node.supervision.background import DiskThread
-    from ftis_node.node.training.division import Division
     from ftis_node.node.training.evaluation import EvaluationHistory
     from ftis_node.node.training.slots import SlotPool
+    from ftis_node.node.training.step_shares import Division
     from ftis_node.replay.buffer import ReplayBuffer
     from ftis_node.replay.reader import ReplayReader
     from ftis_node.tasks.base import Task

@@ -13,25 +13,26 @@ import dataclasses
 import json
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from ftis_node.config.home import Home
 from ftis_node.models.tokenizer import Decoder
 from ftis_node.records.envelope import open_envelope
 from ftis_node.records.group import Completion
 from ftis_node.records.text_codec import unpack_any
 from ftis_node.replay.prompts import PromptResolver
+from ftis_node.replay.reader import ReplayReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     Row = dict[str, Any]
     from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
 
-    from ftis_node.config.home import Home
     from ftis_node.records.group import Group
     from ftis_node.records.text_group import TextCompletion, TextGroup
-    from ftis_node.replay.reader import GroupSummary, ReplayReader
+    from ftis_node.replay.reader import GroupSummary
 
 OWN_SENDER = "own"
 MAX_TOKENS_AT_ONCE: Final = 1 << 17  # of a row group; about 10 MB of Python numbers
@@ -244,3 +245,40 @@ def _contents(completion: Completion | TextCompletion) -> Row:
         "mean_logprob": completion.mean_logprob,
         "sender_tokens": completion.num_tokens,
     }
+
+
+class RolloutTable:
+    """Read-only view of a home's replay buffer, exported as `ftis_node.ReplayBuffer`. It works beside a running node.
+
+    A row is one completion, with the keys of `replay export --flat`.
+    """
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+
+    @classmethod
+    def open(cls, home: str | Path) -> RolloutTable:
+        """Return the rollouts of the node's home. Raises ConfigError if it has no buffer."""
+        where = Home(Path(home).expanduser())
+        ReplayReader(where.replay).close()
+        return cls(where)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yield one row per completion, oldest first."""
+        reader = ReplayReader(self._home.replay)
+        try:
+            yield from flat_rows(group_rows(reader))
+        finally:
+            reader.close()
+
+    def to_pandas(self) -> Any:
+        """Return a `pandas.DataFrame` with one row per completion."""
+        import pandas
+
+        return pandas.DataFrame(list(self.rows()))
+
+    def to_dataset(self) -> Any:
+        """Return a `datasets.Dataset` with one row per completion."""
+        import datasets
+
+        return datasets.Dataset.from_list(list(self.rows()))

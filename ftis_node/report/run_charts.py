@@ -20,7 +20,7 @@ from ftis_node.report.formatting import SMOOTH_FROM, ChartSeries, alike, large, 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ftis_node.report.event_totals import EventTotals
+    from ftis_node.report.facts import EventTotals
     from ftis_node.report.formatting import Point
     from ftis_node.telemetry.history import History, StepPoint
 

@@ -1,19 +1,18 @@
 """Problems with verifiable rewards, one file a task. Importing this package loads no task and no library of one.
 
-    base.py        protocol of a task
-    spec.py        grammar of a task SPEC; a node's domain as parts of it
-    registry.py    from a SPEC to the task
-    plugins.py     tasks and rewards of other packages
-    mixed.py       several tasks as one
-    arithmetic.py  sums and differences, for swarms on two CPU cores
-    sums.py        sums with working, for swarms on two CPU cores
-    gsm8k.py       grade-school word problems      \\
-    math500.py     competition problems             > math/dataset.py, from problems.py, hub.py
-    dataset/       rows of any data set, rewards by weight
-    rg.py          reasoning-gym's generators; no answer is run as code
-    math/          chat format of reasoning tasks, equality of answers, limits on what a parser reads
-    answers.py     the answer in a completion, for votes
-    scoring/       scores in a separate process, under limits
+base.py        protocol of a task
+spec.py        grammar of a task SPEC; a node's domain as parts of it
+registry.py    from a SPEC to the task
+plugins.py     tasks and rewards of other packages
+mixed.py       several tasks as one
+arithmetic.py  sums and differences, for swarms on two CPU cores
+sums.py        sums with working, for swarms on two CPU cores
+problems.py    problems from a file or from the hub
+dataset/       rows of any data set, rewards by weight
+rg.py          reasoning-gym's generators; no answer is run as code
+math/          GSM8K, MATH-500; chat format of reasoning tasks, equality of answers, limits of the parser
+answers.py     the answer in a completion, for votes
+scoring/       scores in a separate process, under limits
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from ftis_node.errors import FileError, ModelError
 from ftis_node.files import check_database, open_to_write, parse_toml, read_file, read_json, read_text
 from ftis_node.learner.checkpoint.checkpoint import STATE_FILE, read_checkpoint
 from ftis_node.models import read_header, resolve_model
-from ftis_node.report.event_totals import EventTotals
+from ftis_node.report.facts import EventTotals
 from tests.models.tiny_models import save_tiny
 
 if TYPE_CHECKING:

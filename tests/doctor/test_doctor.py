@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ftis_node.config.home import Home
-from ftis_node.doctor import engine as doctor_engine
-from ftis_node.doctor import sockets as doctor_sockets
+from ftis_node.doctor import machine as doctor_machine
+from ftis_node.doctor import network as doctor_network
 from ftis_node.doctor.doctor import CHECKS, DoctorCheck, DoctorTarget, checks_of, examine, exit_code_of, run_checks
 from ftis_node.doctor.machine import check_disk, read_driver
 from ftis_node.doctor.memory import memory_question
@@ -45,7 +45,7 @@ def test_the_document_has_every_finding_and_the_code_no_other() -> None:
     text = "\n".join(path.read_text() for path in sources)
     checks = "|".join({key.split(".")[0] for key in FINDINGS})
     made = set(re.findall(rf'"((?:{checks})\.[a-z0-9]+)"', text))
-    made |= {f"{kind}.{name}" for kind in ("route", "peer") for name in doctor_sockets.NAMES.values()}
+    made |= {f"{kind}.{name}" for kind in ("route", "peer") for name in doctor_network.NAMES.values()}
     assert made == set(FINDINGS)
 
 
@@ -136,27 +136,27 @@ def test_a_driver_too_old_for_vllms_torch_is_one_clear_line() -> None:
     assert old.finding == (
         "NVIDIA driver 570.133.20: vLLM and its torch are built for CUDA 13, which needs 580 or newer"
     )
-    blind = doctor_engine.ProbeAnswer({"version": "2.13.0", "cuda": "13.0", "has_gpu": False, "gpus": []})
-    _, found = doctor_engine.torch_results(blind, has_gpu=True)
+    blind = doctor_machine.ProbeAnswer({"version": "2.13.0", "cuda": "13.0", "has_gpu": False, "gpus": []})
+    _, found = doctor_machine.torch_results(blind, has_gpu=True)
     assert (found.id, found.level) == ("engine.gpu", "fail")
     assert found.advice.startswith("install NVIDIA's driver 580 or newer")
 
 
 def test_engines_that_crash_hang_or_are_for_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    crash = doctor_engine.run_probe("raise ImportError('libcuda.so.1: cannot open')", limit_s=20)
+    crash = doctor_machine.run_probe("raise ImportError('libcuda.so.1: cannot open')", limit_s=20)
     assert crash.problem == "ImportError: libcuda.so.1: cannot open"
-    assert "signal 11" in doctor_engine.run_probe("import os; os.kill(os.getpid(), 11)", limit_s=20).problem
-    slow = doctor_engine.run_probe("import time; time.sleep(60)", limit_s=0.5)
+    assert "signal 11" in doctor_machine.run_probe("import os; os.kill(os.getpid(), 11)", limit_s=20).problem
+    slow = doctor_machine.run_probe("import time; time.sleep(60)", limit_s=0.5)
     assert "no answer within" in slow.problem
-    (cut,) = doctor_engine.torch_results(slow, has_gpu=True)
+    (cut,) = doctor_machine.torch_results(slow, has_gpu=True)
     assert (cut.id, cut.level) == ("check.cut", "warn") and "pip install" not in cut.advice
-    assert told([doctor_engine.vllm_result(slow, on_gpu=True)]) == [("check.cut", "warn")]
-    on_cpu = doctor_engine.ProbeAnswer({"version": "2", "cuda": None, "has_gpu": False, "gpus": []})
-    levels = told(doctor_engine.torch_results(on_cpu, has_gpu=True))
+    assert told([doctor_machine.vllm_result(slow, on_gpu=True)]) == [("check.cut", "warn")]
+    on_cpu = doctor_machine.ProbeAnswer({"version": "2", "cuda": None, "has_gpu": False, "gpus": []})
+    levels = told(doctor_machine.torch_results(on_cpu, has_gpu=True))
     assert levels == [("engine.torch", "ok"), ("engine.gpu", "fail")]
-    assert told(doctor_engine.torch_results(crash, has_gpu=None)) == [("engine.torch", "fail")]
-    assert told([doctor_engine.vllm_result(crash, on_gpu=False)]) == [("engine.vllm", "warn")]
-    assert told([doctor_engine.vllm_result(crash, on_gpu=True)]) == [("engine.vllm", "fail")]
+    assert told(doctor_machine.torch_results(crash, has_gpu=None)) == [("engine.torch", "fail")]
+    assert told([doctor_machine.vllm_result(crash, on_gpu=False)]) == [("engine.vllm", "warn")]
+    assert told([doctor_machine.vllm_result(crash, on_gpu=True)]) == [("engine.vllm", "fail")]
 
 
 def test_a_disk_that_is_nearly_full_and_small_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +178,7 @@ def test_ports_that_are_taken(tmp_path: Path) -> None:
 
 
 def test_the_port_of_the_node_that_runs_here_is_its_own() -> None:
-    findings = doctor_sockets.check_listen_ports(["/ip4/127.0.0.1/tcp/1"], 1, runs_here=True)
+    findings = doctor_network.check_listen_ports(["/ip4/127.0.0.1/tcp/1"], 1, runs_here=True)
     assert told(findings) == [("port.listen", "ok")]
 
 
@@ -198,8 +198,8 @@ def test_kinds_of_nat(ipv4: str, ipv6: str, level: str, word: str) -> None:
 
 
 def test_a_machine_without_a_network_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_sockets, "own_address", lambda family: "")
-    assert told(doctor_sockets.check_routes()) == [("route.ipv4", "warn")]
+    monkeypatch.setattr(doctor_network, "own_address", lambda family: "")
+    assert told(doctor_network.check_routes()) == [("route.ipv4", "warn")]
 
 
 class Hub(BaseHTTPRequestHandler):

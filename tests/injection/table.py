@@ -26,8 +26,8 @@ POINTS: dict[Place, tuple[str, ...]] = {
         "node/loops/audit.py:AuditLoop._as_trained>train_group",
         "node/loops/audit.py:AuditLoop._audit",
         "node/loops/audit.py:AuditLoop._is_comparable",
-        "node/loops/logprob_check.py:CheckLoop._send_if_new",
-        "node/loops/logprob_check.py:sampled_by",
+        "node/loops/audit.py:CheckLoop._send_if_new",
+        "node/loops/audit.py:sampled_by",
     ),
     Place.BATCH: (
         "node/training/step_peers.py:PeerWeights.weight",
@@ -112,7 +112,7 @@ POINTS: dict[Place, tuple[str, ...]] = {
     ),
     Place.MESSAGE: (
         "gossip/p2pd/client.py:P2pdClient._messages>ed25519_peer_id",
-        "gossip/pubsub/announcement_queue.py:AnnouncementQueue.put",
+        "gossip/pubsub/subscriptions.py:AnnouncementQueue.put",
         "gossip/libp2p.py:Libp2pGossip._decrypted",
         "gossip/libp2p.py:Libp2pGossip._receive",
         "gossip/encryption.py:NullCipher.decrypt",
@@ -122,8 +122,8 @@ POINTS: dict[Place, tuple[str, ...]] = {
         "node/peers/manager.py:PeerManager.note_addresses",
     ),
     Place.PULL: (
-        "gossip/rpc/bounds.py:ItemCollector.add",
-        "gossip/rpc/bounds.py:pack_ids",
+        "gossip/rpc/frames.py:ItemCollector.add",
+        "gossip/rpc/frames.py:pack_ids",
         "gossip/rpc/calls.py:PeerCalls.fetch",
         "node/loops/announcements.py:AnnouncementHandler.refuse_of",
         "node/loops/intake.py:IntakeLoop.submit",
@@ -140,8 +140,8 @@ POINTS: dict[Place, tuple[str, ...]] = {
     ),
     Place.RECORD: ("node/loops/directory.py:DirectoryLoop._read_record",),
     Place.SERVE: (
-        "gossip/rpc/bounds.py:read_bodies",
-        "gossip/rpc/bounds.py:unpack_ids",
+        "gossip/rpc/frames.py:read_bodies",
+        "gossip/rpc/frames.py:unpack_ids",
         "gossip/rpc/stream_admission.py:AdmissionControl.before_item",
         "gossip/rpc/stream_admission.py:AdmissionControl.enter",
         "gossip/rpc/stream_admission.py:AdmissionControl.leave",
@@ -258,7 +258,6 @@ EXCEPTIONS: dict[str, str] = {
     "node/startup/prepare.py:*": "this node's settings",
     "node/http_api/monitoring_api.py:*": "a request of this machine's users: aiohttp answers an error",
     "node/loops/publish.py:*": "this node's own groups",
-    "node/loops/reannounce.py:*": "this node's own groups",
     "node/loops/directory.py:*": "this node's own addresses and state",
     "node/training/tracking.py:*": "this node's own report",
     "node/loops/train.py:TrainLoop._train_in_turn": "groups of several peers; each is guarded in `StepPeers`",
@@ -270,7 +269,7 @@ EXCEPTIONS: dict[str, str] = {
 
 UNREACHED: dict[str, str] = {
     "gossip/p2pd/hivemind_bindings.py:address_texts*": "`Control.connected_peers`, guarded there",
-    "gossip/rpc/bounds.py:outcome_of": "`pull_items`, guarded in `PeerCalls._counted_pull`",
+    "gossip/rpc/frames.py:outcome_of": "`pull_items`, guarded in `PeerCalls._counted_pull`",
     "gossip/rpc/calls.py:PeerCalls._pull": "abstract",
     "gossip/rpc/calls.py:PeerCalls._refuse_announcement": "`Libp2pGossip._on_message`, guarded there",
     "gossip/rpc/calls.py:PeerCalls.request_weights": "a generator's: `FollowLoop._keep_fetching`, guarded there",
@@ -292,8 +291,7 @@ UNREACHED: dict[str, str] = {
     "gossip/rpc/client.py:_read_items": "knows no peer; a part of `pull_items`",
     "gossip/rpc/services.py:Services._confirmation>unpack_ids": "guarded in `StreamServer._serve_guarded`",
     "gossip/rpc/services.py:Services._hello": "guarded in `StreamServer._serve_guarded`",
-    "node/loops/audit.py:*": "guarded in `AuditLoop.run` and `offer`: tests/node/loops/test_audit.py has the loop",
-    "node/loops/logprob_check.py:*": "guarded in `CheckLoop.run`",
+    "node/loops/audit.py:*": "guarded in `run` of both and `AuditLoop.offer`: tests/node/loops/test_audit.py",
     "node/loops/directory.py:DirectoryLoop._read_record>*": "guarded in `_renew_records`",
     "node/loops/directory.py:DirectoryLoop._name_of": "a name of a checked record, made printable",
     "node/loops/announcements.py:AnnouncementHandler._count_refusal": "guarded in `AnnouncementHandler.listen`",

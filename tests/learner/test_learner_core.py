@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from tiny_models import make_model
 
 from ftis_node.config.manifest import SamplingSection
-from ftis_node.config.optimizer import OptimizerSection
+from ftis_node.config.step import OptimizerSection
 from ftis_node.config.workers import LoraSection
 from ftis_node.errors import ConfigError, FtisError, MachineError
 from ftis_node.learner.checkpoint import checkpoint

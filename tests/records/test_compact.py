@@ -16,8 +16,16 @@ from ftis_node.config.manifest import Codec
 from ftis_node.errors import RecordError
 from ftis_node.lab.wire_probe import random_group
 from ftis_node.records import rollout_pb2 as pb
-from ftis_node.records.codec import CODECS, pack_group, unpack_group
-from ftis_node.records.compact import MAX_COMPACT_TOKENS, pack_ids, pack_logprobs, unpack_ids, unpack_logprobs
+from ftis_node.records.codec import (
+    CODECS,
+    MAX_COMPACT_TOKENS,
+    pack_group,
+    pack_ids,
+    pack_logprobs,
+    unpack_group,
+    unpack_ids,
+    unpack_logprobs,
+)
 from ftis_node.records.envelope import announce_group, seal_group
 from ftis_node.records.text_codec import unpack_any
 from tests.conftest import make_completion, make_group

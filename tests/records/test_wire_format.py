@@ -17,16 +17,15 @@ from ftis_node.gossip import encryption as secret_file
 from ftis_node.gossip.directory import entries
 from ftis_node.gossip.directory import validators as door
 from ftis_node.gossip.interface import GossipLimits
-from ftis_node.gossip.rpc.bounds import pack_ids
-from ftis_node.gossip.rpc.frames import HEADER, Frame
+from ftis_node.gossip.rpc.frames import HEADER, Frame, pack_ids
 from ftis_node.gossip.wire_names import RpcService, protocol, topic
 from ftis_node.models.fingerprint import PROBE_TEXTS
 from ftis_node.node.peers.serve import MAX_ANSWERS
-from ftis_node.records import backfill_request, bounds, compact, weights
+from ftis_node.records import backfill_request, bounds, codec, weights
 from ftis_node.records import envelope as envelope_file
 from ftis_node.records import rollout_pb2 as pb
-from ftis_node.records.compact import decompress, pack_logprobs
-from ftis_node.swarm.pulling.assignment import NUM_TURNS, assignment_order
+from ftis_node.records.codec import decompress, pack_logprobs
+from ftis_node.swarm.pulling.demand import NUM_TURNS, assignment_order
 from ftis_node.swarm.topology import NUM_MEMBER_BUCKETS, bucket_of, shard_of
 from tests.records import wire_example as example
 
@@ -174,8 +173,8 @@ def test_the_pages_bounds_are_those_of_the_code() -> None:
         "| `task` | 7, string | at most 128 bytes |": bounds.MAX_NAME_BYTES == 128,
         "below 2^63": bounds.MAX_INTEGER == 2**63 - 1,
         "at most 1 MiB each |": bounds.MAX_TEXT_BYTES == 1 << 20,
-        "At most 524,288 tokens": compact.MAX_COMPACT_TOKENS == 524_288,
-        "a window of 1 MiB": compact.MAX_WINDOW_BYTES == 1 << 20,
+        "At most 524,288 tokens": codec.MAX_COMPACT_TOKENS == 524_288,
+        "a window of 1 MiB": codec.MAX_WINDOW_BYTES == 1 << 20,
         "a `Question`, at most 256 bytes": backfill_request.MAX_BACKFILL_REQUEST_BYTES == 256,
         "a `WeightsQuestion`, at most 256 bytes": weights.MAX_WEIGHTS_REQUEST_BYTES == 256,
         "an offer (at most 32 KiB)": weights.MAX_OFFER_BYTES == 32 << 10,

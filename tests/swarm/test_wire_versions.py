@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ftis_node.swarm.wire_versions import count_other_versions, describe_peer_version
+from ftis_node.node.peers.registry import count_other_versions, describe_peer_version
 
 
 def test_a_peer_of_another_version_is_named() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ftis_node.replay.group_history import group_events
-from ftis_node.report.event_totals import EventTotals
+from ftis_node.report.facts import EventTotals
 from ftis_node.swarm.reputation.reasons import BEHAVIOUR, REFUSALS
 from ftis_node.telemetry.event_log_summary import read_event_log_summary
 from ftis_node.telemetry.events import read_events

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ftis_node.models import ModelSource
-    from ftis_node.workers.weights.page_locked import LockedFiles
     from ftis_node.workers.weights.shared_tensors import OpenedWeights
     from ftis_node.workers.weights.shared_weights import SharedWeights
+    from ftis_node.workers.weights.tensor_file import LockedFiles
 
 Shapes: TypeAlias = "Mapping[str, tuple[int, ...]]"
 HEAD = "lm_head.weight"

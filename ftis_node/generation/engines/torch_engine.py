@@ -28,9 +28,9 @@ from ftis_node.generation.engines.kv_cache import use_grouped_attention
 from ftis_node.generation.engines.published import load_in_place, load_shared_in_place
 from ftis_node.models import load_causal_lm, pick_device
 from ftis_node.telemetry.faults import watched_task
-from ftis_node.workers.weights.page_locked import LockedFiles
 from ftis_node.workers.weights.shared_tensors import OpenedWeights
 from ftis_node.workers.weights.store import probe_logprobs
+from ftis_node.workers.weights.tensor_file import LockedFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

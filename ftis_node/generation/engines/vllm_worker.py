@@ -31,10 +31,9 @@ import torch
 
 from ftis_node.errors import SharingError
 from ftis_node.models import read_header
-from ftis_node.workers.weights.page_locked import LockedFiles
 from ftis_node.workers.weights.shared_tensors import OpenedWeights
 from ftis_node.workers.weights.shared_weights import decode
-from ftis_node.workers.weights.tensor_file import checksum, read_tensors
+from ftis_node.workers.weights.tensor_file import LockedFiles, checksum, read_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from ftis_node.errors import RecordError
 from ftis_node.gossip.interface import Fetched, FetchOutcome
 from ftis_node.gossip.p2pd.client import P2pdError
-from ftis_node.gossip.rpc.bounds import ItemCollector, outcome_of
-from ftis_node.gossip.rpc.frames import Frame, read_frame, write_frame
+from ftis_node.gossip.rpc.frames import Frame, ItemCollector, outcome_of, read_frame, write_frame
 from ftis_node.gossip.wire_names import RpcService, protocol
 
 if TYPE_CHECKING:

@@ -11,11 +11,91 @@ from __future__ import annotations
 import asyncio
 import struct
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
+from ftis_node.gossip.interface import ID_BYTES, Fetched, FetchOutcome
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Sequence
+
+    from ftis_node.gossip.interface import GossipLimits, Lookup
 
 HEADER = struct.Struct(">BI")
 CHUNK_BYTES = 1 << 16  # time limits apply to each chunk, so that a long body over a slow link does not time out
+
+
+def pack_ids(ids: Sequence[bytes], *, limits: GossipLimits) -> bytes:
+    """Return ids as sent: 32 bytes each, concatenated. Raises ValueError for none, too many, or a wrong length."""
+    if not 1 <= len(ids) <= limits.max_ids_per_request:
+        raise ValueError(f"{len(ids)} ids in one request: 1 to {limits.max_ids_per_request} are allowed")
+    if any(len(one) != ID_BYTES for one in ids):
+        raise ValueError(f"an id has {ID_BYTES} bytes")
+    return b"".join(ids)
+
+
+def unpack_ids(packed: bytes, *, limits: GossipLimits) -> list[bytes]:
+    """Return the unique ids of a peer's request. Raises RecordError for bytes that `pack_ids` never returns."""
+    num_ids, odd_bytes = divmod(len(packed), ID_BYTES)
+    if odd_bytes or not 1 <= num_ids <= limits.max_ids_per_request:
+        raise RecordError("ids", f"{len(packed)} bytes of ids")
+    return list(dict.fromkeys(packed[at : at + ID_BYTES] for at in range(0, len(packed), ID_BYTES)))
+
+
+async def read_bodies(
+    lookup: Lookup,
+    ids: Sequence[bytes],
+    *,
+    limits: GossipLimits,
+    on_taken: Callable[[bytes], None] = lambda body_id: None,
+) -> AsyncGenerator[bytes, None]:
+    """Yield the available bodies of `ids`. Read a few at a time, so that a slow reader occupies little memory.
+
+    `on_taken` is called with the id of each body when the next one is requested.
+    """
+    for at in range(0, len(ids), limits.num_bodies_per_lookup):
+        chunk = ids[at : at + limits.num_bodies_per_lookup]
+        bodies = await lookup(chunk)
+        if bodies and len(bodies) != len(chunk):  # the ids of these bodies are uncertain, so look up one by one
+            found = [(one, body) for one in chunk for body in await lookup([one])]
+        else:
+            found = list(zip(chunk, bodies, strict=False))
+        for one, body in found:
+            yield body
+            on_taken(one)
+
+
+def outcome_of(error: RecordError) -> FetchOutcome:
+    """Return the outcome of a fetch that received invalid data."""
+    return FetchOutcome.BROKEN if error.reason in ("frame_kind", "sealed") else FetchOutcome.TOO_LARGE
+
+
+class ItemCollector:
+    """Collector of the items of one response that enforces its limits."""
+
+    def __init__(self, *, max_items: int, max_item_bytes: int, max_bytes: int) -> None:
+        self._items: list[bytes] = []
+        self._max_items = max_items
+        self._max_item_bytes = max_item_bytes
+        self._bytes_left = max_bytes
+
+    @property
+    def next_max_bytes(self) -> int:
+        """Return the maximum size of the next item."""
+        return min(self._max_item_bytes, self._bytes_left)
+
+    def add(self, item: bytes) -> None:
+        """Add an item. Raises RecordError if it is one too many or too large."""
+        if len(self._items) >= self._max_items:
+            raise RecordError("frame_count", f"more than the {self._max_items} requested items")
+        if len(item) > self.next_max_bytes:
+            raise RecordError("frame_size", f"{len(item)} bytes where at most {self.next_max_bytes} are allowed")
+        self._bytes_left -= len(item)
+        self._items.append(item)
+
+    def end(self, outcome: FetchOutcome) -> Fetched:
+        """Return the collected items with the outcome."""
+        return Fetched(bodies=tuple(self._items), outcome=outcome)
 
 
 class Frame(IntEnum):

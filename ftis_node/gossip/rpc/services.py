@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from ftis_node.gossip.rpc.bounds import read_bodies, unpack_ids
+from ftis_node.gossip.rpc.frames import read_bodies, unpack_ids
 from ftis_node.gossip.wire_names import RpcService
 
 if TYPE_CHECKING:

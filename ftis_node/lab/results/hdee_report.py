@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 from ftis_node.lab.experiment.hdee import DOMAINS, ONE, SPECS
 from ftis_node.lab.experiment.rounds import ALONE
-from ftis_node.lab.results.baseline_comparison import interval
 from ftis_node.lab.results.plots import plot_domains, plot_rows
-from ftis_node.lab.results.report import document, write_steps_csv
+from ftis_node.lab.results.report import document, interval, write_steps_csv
 from ftis_node.lab.results.summary import estimate, markdown, model_seed, over_seeds, write_csv
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
     from ftis_node.lab.experiment.trial_matrix import Experiment
     from ftis_node.lab.experiment.trial_result import MemberResult, TrialResult
-    from ftis_node.lab.results.baseline_comparison import PairedDifference
+    from ftis_node.lab.results.report import PairedDifference
     from ftis_node.lab.results.summary import Estimate
 
     Figure = Callable[[TrialResult, str], float]  # from a trial and a domain's task

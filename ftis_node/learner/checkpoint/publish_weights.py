@@ -21,10 +21,9 @@ from ftis_node.learner.distributed.rank_commands import GatherCommand, ProveComm
 from ftis_node.learner.distributed.sharded_tensors import TensorGatherer, is_sharded
 from ftis_node.learner.model.policy import adapter_alone, adapter_merger, own_tensors
 from ftis_node.workers.durable import remove_leftovers
-from ftis_node.workers.weights.page_locked import LockedFiles
 from ftis_node.workers.weights.shared_tensors import Exporter
 from ftis_node.workers.weights.store import PREFIX, PublishedWeights, WeightProof, WeightStore, prove
-from ftis_node.workers.weights.tensor_file import checksum
+from ftis_node.workers.weights.tensor_file import LockedFiles, checksum
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

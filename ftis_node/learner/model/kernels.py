@@ -26,8 +26,7 @@ import numpy as np
 import torch
 
 from ftis_node.errors import ConfigError
-from ftis_node.learner.data.batch import batch_of, make_micro_batches
-from ftis_node.learner.data.packing import make_packed_micro_batches
+from ftis_node.learner.data.batch import batch_of, make_micro_batches, make_packed_micro_batches
 from ftis_node.learner.model import attention
 from ftis_node.learner.model.layout_choice import difference_from, probe_group, probe_values
 from ftis_node.learner.model.logprobs import decode

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ftis_node.learner.data.batch import batch_of, make_micro_batches
+from ftis_node.learner.data.batch import batch_of, make_micro_batches, make_packed_micro_batches
 from ftis_node.learner.data.groups import UnpackedGroup
-from ftis_node.learner.data.packing import make_packed_micro_batches
 from ftis_node.learner.distributed.ranks import ALONE
 from ftis_node.learner.distributed.sharded_tensors import gradient_of
 from ftis_node.learner.model import attention

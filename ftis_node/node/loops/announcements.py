@@ -19,7 +19,7 @@ from ftis_node.records.envelope import open_announcement
 from ftis_node.records.parsing import SCHEMA
 from ftis_node.swarm.delivery import ReconfirmQueue
 from ftis_node.swarm.peer_guard import Place
-from ftis_node.swarm.pulling.assignment import eligible_members, is_assigned
+from ftis_node.swarm.pulling.demand import eligible_members, is_assigned
 from ftis_node.swarm.pulling.pull_queue import PullItem, PullQueue
 from ftis_node.swarm.pulling.sequence import SequenceTracker
 from ftis_node.swarm.reputation.rate_limits import AnnounceRateLimiter

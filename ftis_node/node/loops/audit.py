@@ -7,6 +7,15 @@ A peer may send any log-probs, and the importance weights of its completions dep
 that this node has too, its log-probs can be checked. The loop recomputes them for a random sample of such groups.
 Results differ a little between dtypes and kernels, so the limit is far above those differences. No audit covers
 log-probs of weights that this node does not have. For those, the cap and the filter of the loss bound the harm.
+
+The check loop: sends the first completions of a new version to the learner, which still has that version.
+
+    consumes: groups of own weights (intake)       produces: the mismatch in the learner's next report
+    waits for: an own group of the newest version  unblocked by: intake
+
+Generation runs ahead of the learner, so most groups of a step come from an earlier version. Only new groups compare
+engine and learner under the same weights. The loop sends one group per version, and drops a group of an older version.
+If a weight update interrupted a group, it sends only the completions that one version sampled completely.
 """
 
 from __future__ import annotations
@@ -14,18 +23,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import WorkerError
 from ftis_node.models.source import HUB_ID
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.node.training.step_peers import train_group
+from ftis_node.records.codec import pack_group
 from ftis_node.replay.buffer import StoredGroup
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.reputation.score import Behaviour, TrustLevel
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from ftis_node.learner.messages import TrainGroup
     from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
     from ftis_node.node.peers.manager import PeerManager
@@ -37,10 +50,66 @@ if TYPE_CHECKING:
     from ftis_node.replay.buffer import ReplayBuffer
     from ftis_node.swarm.peer_guard import PeerGuard
 
-log = logging.getLogger(__name__)
-
 MAX_WAITING = 8  # groups; further ones are not audited
 REASON = "logprob_mismatch"
+log = logging.getLogger(__name__)
+
+
+class CheckLoop:
+    """Loop that sends the learner at most one group of each version."""
+
+    def __init__(
+        self, *, context: NodeContext, next_own: Callable[[], Awaitable[Accepted]], learner: Learning, guard: PeerGuard
+    ) -> None:
+        """`next_own` waits for the newest stored group of this node's own weights."""
+        self._context = context
+        self._next_own = next_own
+        self._learner = learner
+        self._guard = guard
+        self._sent_version: int | None = None
+
+    async def run(self) -> None:
+        """Run until canceled."""
+        while True:
+            with waiting_for("an own group"):
+                accepted = await self._next_own()
+            sender = accepted.group.sender  # this node, or a peer that samples with its weights
+            passes = (Exception,) if sender == self._context.identity.peer_id else ()
+            with self._guard.work_for(sender, Place.AUDIT, passes=passes):
+                await self._send_if_new(accepted)
+
+    async def _send_if_new(self, accepted: Accepted) -> None:
+        version = self._context.state.policy_version
+        if version != self._sent_version and (part := sampled_by(accepted.group, version)) is not None:
+            self._sent_version = version
+            await self._send(accepted, part)
+
+    async def _send(self, accepted: Accepted, part: Group) -> None:
+        stored = replace(
+            StoredGroup.from_accepted(accepted, own=part.sender == self._context.peer_id),
+            body=pack_group(part),
+            rewards=part.rewards,
+        )
+        try:
+            with waiting_for("the learner's measurement"):  # it waits for the end of the present step
+                await self._learner.check(
+                    train_group(stored, share=self._context.manifest.step.prompt_sharing, of_own_weights=True)
+                )
+        except WorkerError as error:  # the train loop handles the failure; the next version gets a new check
+            self._context.events.write("check_failed", group=stored.id, error=str(error))
+            log.warning("the mismatch of version %d was not measured: %s", self._sent_version, error)
+
+
+def sampled_by(group: Group, version: int) -> Group | None:
+    """Return the group with only the completions that `version` sampled completely; None if there are none."""
+    if group.mean_logprobs:  # sent as text: there are no log-probs of tokens to compare
+        return None
+    completions = tuple(
+        completion
+        for completion in group.completions
+        if completion.policy_version == completion.policy_version_newest == version
+    )
+    return group.with_completions(completions) if completions else None
 
 
 class AuditLoop:

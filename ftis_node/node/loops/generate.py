@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from ftis_node.node.context import NodeContext, NodeDescription
     from ftis_node.node.protocols import Generation
     from ftis_node.node.storage.usage import DiskSpace
-    from ftis_node.node.training.division import Division
     from ftis_node.node.training.slots import SlotPool
+    from ftis_node.node.training.step_shares import Division
     from ftis_node.node.training.token_budget import GenerateBudget
     from ftis_node.tasks.base import Task, TaskItem
     from ftis_node.tasks.scoring.scorer import IsolatedScorer
@@ -150,7 +150,7 @@ class GenerateLoop:
     def _next_prompt(self) -> Prompt:
         """Return the next problem in the node's order whose prompt is short enough; count the longer ones.
 
-        If the shares of the task's parts are uneven, skip problems to match them (`training/division.py`). A restart
+        If the shares of the task's parts are uneven, skip problems to match them (`training/step_shares.py`). A restart
         continues at the position given by the number of own groups, so some problems repeat.
         """
         sampling, division = self._context.manifest.sampling, self._division

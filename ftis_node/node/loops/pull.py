@@ -31,7 +31,7 @@ from ftis_node.node.loops.pull_slots import HeldBytes, PullSlots
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.pulling.demand import ANY, STEPS_IN_STOCK, PullDemand, portions, pull_demand
-from ftis_node.swarm.pulling.retry_queue import RetryQueue
+from ftis_node.swarm.pulling.pull_queue import RetryQueue
 from ftis_node.swarm.reputation.score import Behaviour
 from ftis_node.swarm.token_bucket import TokenBucket
 from ftis_node.tasks import part_names

@@ -1,18 +1,23 @@
-"""Registry of the peers that this node has met: their directory records and what each one sent, by peer id."""
+"""Registry of the peers that this node has met: their directory records and what each one sent, by peer id.
+
+Peers with another wire version: describes one, and detects that this node is outdated.
+
+Pure: numbers in, text out. Messages of such a peer are rejected with the reason `version`, without a penalty. Updating
+the older of the two nodes resolves it.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from ftis_node.errors import SchemaRecordError
 from ftis_node.learner.senders import add_up
 from ftis_node.records.parsing import SCHEMA
-from ftis_node.swarm.wire_versions import count_other_versions, describe_peer_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,10 +25,38 @@ if TYPE_CHECKING:
     from ftis_node.errors import RecordError
     from ftis_node.learner.senders import SenderStats
     from ftis_node.records.envelope import PeerRecord
-    from ftis_node.swarm.wire_versions import OtherVersions
 
 MAX_PEERS = 4096
 RECENT_STEPS = 20  # number of steps with groups of a peer over which `teaching` averages
+UPDATE = "update ftis-node"
+
+
+class OtherVersions(NamedTuple):
+    """Numbers of connected members with a newer and an older wire version; `advice` is empty if no update is due."""
+
+    num_newer: int
+    num_older: int
+    advice: str
+
+
+def describe_peer_version(theirs: int | None, *, ours: int) -> str:
+    """Return a clause about a peer whose messages have schema `theirs`; empty if it is ours or unknown."""
+    if theirs is None or theirs == ours:
+        return ""
+    if theirs > ours:
+        return f"speaks wire {theirs}, newer than this node's {ours}: {UPDATE} here to receive its groups"
+    return f"speaks wire {theirs}, older than this node's {ours}: its operator must {UPDATE}"
+
+
+def count_other_versions(schemas: Iterable[int | None], *, ours: int) -> OtherVersions:
+    """Count the connected members' schemas (None: unknown). Advise an update if most members are newer."""
+    members = list(schemas)
+    newer = [schema for schema in members if schema is not None and schema > ours]
+    num_older = sum(schema is not None and schema < ours for schema in members)
+    if 2 * len(newer) <= len(members):
+        return OtherVersions(len(newer), num_older, "")
+    advice = f"{len(newer)} of {len(members)} members speak wire {max(newer)}, this node {ours}: {UPDATE}"
+    return OtherVersions(len(newer), num_older, advice)
 
 
 @dataclass(slots=True)

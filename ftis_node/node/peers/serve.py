@@ -132,7 +132,7 @@ class PeerRequestHandler:
 
         All peers know the ids of announced groups. So a confirmation counts at once only in two cases. Either this
         node sent the group to the peer, or the peer is the followed learner or has sent good groups. For other peers,
-        `reannounce.py` first fetches the group back, because this node may have sent it before a restart.
+        `ReannounceLoop` first fetches the group back, because this node may have sent it before a restart.
         """
         is_believed = peer_id == self._context.settings.roles.follow or self._peers.is_known(peer_id)
         for group_id in ids:

@@ -23,12 +23,11 @@ from ftis_node.node.peers.faults import fault_charger
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.registry import PeerRegistry
 from ftis_node.node.startup.factories import NodeInputs
-from ftis_node.node.startup.last_status import mark_end, mark_start
 from ftis_node.node.startup.null_workers import NullGeneration, NullLearner
 from ftis_node.node.startup.preflight import checkpoint_step
 from ftis_node.node.startup.prepare import prepare
 from ftis_node.node.startup.recovery import log_unknown_steps, release_damaged
-from ftis_node.node.startup.startup_summary import start_lines
+from ftis_node.node.startup.startup_summary import mark_end, mark_start, start_lines
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.storage.cleanup import CHECKPOINT_PREFIX
 from ftis_node.node.storage.event_log_snapshot import EventLogSnapshot
@@ -36,9 +35,9 @@ from ftis_node.node.storage.quota import num_versions, version_bytes
 from ftis_node.node.storage.usage import DiskSpace
 from ftis_node.node.supervision.background import DiskThread
 from ftis_node.node.supervision.shutdown import first_of_ours
-from ftis_node.node.training.division import division_of
 from ftis_node.node.training.evaluation import EvaluationHistory
 from ftis_node.node.training.slots import SlotPool
+from ftis_node.node.training.step_shares import division_of
 from ftis_node.node.training.token_budget import generate_budget
 from ftis_node.node.training.tracking import make_tracking
 from ftis_node.replay.buffer import ReplayBuffer

@@ -12,11 +12,10 @@ from ftis_node.config.resume import start_command
 from ftis_node.node.http_api.auth import observe_token
 from ftis_node.node.http_api.monitoring_api import MonitoringApi, serve_observed
 from ftis_node.node.startup.assemble import running_components
-from ftis_node.node.startup.last_status import read_saved_status
 from ftis_node.node.startup.migrations import opened
 from ftis_node.node.startup.preflight import check_finished, check_saved
 from ftis_node.node.startup.roles import run_node
-from ftis_node.node.startup.startup_summary import end_lines, finished_lines
+from ftis_node.node.startup.startup_summary import end_lines, finished_lines, read_saved_status
 from ftis_node.node.supervision.process_limits import apply_limits
 from ftis_node.node.supervision.shutdown import until_signalled
 from ftis_node.node.supervision.watchdog import ServiceManager, Watchdog

@@ -7,22 +7,19 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ftis_node.node.exchange.group_exchange import GroupExchange
-from ftis_node.node.loops.audit import AuditLoop
+from ftis_node.node.loops.audit import AuditLoop, CheckLoop
 from ftis_node.node.loops.deliver import DeliverLoop
 from ftis_node.node.loops.directory import DirectoryLoop
 from ftis_node.node.loops.disk_space import DiskSpaceLoop
 from ftis_node.node.loops.generate import GenerateLoop
-from ftis_node.node.loops.logprob_check import CheckLoop
 from ftis_node.node.loops.peers import PeersLoop
-from ftis_node.node.loops.publish import PublishLoop
-from ftis_node.node.loops.reannounce import ReannounceLoop
+from ftis_node.node.loops.publish import PublishLoop, ReannounceLoop
 from ftis_node.node.loops.shard_selection import ShardsLoop
 from ftis_node.node.loops.status import StatusLoop
 from ftis_node.node.loops.train import TrainLoop
 from ftis_node.node.startup.shared import SharedComponents
-from ftis_node.node.supervision.health import HealthReporter
 from ftis_node.node.supervision.watchdog import Watchdog
-from ftis_node.node.supervision.worker_status import WorkerReporter
+from ftis_node.node.supervision.worker_status import HealthReporter, WorkerReporter
 from ftis_node.node.training.buffer_limits import BufferReporter
 from ftis_node.node.training.own_stats import OwnStats
 from ftis_node.node.training.step_gate import TimedStepGate

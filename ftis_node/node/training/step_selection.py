@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ftis_node.algorithms import pass_rates
-from ftis_node.node.training.division import note_signals
+from ftis_node.node.training.step_shares import note_signals
 from ftis_node.replay.failures import MAX_FAILED_STEPS
 from ftis_node.replay.lifecycle import ReleaseReason, choose_newest, choose_same_prompts, choose_sapo, choose_useful
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.supervision.background import DiskThread
     from ftis_node.node.training.buffer_limits import BufferLimits
-    from ftis_node.node.training.division import Division
     from ftis_node.node.training.slots import SlotPool
+    from ftis_node.node.training.step_shares import Division
     from ftis_node.replay.buffer import ReplayBuffer, StoredGroup
     from ftis_node.replay.lifecycle import ChoiceRule
     from ftis_node.replay.reader import HeldGroup, ReplayReader

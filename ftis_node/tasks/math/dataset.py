@@ -1,21 +1,53 @@
-"""Base of the mathematics data sets: problems from a file or the hub, the think-answer format, math-verify.
+r"""Base of the mathematics data sets: problems from a file or the hub, the think-answer format, math-verify.
 
 Each data set is a subclass in a separate file that names the source of the rows and reads one row.
+
+GSM8K: grade-school word problems whose answers are whole numbers (arXiv 2110.14168, MIT license).
+
+A line of the file, shortened; the number after `####` is the reference, thousands separators removed:
+
+    {"question": "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May. ...",
+     "answer": "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\nNatalia sold ... altogether ...\n#### 72"}
+
+    "<think> 48 + 24 </think> <answer> 72 clips </answer>"   reward 1
+    "<think> 48 + 24 </think> <answer> 71 </answer>"         reward 0
+    "The answer is 72."                                      reward 0: the format is part of the task
+
+MATH-500: 500 competition problems for evaluation, the test set of arXiv 2305.20050 drawn from MATH (MIT license).
+
+A line of the file, shortened; answers are LaTeX:
+
+    {"problem": "Convert the point $(0,3)$ in rectangular coordinates to polar coordinates. ...",
+     "solution": "...", "answer": "\\left( 3, \\frac{\\pi}{2} \\right)", "subject": "Precalculus", "level": 2, ...}
+
+    "<think> r = 3 </think> <answer> $(3, \pi/2)$ </answer>"   reward 1
+
+There is a test split alone. MATH's own training problems have the same form: to train on them, give their file.
 """
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ftis_node.errors import TaskError
-from ftis_node.tasks.hub import fetch_rows
 from ftis_node.tasks.math.equivalence import answers_agree, plain_answer
 from ftis_node.tasks.math.think_answer import chat_prompt, final_answer
-from ftis_node.tasks.problems import Problem, ProblemTask, parse_problems, problem_file, read_problems
+from ftis_node.tasks.problems import (
+    Problem,
+    ProblemTask,
+    fetch_rows,
+    parse_problems,
+    problem_file,
+    read_problems,
+    text_field,
+)
 
 if TYPE_CHECKING:
     from ftis_node.tasks.base import ChatMessage, TaskItem
+
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
 class MathTask(ProblemTask, ABC):
@@ -63,3 +95,33 @@ class MathTask(ProblemTask, ABC):
             )
         rows = fetch_rows(self.hub_name, config=self.hub_config, split=self.split, task=self.name)
         return parse_problems(rows, self.read_row, source=f"{self.hub_name} ({self.split})")
+
+
+class Gsm8kTask(MathTask):
+    """7,473 training and 1,319 test problems; with a PATH any file of the same format."""
+
+    name = "gsm8k"
+    hub_name: ClassVar[str] = "openai/gsm8k"
+    hub_config: ClassVar[str] = "main"
+    hub_splits: ClassVar[tuple[str, ...]] = ("train", "test")
+
+    @staticmethod
+    def read_row(row: dict[str, Any]) -> Problem:
+        _, marker, number = text_field(row, "answer").rpartition("####")
+        number = number.strip().replace(",", "")
+        if not marker or not _NUMBER.fullmatch(number):
+            raise ValueError("the field 'answer' must end in '#### N' with a number N")
+        return Problem(text_field(row, "question"), number)
+
+
+class Math500Task(MathTask):
+    """500 test problems; with a PATH any file of the same format."""
+
+    name = "math500"
+    hub_name: ClassVar[str] = "HuggingFaceH4/MATH-500"
+    hub_config: ClassVar[str] = "default"
+    hub_splits: ClassVar[tuple[str, ...]] = ("test",)
+
+    @staticmethod
+    def read_row(row: dict[str, Any]) -> Problem:
+        return Problem(text_field(row, "problem"), text_field(row, "answer"))

@@ -8,8 +8,7 @@ import pytest
 
 from ftis_node.errors import RecordError
 from ftis_node.gossip import GossipLimits
-from ftis_node.gossip.rpc.bounds import ItemCollector, pack_ids, read_bodies, unpack_ids
-from ftis_node.gossip.rpc.frames import CHUNK_BYTES, Frame, read_frame
+from ftis_node.gossip.rpc.frames import CHUNK_BYTES, Frame, ItemCollector, pack_ids, read_bodies, read_frame, unpack_ids
 from tests.loop_clock import LoopClock
 
 LIMITS = GossipLimits(max_ids_per_request=3, num_bodies_per_lookup=2)

@@ -7,8 +7,13 @@ import torch
 from learner_rig import make_group, one_by_one_logprobs, random_groups, unpacked_group
 from tiny_models import make_model
 
-from ftis_node.learner.data.batch import SequenceSpan, batch_of, make_batch, make_micro_batches
-from ftis_node.learner.data.packing import make_packed_micro_batches
+from ftis_node.learner.data.batch import (
+    SequenceSpan,
+    batch_of,
+    make_batch,
+    make_micro_batches,
+    make_packed_micro_batches,
+)
 from ftis_node.learner.model import attention
 from ftis_node.learner.model.logprobs import completion_logprobs
 

@@ -7,7 +7,7 @@ import math
 import pytest
 from learner_rig import make_boot, random_groups
 
-from ftis_node.config.optimizer import OptimizerSection
+from ftis_node.config.step import OptimizerSection
 from ftis_node.learner.core import Learner
 
 SMALL = {"num_groups": 2, "group_size": 3, "max_length": 6}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ftis_node.lab.stub_node import stub_group
-from ftis_node.node.loops import reannounce
+from ftis_node.node.loops import publish
 from ftis_node.records.envelope import open_announcement, seal_group
 from ftis_node.swarm.delivery import PendingConfirmations
 from ftis_node.swarm.peer_guard import Place
@@ -32,8 +32,8 @@ NOTHING = b"\x0a\x01x"
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reannounce, "PERIOD_S", 0.05)
-    monkeypatch.setattr(reannounce, "CHECK_S", 0.5)
+    monkeypatch.setattr(publish, "REANNOUNCE_PERIOD_S", 0.05)
+    monkeypatch.setattr(publish, "REANNOUNCE_CHECK_S", 0.5)
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ import pytest
 from ftis_node.config.manifest import RunManifest
 from ftis_node.lab.stub_node import StubTokenizer
 from ftis_node.node.startup.wiring import Wiring
-from ftis_node.node.training.division import Division, division_of, note_signals
+from ftis_node.node.training.step_shares import Division, division_of, note_signals
 from ftis_node.records.envelope import Accepted, seal_group
 from ftis_node.records.group import PromptRef
 from ftis_node.replay.buffer import StoredGroup

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ftis_node.swarm.pulling.assignment import (
+from ftis_node.swarm.pulling.demand import (
     MIN_MEMBERS_PER_SHARD,
     NUM_TURNS,
     assignment_order,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ftis_node.swarm.pulling.pull_queue import PullItem
-from ftis_node.swarm.pulling.retry_queue import RetryQueue
+from ftis_node.swarm.pulling.pull_queue import PullItem, RetryQueue
 
 
 def want(name: str) -> PullItem:

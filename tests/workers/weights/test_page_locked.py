@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from ftis_node.workers.weights import page_locked
-from ftis_node.workers.weights.page_locked import LockedFiles
+from ftis_node.workers.weights import tensor_file
 from ftis_node.workers.weights.store import WeightStore
-from ftis_node.workers.weights.tensor_file import read_tensors, write_tensors
+from ftis_node.workers.weights.tensor_file import LockedFiles, read_tensors, write_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,15 +63,15 @@ def test_a_refusal_is_raised_and_does_not_come_again_at_the_next_kernel(monkeypa
     monkeypatch.setattr(torch.cuda, "check_error", check_error)
     monkeypatch.setattr(torch, "ones", kernel)
     with pytest.raises(RuntimeError, match=r"operation not supported \(801\)"):
-        page_locked.register(mapping)
+        tensor_file.register(mapping)
     assert kept == [0]
 
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     made = Cuda()
-    monkeypatch.setattr(page_locked, "register", made.register)
-    monkeypatch.setattr(page_locked, "unregister", made.unregister)
+    monkeypatch.setattr(tensor_file, "register", made.register)
+    monkeypatch.setattr(tensor_file, "unregister", made.unregister)
     return made
 
 
