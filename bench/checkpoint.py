@@ -23,6 +23,7 @@ import torch
 from ftis_node.config.step import OptimizerSection
 from ftis_node.config.workers import LearnerSection
 from ftis_node.lab.random_models import SHAPES, pack_train_group, save_random_model
+from ftis_node.learner.checkpoint import saving
 from ftis_node.learner.core import Learner
 from ftis_node.learner.data.groups import UnpackedGroup
 from ftis_node.learner.messages import LearnerBoot, TrainGroup
@@ -55,6 +56,7 @@ def main() -> None:
 
 
 def _train(model: Path, home: Path, every_steps: int | None, steps: int, threads: int) -> dict[str, float]:
+    saving.SHARE = 1.0  # no pause between two checkpoints
     learner = Learner(
         LearnerBoot(
             model=str(model),
@@ -72,7 +74,6 @@ def _train(model: Path, home: Path, every_steps: int | None, steps: int, threads
     vocab_size = learner.policy.causal_lm.config.vocab_size
     waits, durations = [], []
     for step in range(1, steps + 1):
-        learner.saver.expire()
         before = learner.saver.waited_s
         report = learner.train([_group(vocab_size, step)], step=step).report
         if not report.num_updates:

@@ -178,7 +178,6 @@ def _is_generated(files: list[str]) -> bool:
 SHARED_FILE_NAMES = {
     "plugins": "objects of other packages: how they are found, and those of one package of ours",
     "app": "the program: commands; screens",
-    "arithmetic": "the task, and its curriculum",
     "base": "the protocols that the folder implements",
     "batch": "completions as tensors",
     "bootstrap": "the bootstrap node, layer by layer",
@@ -190,7 +189,6 @@ SHARED_FILE_NAMES = {
     "evaluate": "evaluation, layer by layer",
     "events": "the event log, and its screens",
     "export": "the trained model in the hub's format, layer by layer",
-    "faults": "unexpected exceptions",
     "groups": "several groups: rows, tensors, screens",
     "identity": "the node's key, and its command",
     "messages": "messages between two parts",
@@ -261,7 +259,7 @@ def test_status_loads_nothing_heavy(tmp_path: Path) -> None:
 
 NODE_FOLDERS = ("supervision", "storage", "peers", "training", "weights", "loops", "exchange", "http_api", "startup")
 """Folders of the daemon, lowest first: each imports only folders below it."""
-UPWARD = {"peers/operator_actions.py", "storage/export.py", "storage/identity_backup.py", "storage/quota.py"}
+UPWARD = {"peers/operator_actions.py", "storage/export.py", "storage/identity_backup.py", "storage/cleanup.py"}
 """Files that still import a folder above their own. This list only gets shorter."""
 
 

@@ -37,9 +37,8 @@ from ftis_node.generation.messages import (
 from ftis_node.generation.throughput import Throughput
 from ftis_node.generation.time_limits import TimeLimits
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES, WeightLoader, WeightSource, known
-from ftis_node.workers.client import WorkerClient
 from ftis_node.workers.spec import WorkerSpec
-from ftis_node.workers.supervisor import FreeMemory, Supervisor, WorkerState
+from ftis_node.workers.supervisor import FreeMemory, Supervisor, WorkerClient, WorkerState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,9 +47,9 @@ if TYPE_CHECKING:
     from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
     from ftis_node.generation.messages import GenerationBoot
     from ftis_node.generation.weight_loader import CallWorker, ProofToCome
+    from ftis_node.workers.liveness import RestartPolicy
     from ftis_node.workers.preload import PreloadingProcess
     from ftis_node.workers.process import WorkerProcess
-    from ftis_node.workers.restart_policy import RestartPolicy
     from ftis_node.workers.spec import Timing
     from ftis_node.workers.weights.store import PublishedWeights, WeightProof
 

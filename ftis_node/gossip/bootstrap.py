@@ -23,7 +23,7 @@ from ftis_node.gossip.interface import GossipCounters, GossipLimits
 from ftis_node.gossip.membership.dialler import Dialler
 from ftis_node.gossip.p2pd.session import P2pdConfig, Session
 from ftis_node.gossip.p2pd.supervisor import P2pdSupervisor
-from ftis_node.gossip.rpc.stream_admission import AdmissionControl
+from ftis_node.gossip.rpc.services import AdmissionControl
 from ftis_node.gossip.wire_names import topic
 from ftis_node.swarm.peer_guard import PeerGuard
 

@@ -32,7 +32,7 @@ from ftis_node.gossip.membership.reachability import Reachability, reachability_
 from ftis_node.gossip.pubsub.subscriptions import AnnouncementQueue
 from ftis_node.gossip.rpc.calls import PeerCalls
 from ftis_node.gossip.rpc.frames import outcome_of
-from ftis_node.gossip.rpc.stream_admission import OverBudget
+from ftis_node.gossip.rpc.services import OverBudget
 from ftis_node.swarm.peer_guard import Place, is_own
 from ftis_node.swarm.topology import shard_of
 

@@ -37,9 +37,8 @@ from ftis_node.learner.messages import (
     WeightsWritten,
     WriteWeights,
 )
-from ftis_node.workers.client import WorkerClient
 from ftis_node.workers.spec import WorkerSpec
-from ftis_node.workers.supervisor import Supervisor
+from ftis_node.workers.supervisor import Supervisor, WorkerClient
 from ftis_node.workers.weights.store import PublishedWeights, WeightProof
 
 if TYPE_CHECKING:
@@ -47,9 +46,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ftis_node.learner.messages import LearnerBoot, TrainGroup
+    from ftis_node.workers.liveness import RestartPolicy
     from ftis_node.workers.preload import PreloadingProcess
     from ftis_node.workers.process import WorkerProcess
-    from ftis_node.workers.restart_policy import RestartPolicy
     from ftis_node.workers.spec import Timing
 
 OnPublished: TypeAlias = "Callable[[PublishedWeights | WeightProof], None]"

@@ -35,7 +35,7 @@ home is the data directory.
 
 A `full` node generates and learns. The roles `generator` and `learner` do one of the two, and send weights over the
 network (docs/train/roles.md). An `exchange` node does neither: a trainer on its machine sends it groups and takes those
-of peers (`exchange/`). A null object (`null_workers.py`) replaces the worker that a role lacks, so the loops do
+of peers (`exchange/`). A null object (`protocols.py`) replaces the worker that a role lacks, so the loops do
 not depend on the role. The proof of weights is the log-probs of fixed tokens, by which a generator checks them.
 
     learner     peers --bodies--> [pull] --> [intake] --READY--> [train] --weights n+1--> [offer] --chunks--> generators

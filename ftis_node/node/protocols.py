@@ -1,18 +1,154 @@
-"""Interfaces of the two workers for the loops. `startup/null_workers.py` has null objects for missing workers."""
+"""Interfaces of the two workers for the loops, and null objects for missing workers.
+
+Null objects for the workers that a node's role lacks: they implement the protocol and do nothing.
+
+So the loops and the status do not depend on the role. `daemon.py` lists the loops of each role. A method that only a
+missing loop calls raises FtisError.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
+from ftis_node.errors import FtisError
 from ftis_node.generation.evaluate import Generator
+from ftis_node.learner.messages import LearnerState
+from ftis_node.workers.weights.store import WeightProof
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
     from ftis_node.generation.weight_loader import ProofToCome
     from ftis_node.learner.client import OnPublished
-    from ftis_node.learner.messages import AuditReply, LearnerState, TrainGroup, TrainReply
-    from ftis_node.workers.weights.store import PublishedWeights, WeightProof
+    from ftis_node.learner.messages import AuditReply, TrainGroup, TrainReply
+    from ftis_node.records.envelope import PeerRecord
+    from ftis_node.workers.weights.store import PublishedWeights
+
+OFF = "off"
+
+
+class NullGeneration:
+    """Null object for the generation worker of a learner node. Implements `protocols.Generation`."""
+
+    engine = OFF
+    state = OFF
+    hand_over = ""
+    is_alive = False
+    restarts = 0
+    tokens_per_s = 0.0
+
+    def __init__(self, newest_version: Callable[[], int]) -> None:
+        """`newest_version` returns the newest version that this node offers to its generators."""
+        self._newest_version = newest_version
+
+    @property
+    def policy_version(self) -> int:
+        """Return the newest version that this node's generators can serve."""
+        return self._newest_version()
+
+    @property
+    def newest(self) -> NullGeneration:
+        """Return itself; it serves no evaluations."""
+        return self
+
+    async def start(self) -> None:
+        """Do nothing."""
+
+    async def run(self) -> None:
+        """Return at once: there is no worker to supervise."""
+
+    async def stop(self) -> None:
+        """Do nothing."""
+
+    async def sleep(self, *, discard: bool = False) -> None:
+        """Do nothing: no worker holds GPU memory."""
+
+    async def wake(self) -> None:
+        """Do nothing."""
+
+    async def update_weights(self, weights: PublishedWeights, proof: ProofToCome | WeightProof | None = None) -> None:
+        """Do nothing: no engine serves the weights."""
+
+    async def try_weights(self, weights: PublishedWeights, proof: WeightProof) -> None:
+        """Do nothing: no engine serves the weights."""
+
+    async def generate(self, request: GenerateRequest) -> GenerationResult:
+        """Raise FtisError: the generate loop does not run in this role."""
+        _refuse("generates nothing")
+
+
+class NullLearner:
+    """Null object for the learner worker of a generator node. Implements `protocols.Learning`."""
+
+    worker_state = OFF
+    restarts = 0
+
+    def __init__(self, parameters: int) -> None:
+        """`parameters` is the parameter count of the model that the node generates with."""
+        self._state = LearnerState(
+            step=0,
+            policy_version=0,
+            parameters=parameters,
+            trainable_parameters=0,
+            proof=WeightProof(version=0, probe_ids=(), logprobs=()),
+        )
+
+    @property
+    def state(self) -> LearnerState:
+        """Return the state of the initial model at step 0."""
+        return self._state
+
+    async def start(self) -> LearnerState:
+        """Return the state of the initial model at step 0."""
+        return self._state
+
+    async def run(self) -> None:
+        """Return at once: there is no worker to supervise."""
+
+    async def stop(self) -> None:
+        """Do nothing."""
+
+    def restart(self, how: str) -> None:
+        """Do nothing."""
+
+    async def train(
+        self, groups: Sequence[TrainGroup], *, step: int, on_published: OnPublished | None = None
+    ) -> TrainReply:
+        """Raise FtisError: the train loop does not run in this role."""
+        _refuse("trains nothing")
+
+    async def check(self, group: TrainGroup) -> None:
+        """Do nothing: no learner computes log-probs for comparison."""
+
+    async def audit(self, group: TrainGroup) -> AuditReply:
+        """Raise FtisError: the audit loop does not run in this role."""
+        _refuse("audits nothing")
+
+    async def give_memory_back(self) -> None:
+        """Do nothing: no worker holds memory."""
+
+    async def write_weights(self, refused: str = "") -> PublishedWeights | None:
+        """Return None: no learner holds weights."""
+        return None
+
+    async def save(self) -> int:
+        """Return step 0: there are no trained weights to save."""
+        return 0
+
+
+class NullBackfill:
+    """Null object for the backfill loop of a generator node, which pulls no groups of peers."""
+
+    async def catch_up(self, peer_id: str) -> None:
+        """Do nothing."""
+
+    def note_record(self, record: PeerRecord) -> None:
+        """Do nothing."""
+
+
+def _refuse(what: str) -> NoReturn:
+    raise FtisError(f"a node of this role {what}")
 
 
 class Generation(Generator, Protocol):

@@ -21,7 +21,7 @@ from ftis_node.models.tokenizer import Decoder
 from ftis_node.records.envelope import open_envelope
 from ftis_node.records.group import Completion
 from ftis_node.records.text_codec import unpack_any
-from ftis_node.replay.prompts import PromptResolver
+from ftis_node.replay.group_history import PromptResolver
 from ftis_node.replay.reader import ReplayReader
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from ftis_node.generation.messages import (
     WeightsLoaded,
 )
 from ftis_node.models import resolve_model
-from ftis_node.workers.restart_policy import RestartPolicy
+from ftis_node.workers.liveness import RestartPolicy
 from ftis_node.workers.spec import Timing, WorkerSpec
 from ftis_node.workers.supervisor import Supervisor
 from ftis_node.workers.weights.store import find_difference

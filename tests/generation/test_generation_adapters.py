@@ -34,7 +34,7 @@ from ftis_node.learner.messages import LearnerBoot
 from ftis_node.learner.model.policy_loading import load_policy
 from ftis_node.models import resolve_model
 from ftis_node.records.group import FinishReason, SamplingSettings
-from ftis_node.workers.restart_policy import RestartPolicy
+from ftis_node.workers.liveness import RestartPolicy
 from ftis_node.workers.weights.store import ADAPTER_CONFIG_FILE, ADAPTER_FILE, WeightStore
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.engines.base import EngineSettings, GenerateRequest, GenerationResult
 from ftis_node.generation.messages import Generated, GenerationBoot
 from ftis_node.records.group import Completion, FinishReason, SamplingSettings
-from ftis_node.workers.restart_policy import RestartPolicy
+from ftis_node.workers.liveness import RestartPolicy
 from ftis_node.workers.spec import Timing
 from ftis_node.workers.supervisor import WorkerState
 from ftis_node.workers.weights.store import PublishedWeights, WeightProof

@@ -22,7 +22,7 @@ from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.engines.base import GenerateRequest
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.records.group import SamplingSettings
-from ftis_node.workers.restart_policy import RestartPolicy
+from ftis_node.workers.liveness import RestartPolicy
 from ftis_node.workers.supervisor import WorkerState
 from ftis_node.workers.weights.store import WeightStore, prove
 

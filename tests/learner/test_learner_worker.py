@@ -30,7 +30,7 @@ from ftis_node.errors import FtisError, ModelError, WorkerDiedError
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.core import Learner
 from ftis_node.workers.durable import is_complete
-from ftis_node.workers.restart_policy import RestartPolicy
+from ftis_node.workers.liveness import RestartPolicy
 from ftis_node.workers.spec import Timing
 from tests.gossip.helpers import eventually
 

@@ -23,7 +23,7 @@ from ftis_node.lab.tiny.tokenizer import make_tokenizer as make_alices_tokenizer
 from ftis_node.learner.core import Learner
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.models import PromptTokenizer, load_tokenizer, resolve_model
-from ftis_node.node.startup.null_workers import NullGeneration, NullLearner
+from ftis_node.node.protocols import NullGeneration, NullLearner
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.training.slots import SlotPool
 from ftis_node.records.codec import hash_prompt

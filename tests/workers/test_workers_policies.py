@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ftis_node.backoff import ExponentialBackoff
-from ftis_node.workers.liveness import Liveness, LivenessVerdict
-from ftis_node.workers.restart_policy import GiveUp, Restart, RestartPolicy
+from ftis_node.workers.liveness import GiveUp, Liveness, LivenessVerdict, Restart, RestartPolicy
 from ftis_node.workers.wire import Heartbeat
 
 POLICY = RestartPolicy(ExponentialBackoff(first_s=1.0, ceiling_s=3.0), quick_death_s=30.0, max_quick_deaths=5)

@@ -26,7 +26,7 @@ from ftis_node.errors import (
     WorkerTaskError,
 )
 from ftis_node.telemetry.faults import unhandled_errors
-from ftis_node.workers.restart_policy import RestartPolicy
+from ftis_node.workers.liveness import RestartPolicy
 from ftis_node.workers.supervisor import WorkerState
 
 if TYPE_CHECKING:

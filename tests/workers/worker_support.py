@@ -7,7 +7,7 @@ from pathlib import Path
 
 import ftis_node
 from ftis_node.backoff import ExponentialBackoff
-from ftis_node.workers.restart_policy import RestartPolicy
+from ftis_node.workers.liveness import RestartPolicy
 from ftis_node.workers.spec import Timing
 from ftis_node.workers.supervisor import Supervisor
 

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from ftis_node.lab.demo import DemoResult
-    from ftis_node.lab.learning_curves import LearningCurves
+    from ftis_node.lab.demo import DemoResult, LearningCurves
 
 DEFAULT_STEPS = 40
 LOG_PERIOD_S = 10.0

@@ -25,7 +25,7 @@ from ftis_node.gossip.p2pd.process import P2pdProcess, check_free, p2pd_argument
 from ftis_node.gossip.p2pd.relay_limit import fetch_own_limit
 from ftis_node.gossip.rpc.client import Caller, serves
 from ftis_node.gossip.rpc.server import StreamServer
-from ftis_node.gossip.rpc.stream_admission import AdmissionControl
+from ftis_node.gossip.rpc.services import AdmissionControl
 from ftis_node.gossip.wire_names import RpcService
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.peer_guard import PeerGuard

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from ftis_node.gossip.encryption import MAX_OVERHEAD_BYTES
 from ftis_node.gossip.interface import Fetched, FetchOutcome, GossipCounters
 from ftis_node.gossip.rpc.frames import ItemCollector, pack_ids
-from ftis_node.gossip.rpc.services import Services
-from ftis_node.gossip.rpc.stream_admission import AdmissionControl
+from ftis_node.gossip.rpc.services import AdmissionControl, Services
 from ftis_node.gossip.wire_names import RpcService, check_run_id
 from ftis_node.swarm.peer_guard import PeerGuard, Place
 

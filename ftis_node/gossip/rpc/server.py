@@ -14,7 +14,7 @@ from ftis_node.errors import RecordError
 from ftis_node.gossip.interface import ID_BYTES
 from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_pb2, read_pbmsg_safe
 from ftis_node.gossip.rpc.frames import Frame, read_frame, write_frame
-from ftis_node.gossip.rpc.stream_admission import OverBudget, StreamSlots
+from ftis_node.gossip.rpc.services import OverBudget, StreamSlots
 from ftis_node.gossip.wire_names import service_of
 from ftis_node.records.identity import ed25519_peer_id
 from ftis_node.swarm.peer_guard import PeerGuard, Place
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
     from ftis_node.gossip.encryption import PayloadCipher
     from ftis_node.gossip.interface import GossipCounters, GossipLimits
-    from ftis_node.gossip.rpc.services import Handler
-    from ftis_node.gossip.rpc.stream_admission import AdmissionControl
+    from ftis_node.gossip.rpc.services import AdmissionControl, Handler
 
 logger = logging.getLogger(__name__)
 

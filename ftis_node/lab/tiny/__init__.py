@@ -2,8 +2,7 @@
 
 make.py        builds, trains and saves one model, with Muon for the matrices of its layers
 recipes.py     the sizes for each task
-arithmetic.py  training data for `arithmetic`; most answers are wrong in one way
-sums.py        training data for `sums`; some columns of the working are wrong
+sums.py        training data for `arithmetic` and `sums`; many answers and columns of the working are wrong
 tokenizer.py   the tokenizer of all tiny models, with the English text for its merges
 """
 

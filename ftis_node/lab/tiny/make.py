@@ -28,9 +28,8 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config,
 from transformers.utils import logging as transformers_logging
 
 from ftis_node.errors import UsageError
-from ftis_node.lab.tiny.arithmetic import ArithmeticCurriculum
 from ftis_node.lab.tiny.recipes import RECIPES, SUMS_RECIPES
-from ftis_node.lab.tiny.sums import SumsCurriculum
+from ftis_node.lab.tiny.sums import ArithmeticCurriculum, SumsCurriculum
 from ftis_node.lab.tiny.tokenizer import IGNORED, MAX_POSITIONS, VOCABULARY_SIZE, make_tokenizer
 from ftis_node.models.library_logging import quiet_library_logging
 

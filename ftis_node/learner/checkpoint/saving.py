@@ -58,10 +58,6 @@ class CheckpointSaver:
             return unsaved >= self._every_steps
         return unsaved > 0 and (self._clock() >= self._not_before or unsaved >= MAX_UNSAVED_STEPS)
 
-    def expire(self) -> None:
-        """End the pause after the last checkpoint, so that the next one may begin."""
-        self._not_before = self._clock()
-
     def begin(self, step: int, write: Callable[[], object]) -> None:
         """Queue `write()` in the thread, after the previous checkpoint. Raises the error of that one."""
         self.wait()

@@ -22,7 +22,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ftis_node.node.peers.faults import REASON as FAULT
+from ftis_node.node.peers.manager import REASON as FAULT
 from ftis_node.node.supervision.background import to_the_end
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.records.envelope import open_envelope

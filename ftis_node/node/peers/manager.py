@@ -16,6 +16,7 @@ import numpy as np
 
 from ftis_node.errors import UsageError
 from ftis_node.node.peers.store import PeerStore
+from ftis_node.records.identity import peer_id_from_text
 from ftis_node.swarm.reputation.duplicates import DuplicateDetector, DuplicateRules, SeenCompletion
 from ftis_node.swarm.reputation.rate_limits import QuotaLimits, Quotas, ShareCap, subnet_of
 from ftis_node.swarm.reputation.reasons import attribute_refusal
@@ -28,18 +29,22 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ftis_node.config.admission import Admission
+    from ftis_node.node.context import NodeCounters
+    from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.records.group import Group, GroupHeader
     from ftis_node.records.token_batch import TokenBatch
     from ftis_node.replay.buffer import StoredGroup
+    from ftis_node.swarm.peer_guard import Place
     from ftis_node.telemetry.events import EventLog
     from ftis_node.validation import ValidationResult
 
 log = logging.getLogger(__name__)
-
 SAVE_EVERY_S = 10.0
 MAX_NETWORKS = 4096
 NUM_LANES = 2  # groups that intake validates concurrently
 UNCHARGED = frozenset({"banned", "quota", "scoring_quota"})  # these refusals cost little; a charge would extend itself
+REASON = "fault"
+MAX_TEXT = 200  # most characters of an error in an event: a peer may have chosen the text
 
 
 class PeerManager:
@@ -296,3 +301,29 @@ class PeerManager:
         )
         if standing is TrustLevel.BANNED:
             log.warning("%s is refused for %.0f s: %s", peer_id, (row["banned_until"] or 0) - self._clock(), why)
+
+
+def fault_charger(
+    *, events: EventLog, counters: NodeCounters, registry: PeerRegistry, peers: PeerManager
+) -> Callable[[str, Place, Exception], None]:
+    """Return the callback of a node's guard for faults, with arguments (peer id, place, error)."""
+
+    def charge(peer_id: str, place: Place, error: Exception) -> None:
+        what = f"{type(error).__name__}: {error}"[:MAX_TEXT]
+        counters.refused[REASON] += 1
+        if not _is_peer(peer_id):  # there is no peer to charge
+            events.write("peer_fault", peer=ascii(peer_id)[:MAX_TEXT], place=place.value, error=what)
+            return
+        registry.seen(peer_id).refused[REASON] += 1
+        events.write("peer_fault", peer=peer_id, place=place.value, error=what)
+        peers.note(peer_id, Behaviour.FAULT, reason=REASON, detail=f"{REASON} at {place}: {what}")
+
+    return charge
+
+
+def _is_peer(peer_id: str) -> bool:
+    try:
+        peer_id_from_text(peer_id)
+    except ValueError:
+        return False
+    return True

@@ -19,19 +19,17 @@ from ftis_node.models import parameter_count
 from ftis_node.node.components import NodeComponents
 from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription, NodeState
 from ftis_node.node.peers.announce import Confirmations
-from ftis_node.node.peers.faults import fault_charger
-from ftis_node.node.peers.manager import PeerManager
+from ftis_node.node.peers.manager import PeerManager, fault_charger
 from ftis_node.node.peers.registry import PeerRegistry
+from ftis_node.node.protocols import NullGeneration, NullLearner
 from ftis_node.node.startup.factories import NodeInputs
-from ftis_node.node.startup.null_workers import NullGeneration, NullLearner
 from ftis_node.node.startup.preflight import checkpoint_step
 from ftis_node.node.startup.prepare import prepare
 from ftis_node.node.startup.recovery import log_unknown_steps, release_damaged
 from ftis_node.node.startup.startup_summary import mark_end, mark_start, start_lines
 from ftis_node.node.startup.wiring import Wiring
-from ftis_node.node.storage.cleanup import CHECKPOINT_PREFIX
+from ftis_node.node.storage.cleanup import CHECKPOINT_PREFIX, num_versions, version_bytes
 from ftis_node.node.storage.event_log_snapshot import EventLogSnapshot
-from ftis_node.node.storage.quota import num_versions, version_bytes
 from ftis_node.node.storage.usage import DiskSpace
 from ftis_node.node.supervision.background import DiskThread
 from ftis_node.node.supervision.shutdown import first_of_ours

@@ -10,7 +10,7 @@ from ftis_node.node.daemon import RoleLoops, run_loops
 from ftis_node.node.http_api.exchange_api import ExchangeApi
 from ftis_node.node.http_api.local_api import LocalApi
 from ftis_node.node.peers.operator_actions import PeerControl
-from ftis_node.node.startup.null_workers import NullBackfill
+from ftis_node.node.protocols import NullBackfill
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.swarm.topology import shard_of

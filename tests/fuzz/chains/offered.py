@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ModelError
-from ftis_node.node.startup.null_workers import NullGeneration
+from ftis_node.node.protocols import NullGeneration
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.identity import WEIGHTS_DOMAIN

@@ -21,7 +21,7 @@ from ftis_node.lab.experiment.hdee import ARMS, DOMAINS, MIXTURE, SPECS, hdee_tr
 from ftis_node.lab.experiment.trial import Trial, run_trial
 from ftis_node.lab.experiment.trial_matrix import Experiment
 from ftis_node.lab.tiny import RECIPES, make_tiny
-from ftis_node.lab.tiny.arithmetic import GRADED_WRONG_FRACTIONS, _wrong_fraction
+from ftis_node.lab.tiny.sums import GRADED_WRONG_FRACTIONS, _wrong_fraction
 from ftis_node.tasks.arithmetic import ArithmeticProblem
 
 EXPERIMENT = Experiment(

@@ -18,7 +18,7 @@ from ftis_node.backoff import ExponentialBackoff
 from ftis_node.errors import FtisError
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.messages import LearnerBoot
-from ftis_node.workers.restart_policy import RestartPolicy
+from ftis_node.workers.liveness import RestartPolicy
 from ftis_node.workers.spec import Timing
 from ftis_node.workers.wire import dec_hook
 

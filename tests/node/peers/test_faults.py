@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ftis_node.config.node import NodeSettings
-from ftis_node.node.peers.faults import MAX_TEXT, REASON
+from ftis_node.node.peers.manager import MAX_TEXT, REASON
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.telemetry.events import read_events

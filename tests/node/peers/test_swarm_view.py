@@ -13,7 +13,7 @@ from aiohttp import ClientSession
 from ftis_node.config.node import NodeSettings, SwarmSection
 from ftis_node.node.http_api.local_api import LocalApi
 from ftis_node.node.peers.operator_actions import PeerControl
-from ftis_node.node.startup.null_workers import NullBackfill
+from ftis_node.node.protocols import NullBackfill
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.records.envelope import PeerRecord
 from ftis_node.records.identity import Identity

@@ -19,8 +19,8 @@ from ftis_node.config.home_schema import HOME_SCHEMA, mark_schema
 from ftis_node.config.manifest import load_manifest
 from ftis_node.errors import ConfigError, DamagedError, FtisError, MachineError
 from ftis_node.node.peers.store import PeerStore
+from ftis_node.node.protocols import NullLearner
 from ftis_node.node.startup import migrations as upgrade
-from ftis_node.node.startup.null_workers import NullLearner
 from ftis_node.node.startup.recovery import log_unknown_steps, release_damaged, rescue_files
 from ftis_node.node.startup.run_plan import plan_run
 from ftis_node.node.training.step_selection import write_taken

@@ -14,7 +14,7 @@ from ftis_node.errors import WorkerDiedError
 from ftis_node.learner.data.groups import unpack_train_group
 from ftis_node.learner.messages import StepReport
 from ftis_node.node.loops.audit import CheckLoop, sampled_by
-from ftis_node.node.startup.null_workers import NullLearner
+from ftis_node.node.protocols import NullLearner
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.training.step_report import (
     LIMITS,

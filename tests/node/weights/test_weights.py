@@ -22,7 +22,7 @@ from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.stub_node import StubTokenizer
 from ftis_node.learner.checkpoint.saving import MAX_UNSAVED_STEPS
 from ftis_node.learner.messages import LearnerState
-from ftis_node.node.startup.null_workers import NullGeneration, NullLearner
+from ftis_node.node.protocols import NullGeneration, NullLearner
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.weights import follow as weights_follow
 from ftis_node.node.weights import offer as weights_offer
