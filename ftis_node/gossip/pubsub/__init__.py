@@ -1,3 +1,0 @@
-"""Announcements over gossipsub: subscriptions, the queue of received messages, forwarding."""
-
-from __future__ import annotations

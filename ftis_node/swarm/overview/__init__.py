@@ -1,1 +1,0 @@
-"""One view of a swarm, from the directory's signed records."""
