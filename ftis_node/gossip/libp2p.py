@@ -23,7 +23,7 @@ from ftis_node.gossip.membership.membership import SEEN_TTLS, Membership
 from ftis_node.gossip.membership.reachability import Reachability, reachability_of
 from ftis_node.gossip.p2pd.session import P2pdConfig, Session
 from ftis_node.gossip.p2pd.supervisor import P2pdSupervisor
-from ftis_node.gossip.pubsub.subscriptions import AnnouncementQueue, Subscriptions
+from ftis_node.gossip.pubsub import AnnouncementQueue, Subscriptions
 from ftis_node.gossip.rpc.calls import PeerCalls
 from ftis_node.gossip.rpc.client import pull_items
 from ftis_node.gossip.wire_names import RpcService, protocol, topic

@@ -29,7 +29,7 @@ from ftis_node.gossip.interface import (
 )
 from ftis_node.gossip.membership.connection_state import DUPLICATE_IDENTITY, ConnectionFacts, with_duplicate_identity
 from ftis_node.gossip.membership.reachability import Reachability, reachability_of
-from ftis_node.gossip.pubsub.subscriptions import AnnouncementQueue
+from ftis_node.gossip.pubsub import AnnouncementQueue
 from ftis_node.gossip.rpc.calls import PeerCalls
 from ftis_node.gossip.rpc.frames import outcome_of
 from ftis_node.gossip.rpc.services import OverBudget

@@ -8,7 +8,7 @@ from ftis_node.dashboard.screens.whole_swarm import SwarmApp
 from ftis_node.dashboard.view.spans import text_of
 from ftis_node.dashboard.widgets.text_lines import TextLines
 from ftis_node.errors import ConfigError
-from ftis_node.swarm.overview.view import RunSummary, SwarmRow, SwarmView
+from ftis_node.swarm.overview import RunSummary, SwarmRow, SwarmView
 
 if TYPE_CHECKING:
     from collections.abc import Callable

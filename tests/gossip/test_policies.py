@@ -9,7 +9,7 @@ from ftis_node.gossip import GossipCounters, GossipLimits, GossipMessage, Networ
 from ftis_node.gossip.directory.entries import OwnEntries
 from ftis_node.gossip.membership.connection_state import ConnectionFacts
 from ftis_node.gossip.membership.dialler import usable_addresses
-from ftis_node.gossip.pubsub.subscriptions import AnnouncementQueue
+from ftis_node.gossip.pubsub import AnnouncementQueue
 from ftis_node.gossip.rpc.services import StreamSlots
 from tests.gossip.test_multiaddr import PEER, RELAY
 

@@ -112,7 +112,7 @@ POINTS: dict[Place, tuple[str, ...]] = {
     ),
     Place.MESSAGE: (
         "gossip/p2pd/client.py:P2pdClient._messages>ed25519_peer_id",
-        "gossip/pubsub/subscriptions.py:AnnouncementQueue.put",
+        "gossip/pubsub.py:AnnouncementQueue.put",
         "gossip/libp2p.py:Libp2pGossip._decrypted",
         "gossip/libp2p.py:Libp2pGossip._receive",
         "gossip/encryption.py:NullCipher.decrypt",

@@ -18,7 +18,7 @@ from ftis_node.cli.app import run
 from ftis_node.config.node import load_node_settings
 from ftis_node.errors import ConfigError
 from ftis_node.telemetry.metrics import all_metrics, help_of, render_metrics
-from ftis_node.telemetry.otlp.exporter import PACKAGES, exported_metrics
+from ftis_node.telemetry.otlp import PACKAGES, exported_metrics
 from ftis_node.telemetry.secrets import redacted
 from ftis_node.telemetry.status import LearnerStatus
 from tests.telemetry.otlp_receiver import OtlpReceiver, kind_of, points_of
@@ -121,7 +121,7 @@ async def test_a_fault_is_logged_once_and_the_node_goes_on(
     caplog.set_level(logging.DEBUG)
     await exported(url, during_s=1.0)
     warnings = [one for one in caplog.records if one.levelno >= logging.WARNING]
-    assert [one.name for one in warnings] == ["ftis_node.telemetry.otlp.exporter"]
+    assert [one.name for one in warnings] == ["ftis_node.telemetry.otlp"]
     assert warnings[0].getMessage().startswith(f"metrics do not reach {url.removeprefix('http://')} (")
     assert logging.getLogger("opentelemetry").propagate
     assert not logging.getLogger("opentelemetry").handlers
@@ -141,7 +141,7 @@ def test_a_node_without_it_loads_nothing_of_it() -> None:
     code = """
 import asyncio, sys
 import ftis_node.node.startup.run
-from ftis_node.telemetry.otlp.exporter import check_can_export, exported_metrics
+from ftis_node.telemetry.otlp import check_can_export, exported_metrics
 async def off():
     async with exported_metrics("", None, version="", instance=""):
         check_can_export("")

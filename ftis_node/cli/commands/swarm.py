@@ -70,7 +70,7 @@ def _repeat(read: Callable[[], Any], *, as_json: bool) -> None:
 
 
 def _show(document: Any, *, as_json: bool) -> None:
-    from ftis_node.swarm.overview.view import SwarmView, render_views
+    from ftis_node.swarm.overview import SwarmView, render_views
 
     if as_json:
         print_json(document)

@@ -66,7 +66,7 @@ class SwarmScreen(Page):
             self._is_over.wait(self._period_s)
 
     def _look(self) -> list[str]:
-        from ftis_node.swarm.overview.view import SwarmView, render_views
+        from ftis_node.swarm.overview import SwarmView, render_views
 
         try:
             return render_views([SwarmView.from_dict(one) for one in self._read()])

@@ -24,7 +24,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from ftis_node.node.http_api.auth import own_names_only
 from ftis_node.node.http_api.connection_limits import HttpGuard
 from ftis_node.node.peers.swarm_status import view_of
-from ftis_node.swarm.overview.view import render_views
+from ftis_node.swarm.overview import render_views
 from ftis_node.swarm.peer_guard import UNPROVEN, Place
 from ftis_node.telemetry.metrics import CONTENT_TYPE
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping
 
     from ftis_node.gossip.bootstrap import BootstrapNode
-    from ftis_node.swarm.overview.view import SwarmView
+    from ftis_node.swarm.overview import SwarmView
 
 log = logging.getLogger(__name__)
 HOST = "127.0.0.1"

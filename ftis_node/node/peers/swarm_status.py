@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ftis_node.config.manifest import parse_canonical
 from ftis_node.errors import ConfigError
 from ftis_node.node.peers.registry import PeerActivity
-from ftis_node.swarm.overview.view import RunSummary, SwarmView, make_view, swarm_row
+from ftis_node.swarm.overview import RunSummary, SwarmView, make_view, swarm_row
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.telemetry.status import SwarmStatus
 

@@ -21,7 +21,7 @@ from ftis_node.node.supervision.shutdown import until_signalled
 from ftis_node.node.supervision.watchdog import ServiceManager, Watchdog
 from ftis_node.replay.integrity import reporting_damage
 from ftis_node.telemetry.log import log_block
-from ftis_node.telemetry.otlp.exporter import exported_metrics
+from ftis_node.telemetry.otlp import exported_metrics
 from ftis_node.telemetry.progress import unwatched
 
 if TYPE_CHECKING:
