@@ -26,7 +26,7 @@ UNBOUNDED = {
     "generation/engines/torch_engine.py": "requests of the daemon, which has `groups_in_flight` and one load under way",
     "generation/engines/vllm_driver.py": "the same, and one command for each of them",
     "generation/engines/vllm_jobs.py": "a command for each of those requests",
-    "doctor/runner.py": "one answer for each check of the doctor",
+    "doctor/doctor.py": "one answer for each check of the doctor",
     "telemetry/tracking.py": "`offer` looks at its capacity first",
 }
 

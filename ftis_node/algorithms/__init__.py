@@ -4,20 +4,17 @@ The package has two entry points: `group_advantages` turns rewards into advantag
 into a scalar to minimize. Each file behind them implements one idea and names its paper:
 
     advantages.py       rewards -> advantages inside a group            GRPO, Dr.GRPO
-    importance_weights.py  ratios of learner to generator, their caps   F-TIS, GSPO, GEPO, IcePop
+    importance_weights.py  ratios of learner to generator, their caps   F-TIS, GSPO, GEPO, IcePop; weights of texts of
+                        a peer with another vocabulary
     filters.py          drops distant negatives and outlier tokens      F-TIS, M2PO
     aggregate.py        [N, T] objective -> one number                  GRPO, DAPO, Dr.GRPO
     methods.py          the registry: a method is an objective and its constants
-    loss.py             `policy_loss`, which combines the above
+    loss.py             `policy_loss`, which combines the above; KL to the model that the learner started from
     settings.py         every parameter with its default and bounds
-    batch.py, checks.py validated inputs that are safe to exponentiate
-    groups.py           sums over groups without a loop
-    start_kl.py         KL to the model that the learner started from  GRPO
-    diagnostics.py      training statistics of a step, by sender
-    understated.py      detects log-probs that no honest sampling produces
+    batch.py            validated inputs that are safe to exponentiate; sums over groups without a loop
+    diagnostics.py      training statistics of a step, by sender; detects log-probs that no honest sampling produces
     group_choice.py     selects the groups of a step (Swarm SAPO)
     division.py         divides a task mixture among nodes (Ricardo)
-    cross_tokenizer.py  completions of a peer with another vocabulary
     mixture.py          next-token mixture of several models           DEMix, c-BTM
 
 Nothing here holds state, logs, or depends on a model, an optimizer or a network.
@@ -32,8 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ftis_node.algorithms.advantages import group_advantages
-    from ftis_node.algorithms.cross_tokenizer import cross_tokenizer_advantages
-    from ftis_node.algorithms.diagnostics import sender_sums
+    from ftis_node.algorithms.diagnostics import likelihood_gain, sender_sums
     from ftis_node.algorithms.division import SignalCount, division_shares, keep_chances
     from ftis_node.algorithms.group_choice import (
         GroupChoice,
@@ -43,11 +39,10 @@ if TYPE_CHECKING:
         split_foreign,
         usefulness,
     )
-    from ftis_node.algorithms.loss import policy_loss
+    from ftis_node.algorithms.importance_weights import cross_tokenizer_advantages
+    from ftis_node.algorithms.loss import kl_to_start, policy_loss
     from ftis_node.algorithms.methods import METHODS, Method, find_method, is_separable, method_parameters
     from ftis_node.algorithms.mixture import cached_prior, mixture_logprobs, posterior, text_logprobs, uniform_prior
-    from ftis_node.algorithms.start_kl import kl_to_start
-    from ftis_node.algorithms.understated import likelihood_gain
 
 __all__ = [
     "METHODS",
@@ -79,7 +74,7 @@ __all__ = [
 
 _FILES = {
     "group_advantages": "advantages",
-    "cross_tokenizer_advantages": "cross_tokenizer",
+    "cross_tokenizer_advantages": "importance_weights",
     "sender_sums": "diagnostics",
     "SignalCount": "division",
     "division_shares": "division",
@@ -101,8 +96,8 @@ _FILES = {
     "posterior": "mixture",
     "text_logprobs": "mixture",
     "uniform_prior": "mixture",
-    "kl_to_start": "start_kl",
-    "likelihood_gain": "understated",
+    "kl_to_start": "loss",
+    "likelihood_gain": "diagnostics",
 }
 
 

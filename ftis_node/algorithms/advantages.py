@@ -19,8 +19,16 @@ import math
 import torch
 from torch import Tensor
 
-from ftis_node.algorithms.checks import FLOATING, INTEGERS, require_choice, require_finite, require_tensor
-from ftis_node.algorithms.groups import group_extremes, group_index, group_sum
+from ftis_node.algorithms.batch import (
+    FLOATING,
+    INTEGERS,
+    group_extremes,
+    group_index,
+    group_sum,
+    require_choice,
+    require_finite,
+    require_tensor,
+)
 
 SCALES = ("std", "mean")
 

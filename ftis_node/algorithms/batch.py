@@ -6,6 +6,15 @@ by 0 *before* the first exponential. A mask applied afterwards would still propa
 All values are float64. The k3 estimate of two nearly equal policies is 5e-7 at a difference of 1e-3, and the filter
 compares it with a threshold. With float32 log-probs the rounding of rho - 1 would hide it. The matrix is small compared
 with the logits that it came from.
+
+Checks of callers' arguments. Each raises a ValueError that names the argument.
+
+An unchecked shape or NaN would become a wrong gradient without an error. Both entry points of the package check
+everything once, with these functions. The formulas behind them check nothing.
+
+Sums over groups, for group ids of any value in any order, without a loop over groups or completions.
+
+A *group* is the completions of one prompt by one generator; its id is any integer that its completions share.
 """
 
 from __future__ import annotations
@@ -15,8 +24,65 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ftis_node.algorithms.checks import FLOATING, INTEGERS, require_finite, require_tensor
-from ftis_node.algorithms.groups import group_index
+FLOATING = (torch.float32, torch.float64)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def require_tensor(
+    name: str, value: object, *, dtypes: tuple[torch.dtype, ...], shape: tuple[int, ...] | torch.Size
+) -> Tensor:
+    """Return `value` as a tensor. Raises ValueError naming `name` unless it has one of `dtypes` and `shape`."""
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{name} must be a tensor, not {type(value).__name__}")
+    if value.dtype not in dtypes:
+        raise ValueError(f"{name} must be one of {_names(dtypes)}, not {_names((value.dtype,))}")
+    if tuple(value.shape) != tuple(shape):
+        raise ValueError(f"{name} must have the shape {list(shape)}, not {list(value.shape)}")
+    return value
+
+
+def require_finite(name: str, values: Tensor, *, where: str = "") -> None:
+    """Raise ValueError naming the first NaN or infinity of `values`; the message ends with `where`."""
+    finite = torch.isfinite(values)
+    if bool(finite.all()):
+        return
+    position = (~finite).nonzero()[0].tolist()
+    raise ValueError(f"{name} holds a non-finite value{where}: {values[tuple(position)].item()} at {position}")
+
+
+def require_choice(name: str, value: object, known: tuple[str, ...]) -> None:
+    """Raise ValueError listing `known` unless `value` is one of them."""
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(known)}, not {value!r}")
+
+
+def _names(dtypes: tuple[torch.dtype, ...]) -> str:
+    return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+
+
+def group_index(group_ids: Tensor) -> tuple[Tensor, int]:
+    """Return ids `[N]` of any value as positions `[N]` in 0..G-1, and the number of groups G."""
+    unique_ids, index = torch.unique(group_ids, return_inverse=True)
+    return index, len(unique_ids)
+
+
+def group_sum(values: Tensor, index: Tensor, num_groups: int) -> Tensor:
+    """Return the sum of `values` `[N]` over each group, `[G]`."""
+    return values.new_zeros(num_groups).index_add(0, index, values)
+
+
+def group_extremes(values: Tensor, index: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
+    """Return the smallest and the largest of `values` `[N]` in each group, two tensors `[G]`."""
+    empty = values.new_zeros(num_groups)
+    smallest = empty.scatter_reduce(0, index, values, "amin", include_self=False)
+    largest = empty.scatter_reduce(0, index, values, "amax", include_self=False)
+    return smallest, largest
+
+
+def group_logsumexp(values: Tensor, index: Tensor, num_groups: int) -> Tensor:
+    """Return log sum exp of `values` `[N]` over each group, `[G]`. Subtracts the maximum first to prevent overflow."""
+    _, largest = group_extremes(values, index, num_groups)
+    return largest + group_sum(torch.exp(values - largest[index]), index, num_groups).log()
 
 
 @dataclass(frozen=True, slots=True)

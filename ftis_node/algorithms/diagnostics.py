@@ -9,19 +9,41 @@ effective sample size is (sum w)^2 / sum w^2 (A. Kong, "A note on importance sam
 1992).
 
 Every returned value is a sum, so callers may add values of several senders or steps.
+
+Detection of understated log-probs: the learner finds a completion far likelier than its sender claims.
+
+Suppose a sender samples y from a policy mu and reports log mu(y) correctly. Another policy then rarely finds y much
+likelier. For any policy pi the ratio M_n = pi(y_1..n) / mu(y_1..n) is a martingale or supermartingale, token by token,
+with mean at most 1 under mu. By Ville's inequality (J. Ville, Etude critique de la notion de collectif, 1939; for a
+fixed n it is Markov's)
+
+    P( max over n of log M_n >= t ) <= e^-t
+
+for any two models, at any distance, and any number of tokens. The same bound holds for the tokens from any position s
+on. Give the positions weights that sum to 1: a half for s = 0, the other half shared by the T - 1 later ones. Then the
+bounds add up (Boole's inequality):
+
+    P( max over s, n of log (M_n / M_s) + log w_s >= t ) <= e^-t
+
+At t = 16 that is one honest completion in nine million. A sender may understate its log-probs to raise the importance
+weight to the cap; it then exceeds t within a few tokens. It cannot hide this by overstating other tokens: the maximum
+is over all contiguous parts, not the whole completion. The bound requires that mu is the sampling distribution. A
+truncated distribution (top_p, top_k) with the log-probs of the whole softmax violates this.
+
+No such bound exists in the other direction. Overstated log-probs only make weights small.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ftis_node.algorithms.batch import Batch, read_batch
+from ftis_node.algorithms.batch import Batch, group_sum, read_batch
 from ftis_node.algorithms.filters import apply_filter
-from ftis_node.algorithms.groups import group_sum
 from ftis_node.algorithms.importance_weights import token_log_ratio
 from ftis_node.algorithms.methods import find_method
 from ftis_node.algorithms.settings import make_settings
@@ -33,6 +55,27 @@ if TYPE_CHECKING:
 LOG_RATIO_EDGES = (-4.0, -2.0, -1.0, -0.5, -0.1, 0.1, 0.5, 1.0, 2.0, 4.0)
 NUM_BINS = len(LOG_RATIO_EDGES) + 1
 LOW_RATIO = 0.1
+HALF = math.log(2.0)
+
+
+def likelihood_gain(learner_logprobs: Tensor, behaviour_logprobs: Tensor, mask: Tensor) -> Tensor:
+    """Return the largest log pi(part) - log mu(part) over all contiguous parts of each completion, in nats.
+
+    The function subtracts log 2 from a part that begins at the first token, and log 2 (T - 1) from any other part of a
+    completion of T tokens. An honest completion then reaches t with a probability of at most e^-t. Three inputs `[N,
+    T]`, result `[N]` in float64 without gradient.
+    """
+    gains = learner_logprobs.detach().double() - behaviour_logprobs.double()
+    sums = torch.where(mask, gains, 0.0).cumsum(dim=1)
+    if not sums.shape[1]:
+        return sums.new_full((len(sums),), -HALF)
+    from_the_start = sums.amax(dim=1) - HALF
+    if sums.shape[1] == 1:
+        return from_the_start
+    lowest = sums[:, :-1].cummin(dim=1).values
+    num_starts = (mask.sum(dim=1) - 1).clamp(min=1)
+    from_later = (sums[:, 1:] - lowest).amax(dim=1) - HALF - num_starts.double().log()
+    return torch.maximum(from_the_start, from_later)
 
 
 def sender_sums(
@@ -53,7 +96,7 @@ def sender_sums(
 
     The first five tensors and `params` are as in `policy_loss`; `sender_ids` `[N]` are integers in 0..S-1, 0 for this
     node's own. Rows of `is_text` `[N]` have no log-probs of their sender: pass the learner's own as
-    `behaviour_logprobs`, and their weights `[N]` as `text_weights` (`cross_tokenizer.py`). Raises ValueError as
+    `behaviour_logprobs`, and their weights `[N]` as `text_weights` (`importance_weights.py`). Raises ValueError as
     `policy_loss` does.
 
         groups, groups_with_signal          groups, and those with an advantage that is not 0

@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ftis_node.algorithms.groups import group_extremes, group_sum
+from ftis_node.algorithms.batch import group_extremes, group_sum
 from ftis_node.algorithms.importance_weights import SEQUENCE_LOG_RATIO_LIMIT, token_log_ratio
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.algorithms.aggregate import AGGREGATIONS, DENOMINATORS
-from ftis_node.algorithms.checks import require_choice
+from ftis_node.algorithms.batch import require_choice
 from ftis_node.config.method.method_table import FILTERS
 
 if TYPE_CHECKING:

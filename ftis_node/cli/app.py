@@ -45,9 +45,14 @@ from ftis_node.cli.commands import (
 from ftis_node.cli.completion import joined_words
 from ftis_node.config.no_network_env import forbid_telemetry
 from ftis_node.errors import FtisError
-from ftis_node.telemetry.log import is_json, set_up_logging
+from ftis_node.telemetry.log import (
+    discard_output,
+    drop_what_cannot_be_written,
+    is_json,
+    open_closed_files,
+    set_up_logging,
+)
 from ftis_node.telemetry.secrets import redacted, show_traceback
-from ftis_node.telemetry.standard_files import discard_output, drop_what_cannot_be_written, open_closed_files
 from ftis_node.telemetry.terminal_text import one_line
 
 log = logging.getLogger(__name__)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.telemetry.health_summary import OFF, AnswerWord, duration, summarize_health
-from ftis_node.telemetry.sizes import size
-from ftis_node.telemetry.terminal_text import printable, wrapped
+from ftis_node.telemetry.terminal_text import printable, size, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

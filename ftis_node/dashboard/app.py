@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from textual.events import InputEvent
 
-from ftis_node.dashboard.context import DashboardContext
-from ftis_node.dashboard.messages import NodeSeen
+from ftis_node.dashboard.context import DashboardContext, NodeSeen
 from ftis_node.dashboard.screens.main import MainScreen
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ftis_node.config.home import Home
-    from ftis_node.models.decoder import Decoder
+    from ftis_node.models.tokenizer import Decoder
     from ftis_node.records.text_group import TextCompletion
     from ftis_node.replay.reader import GroupSummary
 

@@ -2,20 +2,73 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import App
+from textual.message import Message
+from textual.screen import Screen
 
-from ftis_node.dashboard.messages import GroupOpened, GroupsListed
 from ftis_node.errors import FtisError
 
 if TYPE_CHECKING:
-    from textual.screen import Screen
+    from textual.binding import BindingType
 
     from ftis_node.config.home import Home
+    from ftis_node.dashboard.buffer_reader import GroupDetail
     from ftis_node.dashboard.snapshot import NodeSnapshot
-    from ftis_node.models.decoder import Decoder
+    from ftis_node.models.tokenizer import Decoder
+    from ftis_node.replay.reader import GroupSummary
+
+
+@dataclass
+class NodeSeen(Message):
+    """New snapshot of the node."""
+
+    snapshot: NodeSnapshot
+
+
+@dataclass
+class GroupsListed(Message):
+    """Groups that a screen requested. `problem` is the reason why the list is empty."""
+
+    groups: list[GroupSummary]
+    problem: str = ""
+
+
+@dataclass
+class GroupOpened(Message):
+    """Group that a screen requested; None if the buffer no longer has it."""
+
+    group: GroupDetail | None
+    problem: str = ""
+
+
+@dataclass
+class SwarmRead(Message):
+    """Lines of the swarm's view, or the reason why they are missing."""
+
+    lines: list[str]
+
+
+class Page(Screen[None]):
+    """Screen above the main one."""
+
+    app: DashboardContext
+    BINDINGS: ClassVar[list[BindingType]] = [("escape", "back", "back"), ("q", "app.quit", "quit")]
+
+    def action_back(self) -> None:
+        """Close this screen, or the application if no other screen is left.
+
+        Escape may be pressed again before the screen is closed; that has no effect.
+        """
+        if not self.is_current:
+            return
+        if len(self.app.screen_stack) > 1:
+            self.app.pop_screen()
+        else:
+            self.app.exit()
 
 
 class DashboardContext(App[None]):
@@ -60,7 +113,7 @@ class DashboardContext(App[None]):
         import sqlite3
 
         from ftis_node.dashboard.buffer_reader import read_group
-        from ftis_node.models.decoder import Decoder
+        from ftis_node.models.tokenizer import Decoder
 
         if self._decoder is None:
             self._decoder = Decoder(self._home)

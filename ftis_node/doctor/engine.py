@@ -12,8 +12,8 @@ import sys
 from importlib import util
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ftis_node.doctor.check_result import CheckResult
 from ftis_node.doctor.machine import MIN_DRIVER
+from ftis_node.doctor.table import CheckResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -9,13 +9,13 @@ import psutil
 
 from ftis_node.config.manifest import load_manifest, read_own_manifest
 from ftis_node.config.node import load_node_settings
-from ftis_node.doctor.check_result import CheckResult
+from ftis_node.doctor.table import CheckResult
 from ftis_node.errors import FtisError
 from ftis_node.memory.choice import DEFAULT_RUN, choose, smaller_model, training_label
 from ftis_node.memory.home_training import PreviousTraining, read_previous_training
 from ftis_node.memory.placement import assign_gpus, inspect_machine
 from ftis_node.memory.plan import Machine, plan
-from ftis_node.telemetry.sizes import GIB, in_gib
+from ftis_node.telemetry.terminal_text import GIB, in_gib
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -10,8 +10,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftis_node.doctor.check_result import CheckResult
 from ftis_node.doctor.memory import memory_results
+from ftis_node.doctor.table import CheckResult
 from ftis_node.errors import FileError, FtisError, ModelError, NetworkError
 from ftis_node.files import read_text
 from ftis_node.models import read_json, read_shape, resolve_model, shape_of

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from ftis_node.doctor.check_result import CheckResult, Level
 from ftis_node.doctor.sockets import is_carriers_nat, own_address
+from ftis_node.doctor.table import CheckResult, Level
 from ftis_node.gossip import parse_multiaddr
 from ftis_node.gossip.membership.reachability import Reachability, is_public
-from ftis_node.telemetry.sizes import GIB
+from ftis_node.telemetry.terminal_text import GIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

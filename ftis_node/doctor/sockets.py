@@ -11,10 +11,10 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from ftis_node.doctor.check_result import CheckResult, Level
+from ftis_node.doctor.table import CheckResult, Level
 from ftis_node.errors import UsageError
 from ftis_node.gossip.multiaddr import parse_listen_address, parse_multiaddr
-from ftis_node.gossip.p2pd.ports import check_free
+from ftis_node.gossip.p2pd.process import check_free
 from ftis_node.node.startup.preflight import check_ports
 
 if TYPE_CHECKING:

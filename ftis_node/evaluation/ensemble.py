@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from ftis_node.evaluation.result import EvaluationRow
     from ftis_node.generation.engines import EngineName
-    from ftis_node.generation.engines.mixture_decoder import MixtureWeights
+    from ftis_node.generation.engines.mixture_engine import MixtureWeights
     from ftis_node.models import ModelSource
     from ftis_node.tasks.base import Task, TaskItem
     from ftis_node.telemetry.progress import OnProgress
@@ -247,7 +247,7 @@ def _mixture_weights(
     """Return how each of the mixtures weights the experts."""
     if not mixtures:
         return {}
-    from ftis_node.generation.engines.mixture_decoder import cached_mixture_weights, uniform_mixture_weights
+    from ftis_node.generation.engines.mixture_engine import cached_mixture_weights, uniform_mixture_weights
 
     makers = {
         "posterior": lambda: uniform_mixture_weights(len(seen)),
@@ -267,7 +267,7 @@ def _text_figures(
         for name, each in zip(names, seen, strict=True)
     ]
     if weights_by_mode:
-        from ftis_node.generation.engines.mixture_decoder import mixture_nats
+        from ftis_node.generation.engines.mixture_engine import mixture_nats
 
         windows = list(zip(*(each.windows for each in seen), strict=True))
         num_tokens = figures[0].tokens

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ftis_node.evaluation.members import Member
     from ftis_node.generation.engines import OpenEngine
     from ftis_node.generation.engines.base import Engine
-    from ftis_node.generation.engines.mixture_decoder import MixtureWeights
+    from ftis_node.generation.engines.mixture_engine import MixtureWeights
     from ftis_node.generation.evaluate import Answered
     from ftis_node.models import ModelSource, PromptTokenizer
     from ftis_node.tasks.base import Task, TaskItem

@@ -36,8 +36,7 @@ from ftis_node.generation.messages import (
 )
 from ftis_node.generation.throughput import Throughput
 from ftis_node.generation.time_limits import TimeLimits
-from ftis_node.generation.weight_loader import PROOF_TOLERANCES, WeightLoader, known
-from ftis_node.generation.weight_source import WeightSource
+from ftis_node.generation.weight_loader import PROOF_TOLERANCES, WeightLoader, WeightSource, known
 from ftis_node.workers.client import WorkerClient
 from ftis_node.workers.spec import WorkerSpec
 from ftis_node.workers.supervisor import FreeMemory, Supervisor, WorkerState

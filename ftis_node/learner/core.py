@@ -1,7 +1,7 @@
 """The learner: a policy, its optimizer and its checkpoints, advanced one step at a time.
 
     groups -> batch -> micro-batches -> step          -> published weights -> checkpoint
-              batch.py  packing.py      train_step.py  publication.py       checkpoint_manager.py
+              batch.py  packing.py      train_step.py  publish_weights.py   checkpoint_manager.py
 
 If several processes hold the model together, each has a Learner. The daemon talks to rank 0, and the other ranks
 execute their part of each command (`take_part`, `ranks.py`).
@@ -28,8 +28,7 @@ from ftis_node.errors import ConfigError, FtisError, WorkerTaskError
 from ftis_node.learner.checkpoint.checkpoint import owner_of
 from ftis_node.learner.checkpoint.checkpoint_manager import CheckpointManager
 from ftis_node.learner.checkpoint.export import adapter_state, export_policy
-from ftis_node.learner.checkpoint.publication import WeightPublication
-from ftis_node.learner.checkpoint.publish_weights import gathering_of
+from ftis_node.learner.checkpoint.publish_weights import WeightPublication, gathering_of
 from ftis_node.learner.data.batch import batch_of, make_batch, make_micro_batches
 from ftis_node.learner.data.groups import unpack_train_groups
 from ftis_node.learner.data.packing import make_packed_micro_batches
@@ -38,8 +37,7 @@ from ftis_node.learner.distributed.ranks import ALONE, Ranks, cut_evenly
 from ftis_node.learner.messages import AuditRequest, LearnerState, StepReport, TrainGroup, TrainReply, TrainRequest
 from ftis_node.learner.model.kernels import check_kernels, choose_kernels
 from ftis_node.learner.model.policy import recompute_activations
-from ftis_node.learner.model.policy_loading import open_policy
-from ftis_node.learner.model.reference_model import load_reference
+from ftis_node.learner.model.policy_loading import load_reference, open_policy
 from ftis_node.learner.step.agreement import AgreementMeter
 from ftis_node.learner.step.mismatch import CheckGroup, Mismatch, measure_mismatch
 from ftis_node.learner.step.objective import make_objective

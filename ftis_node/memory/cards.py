@@ -16,7 +16,7 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.memory.choice import DEFAULT_RUN, compare
 from ftis_node.memory.plan import Machine
 from ftis_node.models import published_qwen25
-from ftis_node.telemetry.sizes import GIB
+from ftis_node.telemetry.terminal_text import GIB
 
 if TYPE_CHECKING:
     from ftis_node.models import ModelShape

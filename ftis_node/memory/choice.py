@@ -20,7 +20,7 @@ from ftis_node.memory.learner_memory import GPU_MICRO_BATCH_TOKENS
 from ftis_node.memory.placement import assign_gpus, check_heads, inspect_machine
 from ftis_node.memory.plan import USABLE_SHARE, Machine, plan
 from ftis_node.models import published_qwen25, read_shape
-from ftis_node.telemetry.sizes import GIB
+from ftis_node.telemetry.terminal_text import GIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

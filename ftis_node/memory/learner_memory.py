@@ -1,9 +1,9 @@
 """Settings of the two workers, and the learner's memory by part, from a model's shape.
 
 Arithmetic alone: no model is loaded and torch is not imported. The learner's terms count the tensors of its code
-(`masters.py`, `logprobs.py`, transformers' eager Qwen2 layer) one by one. Tests compare them with the tensors of a real
-model on the CPU. A process' context is a rule of thumb until a GPU has been measured. All sizes are bytes; per token
-means per position of a micro-batch. `generator.py` has the generator's terms.
+(`optimizer.py`, `logprobs.py`, transformers' eager Qwen2 layer) one by one. Tests compare them with the tensors of a
+real model on the CPU. A process' context is a rule of thumb until a GPU has been measured. All sizes are bytes; per
+token means per position of a micro-batch. `generator.py` has the generator's terms.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def layer_bytes_per_token(shape: ModelShape, workload: Workload) -> int:
 
     H hidden, Q query, K key, I intermediate sizes, h heads, r rank. Each norm keeps its float32 input and one
     reciprocal, and the normalized value if it is trained. Attention keeps q, k, v, output and a float32 log-sum a head.
-    The gated block keeps two wide tensors, three under an adapter (`learner/model/gated.py`).
+    The gated block keeps two wide tensors, three under an adapter (`learner/model/kernels.py`).
 
     A row of several texts (`learner/model/attention.py`) keeps more, which is not counted. It keeps a copy of the
     attention's output. For each text after the first it also keeps q, k, v, output and log-sum of the shared prompt.

@@ -23,8 +23,8 @@ from ftis_node.memory.learner_memory import HEAD_CHUNK_TOKENS, Workload
 from ftis_node.memory.plan import USABLE_SHARE, Machine, plan
 from ftis_node.memory.weight_transport import transport_of
 from ftis_node.models import list_accelerators, pick_device, read_shape
-from ftis_node.telemetry.sizes import in_gib
-from ftis_node.workers.weights.folder import free_in_memory
+from ftis_node.telemetry.terminal_text import in_gib
+from ftis_node.workers.weights.store import free_in_memory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -5,7 +5,7 @@
     file     a file in memory, or in the home                        a CPU; adapters, which are megabytes
 
 A transport that fails at run time falls back to the next one: `learner/checkpoint/publish_weights.py` and
-`generation/weight_source.py`.
+`generation/weight_loader.py`.
 """
 
 from __future__ import annotations

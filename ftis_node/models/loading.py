@@ -2,6 +2,14 @@
 
 Nothing from the model's folder is executed (`trust_remote_code=False`, safetensors only). A folder whose weights do not
 fill the model is an error: transformers would fill the gaps with random numbers and only warn.
+
+A model without its weights, and single rows of its weights from its files: for a model that several processes share.
+
+    empty_causal_lm   modules and buffers as they are, parameters without memory (torch's meta device)
+    WeightRows        rows start to end of a parameter, read from the file that holds it
+
+So each process reads only the rows that it holds. The model's code makes the buffers, because some are in no file
+(rotary frequencies).
 """
 
 from __future__ import annotations
@@ -11,12 +19,83 @@ from typing import TYPE_CHECKING, Any, Literal
 from ftis_node.errors import MachineError, ModelError
 from ftis_node.models.devices import has_gpu
 from ftis_node.models.library_logging import quiet_library_logging
+from ftis_node.models.safetensors_file import read_header
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+
     from ftis_node.models.source import ModelSource
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 Device = Literal["auto", "cpu", "cuda"]
+GENERATION_CONFIG_FILE = "generation_config.json"
+READABLE = {"F64", "F32", "F16", "BF16"}  # safetensors' names of number formats
+
+
+def empty_causal_lm(source: ModelSource, *, dtype: torch.dtype) -> Any:
+    """Return the model of `load_causal_lm` in `dtype`, with all parameters on the meta device and tied ones tied.
+
+    Raises ModelError if the configuration describes no model.
+    """
+    from accelerate import init_empty_weights
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    with quiet_library_logging():
+        try:
+            config = AutoConfig.from_pretrained(source.folder, trust_remote_code=False, local_files_only=True)
+            with init_empty_weights(include_buffers=False):
+                model = AutoModelForCausalLM.from_config(
+                    config, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False
+                )
+            model.tie_weights()
+            if (source.folder / GENERATION_CONFIG_FILE).exists():
+                model.generation_config = GenerationConfig.from_pretrained(source.folder, local_files_only=True)
+        except Exception as error:
+            raise ModelError(f"the model in {source.folder} cannot be built: {first_line(error)}") from error
+    return model.eval()
+
+
+class WeightRows:
+    """The tensors in a model's files, by name. Between two reads no file is open and no tensor in memory."""
+
+    def __init__(self, source: ModelSource) -> None:
+        """Read the headers. Raises ModelError if a file is damaged."""
+        self._where: dict[str, tuple[Path, dict[str, Any]]] = {
+            name: (path, entry) for path in source.weights_files for name, entry in read_header(path).tensors.items()
+        }
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._where
+
+    def why_not(self, model: Any) -> str:
+        """Return why the files cannot fill `model` tensor by tensor; empty if they can."""
+        shapes = {name: value.shape for name, value in model.named_parameters()}
+        shapes |= {name: value.shape for name, value in model.named_buffers() if name in model.state_dict()}
+        for name, shape in shapes.items():
+            _, entry = self._where.get(name, (None, None))
+            if entry is None:
+                return f"{name} is not in its files"
+            if tuple(entry["shape"]) != tuple(shape) or entry["dtype"] not in READABLE:
+                return f"{name} is {entry['dtype']} {entry['shape']} in its file"
+        if twice := sorted(name for name in model.all_tied_weights_keys if name in self._where):
+            return f"{twice[0]} is a tied tensor, but its files have it too"
+        if model._keep_in_fp32_modules_strict:
+            return "parts of it are float32 in any case"
+        return ""
+
+    def read(self, name: str, start: int = 0, end: int | None = None) -> torch.Tensor:
+        """Return rows `start` to `end` (all unless given) of a tensor, in the file's number format, on the CPU."""
+        from safetensors import safe_open
+
+        path, entry = self._where[name]
+        with safe_open(path, framework="pt") as file:
+            if not entry["shape"]:
+                scalar: torch.Tensor = file.get_tensor(name).clone()
+                return scalar
+            rows: torch.Tensor = file.get_slice(name)[start:end].clone()
+        return rows
 
 
 def load_causal_lm(source: ModelSource, *, dtype: Dtype = "auto", device: Device = "cpu") -> Any:

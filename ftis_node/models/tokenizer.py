@@ -14,23 +14,33 @@ the first user message.
 `AutoTokenizer` imports the configurations of all models, and with them torch: 4 s of processor time and 340 MB. For the
 models in CLASSES its choice is known, and that class imports no torch. For any other model, and any other release of
 transformers, `AutoTokenizer` chooses.
+
+Decoder of token ids to text, by the tokenizer of the node's own model.
+
+`tokenizers` reads `tokenizer.json` alone: neither transformers nor torch is loaded for it. If the model has no such
+file, or is no longer on this machine, the ids stay ids. Nothing is downloaded.
 """
 
 from __future__ import annotations
 
 import json
+from functools import cached_property
 from importlib import import_module, metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.errors import ModelError
+from ftis_node.errors import FileError, ModelError
+from ftis_node.files import read_object
 from ftis_node.models.fingerprint import tokenizer_fingerprint
 from ftis_node.models.library_logging import quiet_library_logging
 from ftis_node.models.source import CONFIG_FILE, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
+    from tokenizers import Tokenizer
+
+    from ftis_node.config.home import Home
     from ftis_node.models.source import ModelSource
 
 GENERATION_CONFIG_FILE = "generation_config.json"
@@ -52,6 +62,67 @@ CLASSES = {
     ("llama", "TokenizersBackend"): GENERIC,
 }
 """Module and class by `model_type` in config.json and `tokenizer_class` in tokenizer_config.json."""
+TOKENIZER_FILE = "tokenizer.json"
+
+
+class Decoder:
+    """Decoder of one home.
+
+    The first use reads the file, which may take a second, so do not call it in an event loop.
+    """
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+
+    @cached_property
+    def _opened(self) -> tuple[Tokenizer | None, str]:
+        return _open_tokenizer(self._home)
+
+    @property
+    def missing(self) -> str:
+        """Reason why there is no tokenizer; empty if there is one."""
+        return self._opened[1]
+
+    def text(self, token_ids: Sequence[int], *, with_special_tokens: bool = False) -> str | None:
+        """Return the text of these ids; None if there is no tokenizer, or if an id is not in its vocabulary."""
+        tokenizer, _ = self._opened
+        if tokenizer is None:
+            return None
+        try:
+            ids = [int(token) for token in token_ids]
+            return str(tokenizer.decode(ids, skip_special_tokens=not with_special_tokens))
+        except OverflowError:  # a negative id
+            return None
+
+
+def _open_tokenizer(home: Home) -> tuple[Tokenizer | None, str]:
+    try:
+        model = str(read_object(home.settings)["model"])
+    except (OSError, FileError, KeyError):
+        return None, f"{home.settings} names no model: showing token ids"
+    folder = _folder_of(model)
+    if folder is None or not (folder / TOKENIZER_FILE).is_file():
+        return None, f"the model's {TOKENIZER_FILE} is not on this machine: showing token ids"
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_file(str(folder / TOKENIZER_FILE)), ""
+    except Exception as error:  # the library raises a plain Exception for an unreadable file
+        return None, f"{folder / TOKENIZER_FILE} cannot be read ({error}): showing token ids"
+
+
+def _folder_of(model: str) -> Path | None:
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder
+    from huggingface_hub.errors import HFValidationError
+
+    from ftis_node.models.hub import cached_snapshot
+
+    try:
+        return cached_snapshot(model)
+    except HFValidationError:  # the folder was removed
+        return None
 
 
 class PromptTokenizer:

@@ -3,7 +3,7 @@
 Files and folders:
 
     daemon.py     the loops and the task group that runs them, with a diagram of the pipeline
-    context.py    the context that loops share     state.py      counts and gauges
+    context.py    the context that loops share, and the state on which they decide
     startup/      from a command line to a running daemon
     loops/        the named loops, one file each
     training/     policy of a training step: start, groups, weight sync, report

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ftis_node.memory.placement import WorkerPlacement
-from ftis_node.node.storage.disk_space import DiskSpace
+from ftis_node.node.storage.usage import DiskSpace
 from ftis_node.node.training.token_budget import GenerateBudget
 from ftis_node.telemetry.tracking import Tracking
 
@@ -19,13 +19,12 @@ if TYPE_CHECKING:
     from ftis_node.generation.evaluate import Generator
     from ftis_node.gossip.interface import Gossip
     from ftis_node.models import ModelSource, PromptTokenizer
-    from ftis_node.node.context import NodeContext, NodeDescription
-    from ftis_node.node.peers.confirmations import Confirmations
+    from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
+    from ftis_node.node.peers.announce import Confirmations
     from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.protocols import Generation, Learning
-    from ftis_node.node.state import NodeCounters
-    from ftis_node.node.supervision.disk_thread import DiskThread
+    from ftis_node.node.supervision.background import DiskThread
     from ftis_node.node.training.division import Division
     from ftis_node.node.training.evaluation import EvaluationHistory
     from ftis_node.node.training.slots import SlotPool

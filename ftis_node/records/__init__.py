@@ -4,10 +4,9 @@ group.py        groups, their completions and prompts
 text_group.py   a group sent as text, for peers with another tokenizer
 header.py       the fields that both forms share on the wire
 codec.py        a group to bytes and back, as token ids and log-probs: exact, lossless, lossy
-compact.py      ids and log-probs as compressed byte planes, lossless or lossy
+compact.py      ids and log-probs as byte planes, bounded before they are decompressed; lossless or lossy
 bounds.py       the bounds of each field of each message
 parsing.py      bytes to a message within those bounds
-byte_planes.py  integers as byte planes, bounded before they are decompressed
 text_codec.py   a group to bytes and back, as texts
 envelope.py     signed bytes: envelope, announcement, directory record
 identity.py     the Ed25519 key and the peer id

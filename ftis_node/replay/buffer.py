@@ -18,11 +18,9 @@ from ftis_node.records.group import PromptRef
 from ftis_node.replay.checksums import checksum_of, is_sound, release_damaged
 from ftis_node.replay.counts import kept_bytes
 from ftis_node.replay.database import Transaction, give_back_pages, open_writer
-from ftis_node.replay.failures import note_failed, release_poisoned
-from ftis_node.replay.forgotten import forget, is_forgotten, trim
+from ftis_node.replay.failures import apply_checkpoint, claim_used, note_failed, release_poisoned
 from ftis_node.replay.lifecycle import Candidate, Freshness, ReleaseReason, State, choose_evicted, choose_newest
-from ftis_node.replay.numbering import LAST_NUMBER, SKIPPED_NUMBERS, position_of, read_total
-from ftis_node.replay.reconciliation import apply_checkpoint, claim_used
+from ftis_node.replay.numbering import LAST_NUMBER, SKIPPED_NUMBERS, forget, is_forgotten, position_of, read_total, trim
 from ftis_node.replay.reset import limit_reset_at, read_reset_at
 from ftis_node.swarm.reputation.rate_limits import ShareCap
 

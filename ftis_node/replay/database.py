@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ftis_node.config.disk_room import free_bytes
 from ftis_node.errors import ConfigError, DamagedError
 from ftis_node.files import check_database
-from ftis_node.replay import checksums, counts, failures, forgotten, numbering
+from ftis_node.replay import checksums, counts, failures, numbering
 from ftis_node.replay.integrity import BUSY_TIMEOUT_S, MAX_VERSION, explained
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ ADD_TEXT = "ALTER TABLE groups ADD COLUMN text_token_ids TEXT;"  # of groups sen
 ADD_WEIGHTS_OF = (
     "ALTER TABLE groups ADD COLUMN weights_of TEXT;"  # the peer whose weights sampled it, if not the sender
 )
-MIGRATIONS = {1: ADD_TEXT, 2: ADD_WEIGHTS_OF + forgotten.SCHEMA}  # by the version that each one upgrades
+MIGRATIONS = {1: ADD_TEXT, 2: ADD_WEIGHTS_OF + numbering.SCHEMA}  # by the version that each one upgrades
 
 
 def open_writer(path: Path) -> sqlite3.Connection:
@@ -76,7 +76,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
         version = _known_version(connection, path)
         for step in range(version, SCHEMA_VERSION) if version else ():
             _upgrade_once(connection, step)
-        connection.executescript(f"BEGIN; {SCHEMA} {forgotten.SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+        connection.executescript(f"BEGIN; {SCHEMA} {numbering.SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
         checksums.add_column(connection)
         failures.add_column(connection)
         counts.start_counting(connection)

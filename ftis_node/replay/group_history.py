@@ -16,7 +16,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.models.decoder import Decoder
+from ftis_node.models.tokenizer import Decoder
 from ftis_node.records.envelope import open_envelope
 from ftis_node.records.group import Completion, Group
 from ftis_node.records.text_codec import unpack_any

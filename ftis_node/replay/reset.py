@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftis_node.replay.checksums import NOTED
 from ftis_node.replay.database import SCHEMA_VERSION, open_writer
-from ftis_node.replay.forgotten import forget, is_forgotten
 from ftis_node.replay.lifecycle import ReleaseReason, State
-from ftis_node.replay.numbering import LAST_NUMBER, SKIPPED_NUMBERS, position_of, read_total
+from ftis_node.replay.numbering import LAST_NUMBER, SKIPPED_NUMBERS, forget, is_forgotten, position_of, read_total
 
 if TYPE_CHECKING:
     import sqlite3

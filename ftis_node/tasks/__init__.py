@@ -5,13 +5,12 @@
     registry.py    from a SPEC to the task
     plugins.py     tasks and rewards of other packages
     mixed.py       several tasks as one
-    whole_weights.py  weights as whole numbers
     arithmetic.py  sums and differences, for swarms on two CPU cores
     sums.py        sums with working, for swarms on two CPU cores
     gsm8k.py       grade-school word problems      \\
-    math500.py     competition problems             > math/dataset.py, from problem_task.py, problems.py, hub.py
+    math500.py     competition problems             > math/dataset.py, from problems.py, hub.py
     dataset/       rows of any data set, rewards by weight
-    rg.py          reasoning-gym's generators; rg_guard.py keeps answers from being run as code
+    rg.py          reasoning-gym's generators; no answer is run as code
     math/          chat format of reasoning tasks, equality of answers, limits on what a parser reads
     answers.py     the answer in a completion, for votes
     scoring/       scores in a separate process, under limits

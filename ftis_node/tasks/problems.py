@@ -7,20 +7,50 @@ it would disagree with its peers about all later problems. For the same reason a
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.errors import FileError, TaskError
 from ftis_node.files import read_file
+from ftis_node.records.group import PromptRef
+from ftis_node.tasks.base import TaskItem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from ftis_node.tasks.base import ChatMessage
+
     ReadRow = Callable[[dict[str, Any]], "Problem"]
 
-
 MAX_FILE_BYTES = 4 << 30
+
+
+class ProblemTask(ABC):
+    """Problems by index. A subclass sets `name`, `split` and `_problems`, and writes the prompt of a problem."""
+
+    name: str
+    split: str
+    _problems: tuple[Problem, ...]
+
+    @abstractmethod
+    def prompt_of(self, problem: Problem) -> tuple[ChatMessage, ...]:
+        """Return the chat messages that ask the problem."""
+
+    def __len__(self) -> int:
+        return len(self._problems)
+
+    def __getitem__(self, index: int) -> TaskItem:
+        if not 0 <= index < len(self):
+            raise IndexError(f"{self.name}/{self.split} has no problem {index}")
+        problem = self._problems[index]
+        return TaskItem(PromptRef(self.name, self.split, index), self.prompt_of(problem), problem.answer)
+
+    def resolve(self, ref: PromptRef) -> TaskItem:
+        if (ref.task, ref.split) != (self.name, self.split) or not 0 <= ref.index < len(self):
+            raise KeyError(str(ref))
+        return self[ref.index]
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,8 +38,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import TaskError
-from ftis_node.tasks.dataset.query import PREFIX, DatasetQuery, parse_dataset
-from ftis_node.tasks.whole_weights import NUMBER, parse_weight, whole_weights
+from ftis_node.tasks.dataset.query import NUMBER, PREFIX, DatasetQuery, parse_dataset, parse_weight, whole_weights
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

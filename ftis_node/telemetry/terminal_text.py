@@ -1,6 +1,6 @@
 """Untrusted text on a terminal: names and completions of peers may contain terminal commands.
 
-Characters that are not printable are escaped as in a Python string: `\\x1b`. These are control characters, escape
+Characters that are not printable are escaped as in a Python string: `\x1b`. These are control characters, escape
 sequences, and marks that change the direction of writing. Widths are in terminal cells.
 """
 
@@ -18,6 +18,22 @@ ELLIPSIS = "…"
 MAX_VALUE = 200  # characters of one value in an error message
 MAX_LINE = 2000
 LONG_VALUE = re.compile(r"""'[^']{201,}'|"[^"]{201,}"|\S{201,}""")
+GIB = 1 << 30
+UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
+def size(num_bytes: float) -> str:
+    """Return a byte count in decimal units: `1.5 GB`, `212 MB`."""
+    for limit, unit in UNITS:
+        if num_bytes >= limit:
+            scaled = num_bytes / limit
+            return f"{scaled:.0f} {unit}" if scaled >= 100 else f"{scaled:.1f} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def in_gib(num_bytes: int) -> str:
+    """Return a byte count in binary units: `1.50 GiB`."""
+    return f"{num_bytes / GIB:.2f} GiB"
 
 
 def printable(text: str) -> str:

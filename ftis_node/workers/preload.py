@@ -11,6 +11,10 @@ signals, process group, parent-death signal, log and environment. A restart spaw
 
 After any failure `fork` returns None, and the worker is spawned as usual. Libraries must not have started
 threads before the fork, and CUDA cannot be used after one: only workers on the CPU are forked.
+
+The handle of a worker process that this process did not spawn but inherited (`preload.py`).
+
+It has the part of `asyncio.subprocess.Process` that `process.py` uses.
 """
 
 from __future__ import annotations
@@ -23,19 +27,18 @@ import socket
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ftis_node.config.no_network_env import NO_TELEMETRY, WORKERS_STAY_OFFLINE
 from ftis_node.files import open_to_write
-from ftis_node.workers.forked import ForkedProcess
 from ftis_node.workers.wire import pack_fork, unpack_pid
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
+    from signal import Signals
 
 log = logging.getLogger(__name__)
-
 SERVER_MODULE = "ftis_node.workers.fork_server"
 PR_SET_CHILD_SUBREAPER = 36  # from <sys/prctl.h>
 LOADED = b"loaded"
@@ -46,6 +49,47 @@ COMMAND_BYTES = 512
 """Length of the server's command line, which a worker replaces by its own."""
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 """numpy's threads would start at its import. No worker multiplies matrices with numpy."""
+
+
+class ProcessHandle(Protocol):
+    """What the owner of a child process can do with it."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def returncode(self) -> int | None: ...
+    async def wait(self) -> int: ...
+    def send_signal(self, signal: Signals, /) -> None: ...
+
+
+class ForkedProcess:
+    """A child process by its id. Its end is awaited through a pidfd, and its exit status is collected at once."""
+
+    def __init__(self, pid: int) -> None:
+        """Raise ChildProcessError if `pid` is no child of this process."""
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # raises for another process
+        self.pid = pid
+        self.returncode: int | None = None
+        self._loop = asyncio.get_running_loop()
+        self._exited: asyncio.Future[int] = self._loop.create_future()
+        self._pidfd = os.pidfd_open(pid)
+        self._loop.add_reader(self._pidfd, self._reap)
+
+    async def wait(self) -> int:
+        """Return the exit code; negative for a signal."""
+        return await asyncio.shield(self._exited)
+
+    def send_signal(self, signal: Signals, /) -> None:
+        """Send a signal to a process that has not ended."""
+        if self.returncode is None:
+            os.kill(self.pid, signal)
+
+    def _reap(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        _, status = os.waitpid(self.pid, 0)
+        self.returncode = os.waitstatus_to_exitcode(status)
+        self._exited.set_result(self.returncode)
 
 
 @dataclass(slots=True)

@@ -36,9 +36,8 @@ import zmq
 import zmq.asyncio
 
 from ftis_node.telemetry.faults import unhandled_errors, watched_task
-from ftis_node.telemetry.log import set_up_logging
-from ftis_node.telemetry.standard_files import drop_what_cannot_be_written
-from ftis_node.workers.heartbeat import ActivityCounter, HeartbeatThread
+from ftis_node.telemetry.log import drop_what_cannot_be_written, set_up_logging
+from ftis_node.workers.liveness import ActivityCounter, HeartbeatThread
 from ftis_node.workers.owner import die_with_owner
 from ftis_node.workers.wire import (
     WORKER_IDENTITY,

@@ -72,7 +72,7 @@ def test_a_short_command_says_where_its_output_cannot_be_written() -> None:
 
 
 def test_a_pipe_that_is_full_is_not_waited_for_where_it_does_not_block() -> None:
-    from ftis_node.telemetry.standard_files import text_that_may_be_lost
+    from ftis_node.telemetry.log import text_that_may_be_lost
 
     reading, writing = os.pipe()
     os.set_blocking(writing, False)

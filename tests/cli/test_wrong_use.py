@@ -190,7 +190,7 @@ def test_a_run_id_without_a_peer_to_ask(capsys: pytest.CaptureFixture[str], tmp_
 def test_a_run_id_that_nobody_knows(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ftis_node.node.startup.find_run.TIMEOUT_S", 2.0)
+    monkeypatch.setattr("ftis_node.node.startup.run_plan.TIMEOUT_S", 2.0)
     code, line = join(capsys, tmp_path, "--model", str(model), "--run", "0123456789abcdef" * 2, "--peers", PEER)
     assert code == 4
     assert "no manifest of run 0123" in line

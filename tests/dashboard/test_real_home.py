@@ -14,7 +14,7 @@ from ftis_node.dashboard.app import DashboardApp
 from ftis_node.dashboard.buffer_reader import list_groups, read_group
 from ftis_node.dashboard.snapshot import NodePhase
 from ftis_node.dashboard.watcher import Watcher
-from ftis_node.models.decoder import Decoder
+from ftis_node.models.tokenizer import Decoder
 from tests.dashboard.svg_text import text_of_rows
 from tests.node.support import ANY_PORT, started
 from tests.small_swarm import copied_home

@@ -17,7 +17,7 @@ from ftis_node.dashboard.view.peers import PEER_COLUMNS, is_found, peer_lines, p
 from ftis_node.dashboard.view.spans import Tone, ago, count, duration, sanitized, text_of
 from ftis_node.dashboard.view.terminal_plot import plot_rows, thinned
 from ftis_node.telemetry.history import History
-from ftis_node.telemetry.sizes import size
+from ftis_node.telemetry.terminal_text import size
 from tests.dashboard.made_up import ANN, BOB, GROUP, HISTORY, NOW, PEERS, RUDE, RUNNING, STOPPED, SUMMARY
 
 if TYPE_CHECKING:

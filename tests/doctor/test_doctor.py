@@ -16,14 +16,12 @@ import pytest
 from ftis_node.config.home import Home
 from ftis_node.doctor import engine as doctor_engine
 from ftis_node.doctor import sockets as doctor_sockets
-from ftis_node.doctor.check_result import CheckResult, worst_first
-from ftis_node.doctor.doctor import CHECKS, DoctorTarget, checks_of, examine, exit_code_of
+from ftis_node.doctor.doctor import CHECKS, DoctorCheck, DoctorTarget, checks_of, examine, exit_code_of, run_checks
 from ftis_node.doctor.machine import check_disk, read_driver
 from ftis_node.doctor.memory import memory_question
 from ftis_node.doctor.model import check_model
 from ftis_node.doctor.network import nat_kind
-from ftis_node.doctor.runner import DoctorCheck, run_checks
-from ftis_node.doctor.table import FINDINGS, as_markdown
+from ftis_node.doctor.table import FINDINGS, CheckResult, as_markdown, worst_first
 from ftis_node.models import shape_of
 
 if TYPE_CHECKING:
@@ -70,15 +68,15 @@ def test_a_check_that_hangs_is_cut_off_and_one_that_breaks_is_told_with_what_it_
 
 
 def test_what_is_waited_for_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ftis_node.doctor.runner.QUIET_S", 0.1)
+    monkeypatch.setattr("ftis_node.doctor.doctor.QUIET_S", 0.1)
     words: list[str] = []
     run_checks([DoctorCheck("ram", "memory", 0.4, lambda: iter([time.sleep(1)]))], on_progress=words.append)  # type: ignore[arg-type, return-value]
     assert words == ["still checking: memory"]
 
 
 def test_the_same_open_checks_are_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ftis_node.doctor.runner.QUIET_S", 0.05)
-    monkeypatch.setattr("ftis_node.doctor.runner.PROGRESS_EVERY_S", 0.05)
+    monkeypatch.setattr("ftis_node.doctor.doctor.QUIET_S", 0.05)
+    monkeypatch.setattr("ftis_node.doctor.doctor.PROGRESS_EVERY_S", 0.05)
     first_ends, second_ends = threading.Event(), threading.Event()
     checks = [
         DoctorCheck("ram", "memory", 60.0, lambda: iter([first_ends.wait(60)])),  # type: ignore[arg-type, return-value]

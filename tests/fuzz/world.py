@@ -28,7 +28,7 @@ from ftis_node.dashboard.view.spans import text_of
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.stub_node import StubNode, StubTask
 from ftis_node.node.startup.wiring import Wiring
-from ftis_node.node.supervision.disk_thread import DiskThread
+from ftis_node.node.supervision.background import DiskThread
 from ftis_node.records.backfill_request import open_backfill_request
 from ftis_node.records.codec import CODECS
 from ftis_node.records.identity import Identity

@@ -22,8 +22,7 @@ from generation_support import (
 )
 
 from ftis_node.errors import EngineError, ModelError, NonFiniteError
-from ftis_node.generation.engines.mixture_decoder import MixtureWeights
-from ftis_node.generation.engines.mixture_engine import MixtureEngine, open_mixture
+from ftis_node.generation.engines.mixture_engine import MixtureEngine, MixtureWeights, open_mixture
 from ftis_node.generation.engines.torch_engine import TorchEngine
 from ftis_node.models import resolve_model
 from ftis_node.records.group import FinishReason, SamplingSettings

@@ -15,10 +15,9 @@ import pytest
 import torch
 from generation_support import EMBEDDING_ROWS, SETTINGS, file_tensors, tiny_model
 
-from ftis_node.generation.engines import in_place
+from ftis_node.generation.engines import published as published_file
 from ftis_node.generation.engines.torch_engine import TorchEngine
-from ftis_node.generation.weight_loader import PROOF_TOLERANCES, WeightLoader
-from ftis_node.generation.weight_source import WeightSource
+from ftis_node.generation.weight_loader import PROOF_TOLERANCES, WeightLoader, WeightSource
 from ftis_node.generation.worker import Service
 from ftis_node.workers.weights.store import PublishedWeights, WeightProof, WeightStore, find_difference, prove
 from ftis_node.workers.weights.tensor_file import checksum, read_tensors
@@ -142,7 +141,7 @@ async def test_faults_in_loading_are_found(
     weights = store.publish(2, file_tensors(learner), dtype=kind)
     proof = prove(learner.to(kind), version=2, vocab_size=EMBEDDING_ROWS)
     if fault in FAULTS:
-        monkeypatch.setattr(in_place, "read_tensors", lambda path, **_: FAULTS[fault](read_tensors(path), before))
+        monkeypatch.setattr(published_file, "read_tensors", lambda path, **_: FAULTS[fault](read_tensors(path), before))
     problem = await prove_it(tmp_path, engine, weights, proof, dtype=dtype)
     held = await engine.load_weights(Path(weights.path), 2)
     rms = proof.rms_difference(await engine.probe(proof.probe_ids))

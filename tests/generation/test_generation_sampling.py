@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from ftis_node.generation.engines.sampling import RowSettings, choose_tokens, draw, keep_likely
+from ftis_node.generation.engines.decode_loop import RowSettings, choose_tokens, draw, keep_likely
 from ftis_node.records.group import SamplingSettings
 
 CPU = torch.device("cpu")

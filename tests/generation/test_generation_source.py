@@ -18,7 +18,7 @@ from generation_support import SETTINGS, eventually
 from test_generation_client import MakeClient, make_client, one_group, proof, publish  # noqa: F401 - a fixture
 
 from ftis_node.errors import ModelError, SharingError, WorkerDiedError
-from ftis_node.generation.weight_source import WeightSource
+from ftis_node.generation.weight_loader import WeightSource
 from ftis_node.workers.weights.shared_weights import SharedWeights
 from ftis_node.workers.weights.store import PublishedWeights
 

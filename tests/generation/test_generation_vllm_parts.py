@@ -26,7 +26,6 @@ from ftis_node.errors import (
     WorkerTaskError,
 )
 from ftis_node.generation.engines.published import check_published, shapes_in
-from ftis_node.generation.engines.vllm_cpu_weights import DirectLoader
 from ftis_node.generation.engines.vllm_engine import (
     LOST_CORE,
     MIN_CPU_CACHE_BYTES,
@@ -43,7 +42,7 @@ from ftis_node.generation.engines.vllm_options import (
     environment,
     has_separate_core,
 )
-from ftis_node.generation.engines.vllm_worker import WorkerExtension
+from ftis_node.generation.engines.vllm_worker import DirectLoader, WorkerExtension
 from ftis_node.models import ModelSource, resolve_model
 from ftis_node.records.group import FinishReason
 from ftis_node.workers.weights.store import WeightStore

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from ftis_node.gossip.bootstrap import BootstrapNode
+from ftis_node.gossip.bootstrap import MAX_TOPICS, BootstrapNode, TopicForwarder
 from ftis_node.gossip.directory.validators import StoredRun
-from ftis_node.gossip.pubsub.forwarding import MAX_TOPICS, TopicForwarder
 from ftis_node.gossip.wire_names import topic
 from ftis_node.records.identity import Identity
 from tests.gossip.helpers import settings

@@ -6,7 +6,7 @@ import pytest
 
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.gossip import GossipCounters, GossipLimits, GossipMessage, NetworkSettings, SwarmPhase
-from ftis_node.gossip.directory.own_entries import OwnEntries
+from ftis_node.gossip.directory.entries import OwnEntries
 from ftis_node.gossip.membership.connection_state import ConnectionFacts
 from ftis_node.gossip.membership.dialler import usable_addresses
 from ftis_node.gossip.pubsub.announcement_queue import AnnouncementQueue

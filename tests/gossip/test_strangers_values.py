@@ -17,7 +17,7 @@ from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entr
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.gossip.membership.connection_state import DUPLICATE_IDENTITY
-from ftis_node.gossip.membership.hello import MemberProbe
+from ftis_node.gossip.membership.membership import MemberProbe
 from ftis_node.gossip.wire_names import bucket_key, topic
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.peer_guard import PeerGuard, Place

@@ -17,8 +17,8 @@ from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.loopback import LoopbackSwarm
-from ftis_node.lab.experiment.delay import NO_DELAY
 from ftis_node.lab.experiment.in_process import InProcessNodeFactory
+from ftis_node.lab.experiment.rounds import NO_DELAY
 from ftis_node.node.loops import backfill as repair
 from ftis_node.node.loops import directory, status
 from ftis_node.node.loops import peers as peers_loop

@@ -16,9 +16,8 @@ from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from ftis_node.node.context import NodeContext
+from ftis_node.node.context import NodeContext, NodeCounters
 from ftis_node.node.peers.registry import PeerRegistry
-from ftis_node.node.state import NodeCounters
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator

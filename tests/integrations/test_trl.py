@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ftis_node.algorithms import policy_loss
 from ftis_node.errors import ConfigError, UsageError
+from ftis_node.integrations import trl
 from ftis_node.integrations import trl as integration
-from ftis_node.integrations.trl import requirement
 from tests.trained_models import trained_model
 
 with warnings.catch_warnings():
@@ -161,7 +161,7 @@ def test_settings_that_the_loss_cannot_follow_are_refused(
 
 
 def test_another_release_of_trl_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requirement, "version", lambda _: "1.17.0")
+    monkeypatch.setattr(trl, "version", lambda _: "1.17.0")
     with pytest.raises(UsageError) as caught:
         integration.SwarmGRPOTrainer  # noqa: B018
     assert str(caught.value) == (

@@ -20,7 +20,7 @@ from ftis_node.config.home import Home
 from ftis_node.errors import ConfigError
 from ftis_node.integrations.trl.exchange_client import ExchangeClient, LinkError, RefusedGroupError
 from ftis_node.integrations.trl.foreign_groups import ForeignGroups
-from ftis_node.integrations.trl.own_groups import Sampler, own_groups
+from ftis_node.integrations.trl.grpo import Sampler, own_groups
 from ftis_node.integrations.trl.run_dataset import swarm_dataset
 from ftis_node.integrations.trl.swarm_exchange import MAX_QUEUED, SwarmExchange
 from ftis_node.records.codec import unpack_group

@@ -13,11 +13,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from ftis_node.errors import UsageError
 from ftis_node.lab.tiny import RECIPES, SUMS_RECIPES, make_tiny
 from ftis_node.lab.tiny.arithmetic import WRONG_FRACTION, ArithmeticCurriculum
-from ftis_node.lab.tiny.corpus import corpus
-from ftis_node.lab.tiny.make import grade
-from ftis_node.lab.tiny.muon import Muon, orthogonalise
+from ftis_node.lab.tiny.make import Muon, grade, orthogonalise
 from ftis_node.lab.tiny.sums import SumsCurriculum, draw_skill, working
-from ftis_node.lab.tiny.tokenizer import IGNORED, MAX_POSITIONS, VOCABULARY_SIZE, make_tokenizer
+from ftis_node.lab.tiny.tokenizer import IGNORED, MAX_POSITIONS, VOCABULARY_SIZE, corpus, make_tokenizer
 from ftis_node.tasks.sums import SumProblem, SumsTask
 from tests.trained_models import trained_model
 

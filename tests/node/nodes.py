@@ -16,14 +16,13 @@ from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.stub_node import StubScorer, StubTask, StubTokenizer
 from ftis_node.models import ModelSource
 from ftis_node.node.components import NodeComponents
-from ftis_node.node.context import NodeContext, NodeDescription
-from ftis_node.node.peers.confirmations import Confirmations
+from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription, NodeState
+from ftis_node.node.peers.announce import Confirmations
 from ftis_node.node.peers.faults import fault_charger
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.registry import PeerRegistry
 from ftis_node.node.startup.null_workers import NullGeneration, NullLearner
-from ftis_node.node.state import NodeCounters, NodeState
-from ftis_node.node.supervision.disk_thread import DiskThread
+from ftis_node.node.supervision.background import DiskThread
 from ftis_node.node.training.evaluation import EvaluationHistory
 from ftis_node.node.training.slots import SlotPool
 from ftis_node.records.identity import Identity

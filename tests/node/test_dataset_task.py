@@ -13,9 +13,8 @@ from ftis_node.cli.app import run as run_command
 from ftis_node.config.node import NodeSettings
 from ftis_node.config.resume import remembered_paths
 from ftis_node.gossip.loopback import LoopbackSwarm
-from ftis_node.lab.experiment.delay import NO_DELAY
 from ftis_node.lab.experiment.in_process import InProcessNodeFactory
-from ftis_node.lab.experiment.rounds import Rounds
+from ftis_node.lab.experiment.rounds import NO_DELAY, Rounds
 from ftis_node.lab.experiment.synchronous_rounds import SynchronousRounds, Validator
 from ftis_node.lab.experiment.trial import HonestSender
 from ftis_node.node.startup.assemble import running_components

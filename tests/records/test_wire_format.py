@@ -14,7 +14,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from ftis_node.gossip import encryption as secret_file
-from ftis_node.gossip.directory import entries, manifests
+from ftis_node.gossip.directory import entries
 from ftis_node.gossip.directory import validators as door
 from ftis_node.gossip.interface import GossipLimits
 from ftis_node.gossip.rpc.bounds import pack_ids
@@ -22,11 +22,10 @@ from ftis_node.gossip.rpc.frames import HEADER, Frame
 from ftis_node.gossip.wire_names import RpcService, protocol, topic
 from ftis_node.models.fingerprint import PROBE_TEXTS
 from ftis_node.node.peers.serve import MAX_ANSWERS
-from ftis_node.records import backfill_request, bounds, byte_planes, compact, weights
+from ftis_node.records import backfill_request, bounds, compact, weights
 from ftis_node.records import envelope as envelope_file
 from ftis_node.records import rollout_pb2 as pb
-from ftis_node.records.byte_planes import decompress
-from ftis_node.records.compact import pack_logprobs
+from ftis_node.records.compact import decompress, pack_logprobs
 from ftis_node.swarm.pulling.assignment import NUM_TURNS, assignment_order
 from ftis_node.swarm.topology import NUM_MEMBER_BUCKETS, bucket_of, shard_of
 from tests.records import wire_example as example
@@ -176,7 +175,7 @@ def test_the_pages_bounds_are_those_of_the_code() -> None:
         "below 2^63": bounds.MAX_INTEGER == 2**63 - 1,
         "at most 1 MiB each |": bounds.MAX_TEXT_BYTES == 1 << 20,
         "At most 524,288 tokens": compact.MAX_COMPACT_TOKENS == 524_288,
-        "a window of 1 MiB": byte_planes.MAX_WINDOW_BYTES == 1 << 20,
+        "a window of 1 MiB": compact.MAX_WINDOW_BYTES == 1 << 20,
         "a `Question`, at most 256 bytes": backfill_request.MAX_BACKFILL_REQUEST_BYTES == 256,
         "a `WeightsQuestion`, at most 256 bytes": weights.MAX_WEIGHTS_REQUEST_BYTES == 256,
         "an offer (at most 32 KiB)": weights.MAX_OFFER_BYTES == 32 << 10,
@@ -188,7 +187,7 @@ def test_the_pages_bounds_are_those_of_the_code() -> None:
         "| 2048 bytes |": limits.max_record_bytes == 2048,
         "| 512 bytes |": entries.MAX_MEMBER_BYTES == 512,
         "at most ten minutes ahead (and a minute": (limits.max_record_ttl_s, entries.CLOCK_SLACK_S) == (600, 60),
-        "at most 65,536 bytes unpacked": manifests.MAX_MANIFEST_BYTES == 65_536,
+        "at most 65,536 bytes unpacked": entries.MAX_MANIFEST_BYTES == 65_536,
         "A bucket keeps 256 members": door.MAX_MEMBERS_PER_BUCKET == 256,
         "16 keys are looked up and 256 stored": (door.MAX_KEYS_PER_FIND, door.MAX_KEYS_PER_STORE) == (16, 256),
         "modulo 64": NUM_MEMBER_BUCKETS == 64,

@@ -14,8 +14,7 @@ from ftis_node.records.envelope import Accepted, seal_group
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
-from ftis_node.replay.rollout_rows import flat_rows, group_rows
-from ftis_node.replay.row_files import write_jsonl, write_msgpack, write_parquet
+from ftis_node.replay.rollout_rows import flat_rows, group_rows, write_jsonl, write_msgpack, write_parquet
 from tests.conftest import PROMPT_IDS, make_completion, make_group
 
 if TYPE_CHECKING:
@@ -96,7 +95,7 @@ def test_a_table_has_the_same_columns_for_any_rows(large_buffer: Path, tmp_path:
 
 
 def test_row_groups_are_bounded(large_buffer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ftis_node.replay.row_files.MAX_ROWS_AT_ONCE", 2)
+    monkeypatch.setattr("ftis_node.replay.rollout_rows.MAX_ROWS_AT_ONCE", 2)
     reader = ReplayReader(large_buffer)
     rows = list(group_rows(reader))[:5]
     reader.close()

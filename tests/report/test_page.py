@@ -12,8 +12,8 @@ import pytest
 from ftis_node.cli.app import run
 from ftis_node.config.home import Home
 from ftis_node.report import html_page
+from ftis_node.report.formatting import ticks
 from ftis_node.report.run_summary import mean
-from ftis_node.report.series import ticks
 from ftis_node.report.timeline import MAX_FIRST, MAX_LAST, TimelineBuilder
 from ftis_node.swarm.reputation.reasons import REFUSALS, full_sentence
 from tests.report.support import ATTACK, NUM_STEPS, PEER_ID, step_events, write_home

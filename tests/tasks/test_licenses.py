@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ftis_node.tasks.licenses import hub_datasets, task_licenses
+from ftis_node.tasks.registry import hub_datasets, task_licenses
 from ftis_node.tasks.spec import parse_spec
 
 

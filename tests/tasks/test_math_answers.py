@@ -11,8 +11,8 @@ import pytest
 from ftis_node.records.group import CompletionStatus
 from ftis_node.tasks import load_task
 from ftis_node.tasks.math.equivalence import answers_agree
-from ftis_node.tasks.scoring.cost import ScoringCost
 from ftis_node.tasks.scoring.scorer import IsolatedScorer, ScoringLimits
+from ftis_node.tasks.scoring.worker import ScoringCost
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ftis_node.tasks import load_task
-from ftis_node.tasks.rg import REFUSED
-from ftis_node.tasks.rg_guard import EVALUATED, PARSED, is_safe_answer
+from ftis_node.tasks.rg import EVALUATED, PARSED, REFUSED, is_safe_answer
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,8 +18,7 @@ import pytest
 
 import ftis_node
 from ftis_node.errors import ConfigError
-from ftis_node.telemetry.trackers import TrackedRun, check_installed
-from ftis_node.telemetry.tracking import TrackerThread, Tracking, numbers_of
+from ftis_node.telemetry.tracking import TrackedRun, TrackerThread, Tracking, check_installed, numbers_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -128,7 +127,7 @@ def test_a_full_disk_is_one_line_however_long_it_lasts(tmp_path: Path) -> None:
 FULL_DISK = """
 import asyncio, json, resource, sys
 from pathlib import Path
-from ftis_node.telemetry.trackers import TrackedRun
+from ftis_node.telemetry.tracking import TrackedRun
 from ftis_node.telemetry.tracking import Tracking
 
 async def main(folder):
@@ -169,7 +168,7 @@ def test_numbers_of_a_record_are_those_that_are_numbers() -> None:
 RUN_TRACKER = """
 import asyncio, logging, sys
 from pathlib import Path
-from ftis_node.telemetry.trackers import TrackedRun
+from ftis_node.telemetry.tracking import TrackedRun
 from ftis_node.telemetry.tracking import Tracking
 
 async def main(name, folder, step):

@@ -14,7 +14,7 @@ from ftis_node.records.codec import pack_group
 from ftis_node.records.envelope import Envelope, seal_group
 from ftis_node.records.group import CompletionStatus, FinishReason, PromptRef, SamplingSettings
 from ftis_node.records.identity import Identity
-from ftis_node.swarm.reputation.attribution import attribute_refusal
+from ftis_node.swarm.reputation.reasons import attribute_refusal
 from ftis_node.swarm.reputation.score import Behaviour
 from ftis_node.tasks.base import TaskItem
 from ftis_node.validation import Accepted, Refused, ValidationContext, validate
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ftis_node.records.group import Group
-    from ftis_node.tasks.scoring.cost import ScoringCost
+    from ftis_node.tasks.scoring.worker import ScoringCost
 
 MANIFEST = RunManifest(
     name="test",

@@ -49,7 +49,7 @@ def bootstrap(
     if log_format is LogFormat.JSON:
         log_as_json()
     from ftis_node.node.startup.bootstrap import run_bootstrap_node
-    from ftis_node.node.startup.find_run import is_run_id
+    from ftis_node.node.startup.run_plan import is_run_id
 
     if not all(map(is_run_id, runs or ())):
         raise UsageError("--run takes a run id: `ftis-node status --json` of a member has it as run.id")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from ftis_node.config.home import Home
     from ftis_node.replay.reader import GroupSummary, ReplayReader
-    from ftis_node.replay.row_totals import RowTotals
+    from ftis_node.replay.rollout_rows import RowTotals
 
 app = typer.Typer(
     rich_markup_mode=None, no_args_is_help=True, help="Show or export the replay buffer of a running or stopped node."
@@ -183,9 +183,8 @@ def _export_data_set(
     license: str | None,
 ) -> RowTotals:
     """Write a folder with the rows, their card and the run's manifest. Raises UsageError if the folder is in use."""
-    from ftis_node.node.storage.hub_cards import write_data_card
-    from ftis_node.node.storage.run_record import read_run_record
-    from ftis_node.replay.row_totals import RowTotals
+    from ftis_node.node.storage.hub_cards import read_run_record, write_data_card
+    from ftis_node.replay.rollout_rows import RowTotals
 
     record, totals = read_run_record(home), RowTotals(with_senders=with_senders)
     folder = out.expanduser()
@@ -208,8 +207,7 @@ def _export_rows(
     flat: bool,
     totals: RowTotals | None = None,
 ) -> None:
-    from ftis_node.replay.rollout_rows import TextRows, flat_rows, group_rows
-    from ftis_node.replay.row_files import write_jsonl, write_msgpack, write_parquet
+    from ftis_node.replay.rollout_rows import TextRows, flat_rows, group_rows, write_jsonl, write_msgpack, write_parquet
 
     texts = TextRows(home, _names(home)) if text else None
     rows = group_rows(reader) if texts is None else texts.group_rows(reader)

@@ -70,8 +70,7 @@ def _repeat(read: Callable[[], Any], *, as_json: bool) -> None:
 
 
 def _show(document: Any, *, as_json: bool) -> None:
-    from ftis_node.swarm.overview.text import render_views
-    from ftis_node.swarm.overview.view import SwarmView
+    from ftis_node.swarm.overview.view import SwarmView, render_views
 
     if as_json:
         print_json(document)
@@ -85,8 +84,8 @@ def _show(document: Any, *, as_json: bool) -> None:
 
 def _from_directory(peers: tuple[str, ...], run: str | None) -> Callable[[], Any]:
     """Return a reader of the directory to which these peers connect. Raises UsageError without a run id."""
-    from ftis_node.node.peers.survey_view import survey_run
-    from ftis_node.node.startup.find_run import is_run_id
+    from ftis_node.node.peers.swarm_status import survey_run
+    from ftis_node.node.startup.run_plan import is_run_id
 
     if run is None or not is_run_id(run):
         raise UsageError("--peers needs --run RUN_ID: `ftis-node status --json` of a member has it as run.id")

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, ClassVar
 from textual import on
 from textual.widgets import Input
 
-from ftis_node.dashboard.screens.page import Page
+from ftis_node.dashboard.context import Page
 from ftis_node.dashboard.view.events import event_line, notable_events
 from ftis_node.dashboard.view.spans import Span, Tone, line, text_of
-from ftis_node.dashboard.widgets.keys_line import KeysLine
-from ftis_node.dashboard.widgets.search_line import SearchLine
-from ftis_node.dashboard.widgets.text_lines import Scroller, TextLines
+from ftis_node.dashboard.widgets.text_lines import KeysLine, Scroller, SearchLine, TextLines
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult

@@ -7,19 +7,18 @@ from typing import TYPE_CHECKING, ClassVar
 from textual import on
 from textual.widgets import DataTable
 
-from ftis_node.dashboard.screens.page import Page
+from ftis_node.dashboard.context import Page
 from ftis_node.dashboard.view.groups import GROUP_COLUMNS, group_lines, group_row
 from ftis_node.dashboard.view.spans import Span, Tone, line, sanitized
-from ftis_node.dashboard.widgets.keys_line import KeysLine
 from ftis_node.dashboard.widgets.rows_table import RowsTable
-from ftis_node.dashboard.widgets.text_lines import Scroller, TextLines
+from ftis_node.dashboard.widgets.text_lines import KeysLine, Scroller, TextLines
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
     from ftis_node.dashboard.buffer_reader import GroupDetail
-    from ftis_node.dashboard.messages import GroupOpened, GroupsListed
+    from ftis_node.dashboard.context import GroupOpened, GroupsListed
 
 
 class GroupsScreen(Page):

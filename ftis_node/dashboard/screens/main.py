@@ -12,10 +12,9 @@ from textual.widgets import DataTable, Input
 from ftis_node.dashboard.screens.peer import PeerScreen
 from ftis_node.dashboard.view.spans import Span, Tone, line
 from ftis_node.dashboard.view.terminal_plot import pass_points, pass_title, reward_points, reward_title
-from ftis_node.dashboard.widgets.keys_line import KeysLine
 from ftis_node.dashboard.widgets.panels import EventLines, MetricsPanel, Overview, Plot
 from ftis_node.dashboard.widgets.rows_table import PeersTable
-from ftis_node.dashboard.widgets.search_line import SearchLine
+from ftis_node.dashboard.widgets.text_lines import KeysLine, SearchLine
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult

@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING
 
 from textual.app import App
 
-from ftis_node.dashboard.messages import SwarmRead
-from ftis_node.dashboard.screens.page import Page
+from ftis_node.dashboard.context import Page, SwarmRead
 from ftis_node.dashboard.view.spans import Span, Tone, line
-from ftis_node.dashboard.widgets.keys_line import KeysLine
-from ftis_node.dashboard.widgets.text_lines import Scroller, TextLines
+from ftis_node.dashboard.widgets.text_lines import KeysLine, Scroller, TextLines
 from ftis_node.errors import FtisError
 
 if TYPE_CHECKING:
@@ -68,8 +66,7 @@ class SwarmScreen(Page):
             self._is_over.wait(self._period_s)
 
     def _look(self) -> list[str]:
-        from ftis_node.swarm.overview.text import render_views
-        from ftis_node.swarm.overview.view import SwarmView
+        from ftis_node.swarm.overview.view import SwarmView, render_views
 
         try:
             return render_views([SwarmView.from_dict(one) for one in self._read()])

@@ -18,7 +18,7 @@ from ftis_node.dashboard.view.spans import (
     percent,
     sanitized,
 )
-from ftis_node.telemetry.sizes import size
+from ftis_node.telemetry.terminal_text import size
 
 if TYPE_CHECKING:
     from ftis_node.dashboard.snapshot import GpuUsage, NodeSnapshot

@@ -2,20 +2,38 @@
 
 It has the same interface as the other engines, so the same evaluation works for an ensemble. It serves the models with
 which it was opened and takes no new weights. All models and their caches are in memory at once.
+
+The decode loop of several models at once: every token is drawn from the mixture of their probabilities.
+
+Each expert has a separate cache over the same rows and columns. An additional layer holds the evidence: each expert's
+likelihood of a row's text so far. It has a "head" for each expert and one number a column: the log-prob of the token
+that *follows* the column. So it is repeated, trimmed and joined with the rows, and its sum over the columns is log
+p_j(text so far).
+
+    forward of all experts -> logits [R, J, V] --(posterior from the sums)--> mixture [R, V] -> one token a row
+                                   `---- log-prob of that token, by each expert -> the layer's last column
+
+The posterior is computed at temperature 1, then the mixture is sampled at the row's temperature: the mixture is the
+model. A single expert is decoded exactly as by `decode_loop.BatchDecoder`. If the experts' embeddings are padded to
+different widths, ids at or above the tokenizer's length are removed from all. If they are equally wide, those ids stay.
+
+Log-probs are in nats. The likelihood of a text is the sum of the log-probs of its tokens after the first one.
 """
 
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
+from math import log
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
 
-from ftis_node.algorithms import text_logprobs
+from ftis_node.algorithms import cached_prior, mixture_logprobs, posterior, text_logprobs, uniform_prior
 from ftis_node.errors import EngineError, MachineError, ModelError, WorkerTaskError
-from ftis_node.generation.engines.decode_attention import use_grouped_attention
-from ftis_node.generation.engines.mixture_decoder import MixtureDecoder, MixtureWeights
+from ftis_node.generation.engines.decode_loop import BatchDecoder, DecodeBatch
+from ftis_node.generation.engines.kv_cache import GrowingLayer, empty_cache, use_grouped_attention
 from ftis_node.generation.engines.torch_engine import DEFAULT_MAX_BATCH, TorchEngine
 from ftis_node.models import load_causal_lm, pick_device
 from ftis_node.telemetry.progress import unwatched
@@ -25,11 +43,137 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from torch import Tensor
+
     from ftis_node.generation.engines.base import EngineSettings
     from ftis_node.models import ModelSource
     from ftis_node.telemetry.progress import OnProgress
 
 MAX_PREFILL_TOKENS = 2048  # prefill needs the logits of every prompt token, not only of the last
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureWeights:
+    """The weights of experts: the `log_prior` of each in nats, and whether the text so far changes them.
+
+    Without `reads_prompt` that text begins with the completion, so the likelihood of the prompt has no effect. A text
+    that is only evaluated (`--text`) has no prompt.
+    """
+
+    log_prior: tuple[float, ...]
+    learns: bool = True
+    reads_prompt: bool = True
+
+
+class MixtureCache:
+    """The composite of the experts' caches and their evidence. For `kv_cache` it is one cache with many layers."""
+
+    def __init__(self, num_experts: int) -> None:
+        self.experts = [empty_cache() for _ in range(num_experts)]
+        self.evidence = GrowingLayer()
+
+    @property
+    def layers(self) -> list[Any]:
+        """Return all layers of all experts, then the evidence."""
+        return [layer for cache in self.experts for layer in cache.layers] + [self.evidence]
+
+    def text_logprobs(self) -> Tensor:
+        """Return `[J, R]` log p_j(text of the row so far), float64; the first token of a text is given."""
+        sums: Tensor = self.evidence.keys.sum(dim=2).squeeze(-1)
+        return sums.transpose(0, 1)
+
+
+class MixtureDecoder(BatchDecoder):
+    """The decode loop of `models`, which have one tokenizer of `vocab_size` ids and are on one device."""
+
+    def __init__(self, models: Sequence[Any], *, vocab_size: int, weighing: MixtureWeights) -> None:
+        assert len(models) == len(weighing.log_prior) > 0
+        super().__init__(models[0], vocab_size=vocab_size)
+        self._models = tuple(models)
+        widths = {model.get_output_embeddings().weight.shape[0] for model in models}
+        self._num_logits = vocab_size if len(widths) > 1 else widths.pop()
+        self.weighing = weighing
+
+    @property
+    def _learns(self) -> bool:
+        return self.weighing.learns and len(self._models) > 1
+
+    def _empty_cache(self) -> MixtureCache:
+        return MixtureCache(len(self._models))
+
+    def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: MixtureCache) -> Tensor:
+        """Return logits `[R, J, V]` of the last column; the cache grows by the columns of `ids` and their evidence."""
+        reads_on = self._learns and self.weighing.reads_prompt and ids.shape[1] > 1
+        logits, evidence = [], []
+        for model, expert_cache in zip(self._models, cache.experts, strict=True):
+            output = model(
+                input_ids=ids,
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=expert_cache,
+                use_cache=True,
+                logits_to_keep=0 if reads_on else 1,
+            )
+            mine = output.logits[:, :, : self._num_logits]
+            logits.append(mine[:, -1])
+            if reads_on:
+                evidence.append(_next_logprobs(mine, ids, mask))
+        columns = torch.stack(evidence, dim=1) if reads_on else _nothing(ids, len(self._models))
+        cache.evidence.update(columns[..., None], columns[..., None])
+        return torch.stack(logits, dim=1)
+
+    def _choose(self, logits: Tensor, batch: DecodeBatch, *, num_ids: int) -> Tensor:
+        """Sample and record one token for every row, from `[R, J, V]`, and each expert's log-prob of it."""
+        if len(self._models) == 1:
+            return super()._choose(logits[:, 0], batch, num_ids=num_ids)
+        expert_logprobs = torch.log_softmax(logits.float(), dim=-1).transpose(0, 1)
+        log_prior = torch.tensor(self.weighing.log_prior, dtype=torch.float64, device=logits.device)
+        mixture = mixture_logprobs(expert_logprobs, posterior(log_prior, batch.cache.text_logprobs()))
+        ids = super()._choose(mixture, batch, num_ids=num_ids)
+        if self._learns:
+            chosen = expert_logprobs.gather(-1, ids.expand(len(self._models), -1)[..., None]).squeeze(-1)
+            batch.cache.evidence.keys[:, :, -1, 0] = chosen.transpose(0, 1).double()
+        return ids
+
+
+def _next_logprobs(logits: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
+    """Return `[R, C]` float64: at each column the log-prob of the next id, 0 at padding and in the last column."""
+    ahead = logits[:, :-1]
+    chosen = ahead.gather(-1, ids[:, 1:, None]).squeeze(-1).float()
+    logprobs = (chosen - ahead.float().logsumexp(dim=-1)).double()
+    logprobs = logprobs.masked_fill(mask[:, -ids.shape[1] : -1] == 0, 0.0)
+    return torch.nn.functional.pad(logprobs, (0, 1))
+
+
+def _nothing(ids: Tensor, num_experts: int) -> Tensor:
+    """Return `[R, J, C]` zeros: the evidence before any text."""
+    return torch.zeros(ids.shape[0], num_experts, ids.shape[1], dtype=torch.float64, device=ids.device)
+
+
+def uniform_mixture_weights(num_experts: int, *, learns: bool = True, reads_prompt: bool = True) -> MixtureWeights:
+    """Return a uniform prior; without `learns` the mixture is the plain mean of probabilities."""
+    return MixtureWeights((-log(num_experts),) * num_experts, learns=learns, reads_prompt=reads_prompt)
+
+
+def cached_mixture_weights(likelihoods: Sequence[Sequence[float]], *, decay: float) -> MixtureWeights:
+    """Return the prior from the J likelihoods of each of N texts, of which the last weighs most; see
+    `algorithms.cached_prior`.
+    """
+    texts = torch.tensor(likelihoods, dtype=torch.float64)
+    log_posteriors = posterior(uniform_prior(texts.shape[1]), texts.T).T
+    return MixtureWeights(tuple(cached_prior(log_posteriors, decay).tolist()))
+
+
+def mixture_nats(windows: Sequence[Sequence[Sequence[float]]], weighing: MixtureWeights) -> float:
+    """Return the negative log-likelihood of a text under the mixture.
+
+    `windows` has, for each window of the text, the experts' log-probs of its tokens; each window starts at the prior.
+    """
+    log_prior = torch.tensor(weighing.log_prior, dtype=torch.float64)
+    return -sum(
+        float(text_logprobs(torch.tensor(window, dtype=torch.float64), log_prior, learns=weighing.learns).sum())
+        for window in windows
+    )
 
 
 class MixtureEngine(TorchEngine):

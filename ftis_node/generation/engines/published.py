@@ -6,31 +6,80 @@ contain it or omit it.
 
 An adapter is a folder in peft's format. It must change all the layers that it names, each by two matrices of the right
 shapes. Any setting that needs more than those two (DoRA, biases, ranks that differ) is refused.
+
+In-place update of a served model: the file is validated first, then copied into the same memory.
+
+So a file that is damaged, incomplete or of another model changes nothing. Shared weights of the learner are validated
+and copied in the same way.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import torch
+
 from ftis_node.errors import ModelError
-from ftis_node.models import read_header, read_json
+from ftis_node.models import read_header, read_json, tied_names
 from ftis_node.workers.durable import is_complete
 from ftis_node.workers.weights.store import ADAPTER_CONFIG_FILE, ADAPTER_FILE
+from ftis_node.workers.weights.tensor_file import checksum, read_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
+    from torch import Tensor
+
     from ftis_node.models import ModelSource
+    from ftis_node.workers.weights.page_locked import LockedFiles
+    from ftis_node.workers.weights.shared_tensors import OpenedWeights
     from ftis_node.workers.weights.shared_weights import SharedWeights
 
 Shapes: TypeAlias = "Mapping[str, tuple[int, ...]]"
-
 HEAD = "lm_head.weight"
 PEFT_PREFIX = "base_model.model."  # peft wraps a model twice
 # peft settings with which an adapter is more than two matrices a layer. All are off by default.
 PEFT_EXTRAS = ("use_dora", "use_rslora", "lora_bias", "rank_pattern", "alpha_pattern", "modules_to_save", "use_qalora")
 FLOATS = ("F64", "F32", "F16", "BF16", "F8_E5M2", "F8_E4M3")  # safetensors' names
+
+
+def load_in_place(model: Any, path: Path, *, locked: LockedFiles | None = None) -> dict[str, int]:
+    """Copy the published weights in `path` into `model`. Raises ModelError as `check_published` does.
+
+    Returns the checksums of the tensors of `model` afterwards, except converted ones.
+    """
+    own, tied = _own(model)
+    check_published(path, _shapes(own), optional=tied)
+    return _copy(own, read_tensors(path, locked=locked))
+
+
+def load_shared_in_place(model: Any, shared: SharedWeights, opened: OpenedWeights) -> dict[str, int]:
+    """Copy mapped weights of another process, as `load_in_place` does. Raises SharingError and ModelError."""
+    own, tied = _own(model)
+    opened.open(shared)
+    try:
+        check_shared(shared, _shapes(own), optional=tied)
+        return _copy(own, dict(opened.tensors()))
+    finally:
+        opened.close()
+
+
+def _own(model: Any) -> tuple[dict[str, Tensor], set[str]]:
+    """Return the model's tensors by name, and the omitted names of tied ones."""
+    tied = set(tied_names(model))
+    return {name: tensor for name, tensor in model.state_dict().items() if name not in tied}, tied
+
+
+def _shapes(own: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in own.items()}
+
+
+def _copy(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(tensors[name])
+    return {name: checksum(tensor) for name, tensor in own.items() if tensor.dtype == tensors[name].dtype}
 
 
 def shapes_in(source: ModelSource) -> tuple[dict[str, tuple[int, ...]], set[str]]:

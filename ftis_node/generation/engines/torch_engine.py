@@ -23,9 +23,9 @@ import torch
 
 from ftis_node.errors import EngineError, OutOfMemoryError, WorkerTaskError, says_out_of_memory
 from ftis_node.generation.engines.base import EngineSettings, GenerateRequest, GenerationResult
-from ftis_node.generation.engines.decode_attention import use_grouped_attention
 from ftis_node.generation.engines.decode_loop import ActiveRequest, BatchDecoder
-from ftis_node.generation.engines.in_place import load_in_place, load_shared_in_place
+from ftis_node.generation.engines.kv_cache import use_grouped_attention
+from ftis_node.generation.engines.published import load_in_place, load_shared_in_place
 from ftis_node.models import load_causal_lm, pick_device
 from ftis_node.telemetry.faults import watched_task
 from ftis_node.workers.weights.page_locked import LockedFiles

@@ -23,8 +23,7 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from ftis_node.errors import ModelError, WorkerTaskError
-from ftis_node.generation.engines.vllm_adapters import LoraAdapters
-from ftis_node.generation.engines.vllm_core import VllmCore
+from ftis_node.generation.engines.vllm_core import LoraAdapters, VllmCore
 from ftis_node.generation.engines.vllm_jobs import (
     FINISH_REASONS,
     CommandQueue,

@@ -14,9 +14,16 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ftis_node.errors import RecordError
-from ftis_node.gossip.directory.entries import EntryKind, sign_entry, split_private, unpack_addresses, verify_entry
-from ftis_node.gossip.directory.manifests import pack_manifest, unpack_manifest
-from ftis_node.gossip.directory.own_entries import OwnEntries
+from ftis_node.gossip.directory.entries import (
+    EntryKind,
+    OwnEntries,
+    pack_manifest,
+    sign_entry,
+    split_private,
+    unpack_addresses,
+    unpack_manifest,
+    verify_entry,
+)
 from ftis_node.gossip.directory.validators import (
     MAX_STORED_KEYS,
     EntryValidator,
@@ -26,7 +33,7 @@ from ftis_node.gossip.directory.validators import (
     unpack_bytes,
 )
 from ftis_node.gossip.encryption import NO_CIPHER
-from ftis_node.gossip.p2pd.cancellation import cancel_and_wait, shielded_call
+from ftis_node.gossip.p2pd.client import cancel_and_wait, shielded_call
 from ftis_node.gossip.p2pd.hivemind_bindings import (
     DHTID,
     AttachedP2P,

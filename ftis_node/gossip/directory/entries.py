@@ -11,11 +11,23 @@ A `RECORD` has a separate key. A run's `MANIFEST` is under the run's key, with t
 stores it. A `MEMBER` is in one of the run's buckets, with the peer id as subkey. A joining node reads buckets until it
 knows enough members, and no bucket grows beyond the size of a reply. A node that stores entries, such as a bootstrap
 node, need not know the run.
+
+A run's manifest in the directory, under its own hash: a node that knows the run id can fetch it from any node.
+
+The id is the first 16 bytes of the SHA-256 of the manifest's canonical text, so a forged manifest does not match. It is
+stored compressed; the decompressed size is bounded.
+
+Detects another node with the same identity by directory entries that this node did not create.
+
+Entries of an earlier process of this node do not count: they expire before the first entry of this process.
 """
 
 from __future__ import annotations
 
+import hashlib
 import struct
+import zlib
+from collections import OrderedDict
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
@@ -33,6 +45,48 @@ MAX_MEMBER_BYTES = 512
 CLOCK_SLACK_S = 60.0
 SHARDS_MARK = "shards="
 _HEAD = struct.Struct(">B38sd64sB")
+MAX_MANIFEST_BYTES = 1 << 16
+RUN_ID_HEX = 32
+MAX_REMEMBERED = 64
+
+
+class OwnEntries:
+    """The entries that this process registered, by their expiry (Unix time)."""
+
+    def __init__(self) -> None:
+        self._first: float | None = None
+        self._made: OrderedDict[float, None] = OrderedDict()
+
+    def note(self, expires_at: float) -> None:
+        """Add an entry of this node."""
+        self._first = expires_at if self._first is None else min(self._first, expires_at)
+        self._made[expires_at] = None
+        if len(self._made) > MAX_REMEMBERED:
+            self._made.popitem(last=False)
+
+    @property
+    def has_any(self) -> bool:
+        return self._first is not None
+
+    def is_of_another(self, expires_at: float) -> bool:
+        """Return whether another node created the entry under this identity with this expiry."""
+        return self._first is not None and expires_at > self._first and expires_at not in self._made
+
+
+def pack_manifest(canonical: bytes) -> bytes:
+    """Return the payload of a manifest's entry."""
+    return zlib.compress(canonical, level=9)
+
+
+def unpack_manifest(payload: bytes, *, run_id: str) -> bytes | None:
+    """Return the canonical text; None if the payload is not this run's manifest."""
+    inflater = zlib.decompressobj()
+    try:
+        canonical = inflater.decompress(payload, MAX_MANIFEST_BYTES)
+    except zlib.error:
+        return None
+    is_whole = inflater.eof and not inflater.unused_data
+    return canonical if is_whole and hashlib.sha256(canonical).hexdigest()[:RUN_ID_HEX] == run_id else None
 
 
 class EntryKind(IntEnum):

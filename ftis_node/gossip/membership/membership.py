@@ -9,23 +9,33 @@
 A round dials the configured peers, registers this node in its bucket, reads buckets until it knows enough members, and
 dials some of them. It reads all buckets of the node's own shard, because groups are assigned among its members. Between
 rounds a node without members waits for an exponential back-off, one with members for `check_s`.
+
+Determines which connected peers are members of the run: those that answer the run's "hello" request.
+
+A subscription to the run's topic does not show it. Bootstrap nodes subscribe only to forward messages, and gossipsub
+does not see members behind a relay. So each newly connected peer gets one request. A peer that refuses this node gives
+no answer; the pauses between the requests to it grow to a minute.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import TYPE_CHECKING
 
 from ftis_node.gossip.directory.entries import pack_member
-from ftis_node.gossip.directory.sybil_limits import sample_by_block
+from ftis_node.gossip.directory.validators import sample_by_block
 from ftis_node.gossip.membership.connection_state import ConnectionFacts
 from ftis_node.gossip.membership.dialler import Dialler, connected_ids, usable_addresses
-from ftis_node.gossip.membership.hello import MemberProbe
+from ftis_node.swarm.peer_backoff import PeerBackoff
 from ftis_node.swarm.peer_guard import PeerGuard, Place
 from ftis_node.swarm.topology import NUM_MEMBER_BUCKETS, buckets_of, choose_dials, shard_of, shards_in_need
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection
+
+    AskHello = Callable[[str], Awaitable[bool | None]]
     import random
 
     from ftis_node.gossip.interface import SwarmState
@@ -33,12 +43,70 @@ if TYPE_CHECKING:
     from ftis_node.gossip.settings import NetworkSettings
 
 logger = logging.getLogger(__name__)
-
 NUM_BUCKETS_PER_READ = 16
 CANDIDATES_FACTOR = 2  # read buckets until this many times `num_target_members` are known
 MAX_KNOWN = 512
 SEEN_TTLS = 2  # an entry outlives its owner by up to one TTL
 MAX_LISTED = 1024  # members of the own shard
+MAX_HELLOS_IN_FLIGHT = 16
+
+
+class MemberProbe:
+    """Prober that queries the membership of each newly connected peer once, and caches the answers."""
+
+    def __init__(
+        self,
+        ask: AskHello,
+        *,
+        guard: PeerGuard | None = None,
+        first_pause_s: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`ask` returns whether a peer is a member, or None if it gave no answer.
+
+        `first_pause_s` follows the first request without an answer; each further one doubles it, up to 64 times.
+        `clock` is monotonic, in seconds.
+        """
+        self._ask = ask
+        self._guard = guard or PeerGuard()
+        self._is_member: dict[str, bool] = {}  # connected peers that answered
+        self._asking: set[str] = set()
+        self._clock = clock
+        self._silent = PeerBackoff(first_s=first_pause_s)  # connected peers that gave no answer
+
+    @property
+    def members(self) -> list[str]:
+        return [peer_id for peer_id, is_member in self._is_member.items() if is_member]
+
+    def update(self, connected: Collection[str], group: asyncio.TaskGroup) -> None:
+        """Forget disconnected peers; query new ones and paused ones that are due, in tasks of `group`."""
+        for peer_id in set(self._is_member) - set(connected):
+            del self._is_member[peer_id]
+        self._silent.keep(connected)
+        for peer_id in sorted(set(connected) - set(self._is_member) - self._asking):
+            if len(self._asking) >= MAX_HELLOS_IN_FLIGHT:
+                break
+            if not (self._guard.may_work(peer_id) and self._silent.may_ask(peer_id, now=self._clock())):
+                continue
+            self._asking.add(peer_id)
+            group.create_task(self._ask_one(peer_id), name=f"gossip-hello {peer_id[-6:]}")
+
+    def recheck(self) -> None:
+        """Query peers again that answered no, because a node that has just started may not serve its run yet."""
+        self._is_member = dict.fromkeys(self.members, True)
+
+    async def _ask_one(self, peer_id: str) -> None:
+        is_member = None
+        try:
+            with self._guard.work_for(peer_id, Place.HELLO, passes=(OSError, EOFError)):
+                is_member = await self._ask(peer_id)
+        finally:
+            self._asking.discard(peer_id)
+        if is_member is None:
+            self._silent.failed(peer_id, now=self._clock())
+        else:
+            self._silent.succeeded(peer_id)
+            self._is_member[peer_id] = is_member
 
 
 class Membership:

@@ -8,13 +8,19 @@ libp2p supports peers with RSA, secp256k1 and ECDSA keys. Nodes use Ed25519 only
 in this file. All peer ids outside it are Ed25519 ids.
 
 Messages: https://github.com/learning-at-home/go-libp2p-daemon/blob/master/pb/p2pd.proto
+
+Await a coroutine that may swallow a cancellation (CPython issue 86296).
+
+Before Python 3.12 `asyncio.wait_for` loses a cancellation that arrives just when the awaited call finishes:
+https://github.com/python/cpython/issues/86296. hivemind waits for each peer's answer in this way. A task that awaits
+hivemind and is canceled at that moment continues to run, and the task that waits for its end hangs.
 """
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ftis_node.errors import NetworkError
 from ftis_node.gossip.interface import GossipCounters, GossipMessage, PeerConnection
@@ -31,12 +37,47 @@ from ftis_node.records.identity import ed25519_peer_id, peer_id_from_text
 from ftis_node.swarm.peer_guard import UNPROVEN, PeerGuard, Place
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
     from pathlib import Path
 
 Request = p2pd_pb2.Request
 PSRequest = p2pd_pb2.PSRequest
 MAX_IDLE = 16  # idle connections kept
+T = TypeVar("T")
+CANCEL_AGAIN_S = 1.0  # wait before a task that has not ended is canceled again
+
+
+async def shielded_call(work: Coroutine[Any, Any, T], *, timeout_s: float) -> T:
+    """Return the result of `work`, run in its own task. If this call is canceled, that task is not awaited.
+
+    Raises TimeoutError after `timeout_s`, and what `work` raises.
+    """
+    task = asyncio.create_task(work)
+    task.add_done_callback(_consume_error)
+    try:
+        await asyncio.wait({task}, timeout=timeout_s)
+        if not task.done():
+            raise TimeoutError
+        return task.result()
+    finally:
+        task.cancel()
+
+
+async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel tasks repeatedly until they have ended; ignore their results."""
+    pending = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_S)
+    for task in tasks:
+        _consume_error(task)
+
+
+def _consume_error(task: asyncio.Task[Any]) -> None:
+    """Retrieve the task's error, so that asyncio does not report it as never retrieved."""
+    if not task.cancelled():
+        task.exception()
 
 
 class P2pdError(NetworkError):

@@ -21,8 +21,7 @@ from ftis_node.gossip.encryption import NO_CIPHER
 from ftis_node.gossip.interface import GossipCounters, GossipLimits
 from ftis_node.gossip.p2pd import sockets
 from ftis_node.gossip.p2pd.client import P2pdClient
-from ftis_node.gossip.p2pd.ports import check_free
-from ftis_node.gossip.p2pd.process import P2pdProcess, p2pd_arguments, write_identity_file
+from ftis_node.gossip.p2pd.process import P2pdProcess, check_free, p2pd_arguments, write_identity_file
 from ftis_node.gossip.p2pd.relay_limit import fetch_own_limit
 from ftis_node.gossip.rpc.client import Caller, serves
 from ftis_node.gossip.rpc.server import StreamServer

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from ftis_node.errors import FtisError, MachineError, UsageError
 from ftis_node.gossip.interface import SwarmPhase, SwarmState
-from ftis_node.gossip.p2pd.cancellation import cancel_and_wait
-from ftis_node.gossip.p2pd.ports import pin_ports
+from ftis_node.gossip.p2pd.client import cancel_and_wait
+from ftis_node.gossip.p2pd.process import pin_ports
 from ftis_node.gossip.p2pd.session import open_session
 from ftis_node.telemetry.faults import report
 

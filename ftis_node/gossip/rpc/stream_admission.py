@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
 from ftis_node.gossip.wire_names import RpcService
-from ftis_node.swarm.upload_budget import UploadBudget
+from ftis_node.swarm.token_bucket import UploadBudget
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,7 +6,10 @@ Each name is imported at its first use, after a check of TRL's version: TRL chan
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any, Final
+
+from ftis_node.errors import UsageError
 
 if TYPE_CHECKING:
     from ftis_node.integrations.trl.foreign_groups import ForeignGroups
@@ -15,19 +18,30 @@ if TYPE_CHECKING:
     from ftis_node.integrations.trl.swarm_exchange import SwarmExchange
 
 __all__ = ["ForeignGroups", "SwarmExchange", "SwarmGRPOTrainer", "swarm_dataset"]
-
 _FILES = {
     "ForeignGroups": "foreign_groups",
     "SwarmExchange": "swarm_exchange",
     "SwarmGRPOTrainer": "grpo",
     "swarm_dataset": "run_dataset",
 }
+TRL_VERSION: Final = "1.16.0"  # as in the extra `trl` of pyproject.toml
+
+
+def require_trl() -> None:
+    """Raise UsageError unless the supported release of TRL is installed."""
+    try:
+        installed = f"trl {version('trl')}"
+    except PackageNotFoundError:
+        installed = "no trl"
+    if installed != f"trl {TRL_VERSION}":
+        raise UsageError(
+            f"ftis_node.integrations.trl needs trl {TRL_VERSION}, and {installed} is installed:"
+            " run `pip install 'ftis-node[trl]'`"
+        )
 
 
 def __getattr__(name: str) -> Any:
     if name not in _FILES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ftis_node.integrations.trl.requirement import require_trl
-
     require_trl()
     return getattr(import_module(f"{__name__}.{_FILES[name]}"), name)

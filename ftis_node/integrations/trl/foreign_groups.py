@@ -12,10 +12,13 @@ from collections import deque
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
+import torch
+from torch.nn.functional import pad
 
+from ftis_node.algorithms import group_advantages
 from ftis_node.config.home import Home
 from ftis_node.errors import ConfigError, RecordError
 from ftis_node.records.group import Group
@@ -23,13 +26,87 @@ from ftis_node.records.text_codec import unpack_any
 from ftis_node.replay.reader import ReplayReader
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from numpy.typing import NDArray
+    from torch import Tensor
 
     from ftis_node.replay.reader import PeerGroup
 
 logger = logging.getLogger(__name__)
 MAX_ROWS_READ: Final = 256  # rows of the buffer that one draw looks at
 MAX_REMEMBERED: Final = 4096  # ids of drawn groups
+ADVANTAGE_EPS = 1e-4  # TRL's
+ROW_KEYS = ("advantages", "group_ids", "sender_ids")  # `[N]`
+COMPLETION_KEYS = ("completion_ids", "completion_mask", "sampling_per_token_logps", "old_per_token_logps", "tool_mask")
+PROMPT_KEYS = ("prompt_ids", "prompt_mask")
+REPLACED_KEYS = ("num_items_in_batch", "importance_sampling_ratio")  # counted again; unused by our losses
+
+
+def foreign_rows(groups: Sequence[ForeignGroup], *, first_group: int, scale: str) -> dict[str, Tensor]:
+    """Return the rows of the groups on the CPU, with ids from `first_group` on. `scale` is that of the advantages.
+
+    `sampling_per_token_logps` holds the peers' log-probs, 0 outside the mask. Padding has the id 0.
+    """
+    senders = {name: number for number, name in enumerate(dict.fromkeys(each.group.sender for each in groups), 1)}
+    members = [(number, each) for number, each in enumerate(groups) for _ in each.rewards]
+    completions = [ids for each in groups for ids in each.group.tokens.ids_of_each()]
+    logprobs = [values for each in groups for values in each.group.tokens.logprobs_of_each()]
+    group_ids = torch.tensor([number for number, _ in members]) + first_group
+    rewards = torch.tensor([reward for each in groups for reward in each.rewards], dtype=torch.float32)
+    prompts = [each.prompt_ids for _, each in members]
+    return {
+        "prompt_ids": _matrix(prompts, torch.int64, left=True),
+        "prompt_mask": _matrix([prompt * 0 + 1 for prompt in prompts], torch.int64, left=True),
+        "completion_ids": _matrix(completions, torch.int64),
+        "completion_mask": _matrix([ids * 0 + 1 for ids in completions], torch.int64),
+        "sampling_per_token_logps": _matrix(logprobs, torch.float32),
+        "advantages": group_advantages(rewards, group_ids, scale, ADVANTAGE_EPS),
+        "group_ids": group_ids,
+        "sender_ids": torch.tensor([senders[each.group.sender] for _, each in members]),
+    }
+
+
+def join_batches(own: Mapping[str, Any], foreign: Mapping[str, Tensor], *, padding_id: int) -> dict[str, Any]:
+    """Return TRL's batch `own` with the rows of `foreign` after it.
+
+    An own token without a sampling log-prob gets NaN. Raises ConfigError for a batch with images.
+    """
+    if unknown := sorted(set(own) - {*ROW_KEYS, *COMPLETION_KEYS, *PROMPT_KEYS, *REPLACED_KEYS}):
+        raise ConfigError(f"foreign groups cannot join a batch with {', '.join(unknown)}: train on text alone")
+    first = dict(own)
+    unknown_logprobs = torch.full(first["completion_ids"].shape, torch.nan, device=first["advantages"].device)
+    first.setdefault("sampling_per_token_logps", unknown_logprobs)
+    second = dict(foreign)
+    if "tool_mask" in first:
+        second["tool_mask"] = torch.ones_like(second["completion_mask"])
+    joined = {name: torch.cat([first[name], second[name].to(first[name].dtype)]) for name in ROW_KEYS}
+    for name in (*PROMPT_KEYS, *COMPLETION_KEYS):
+        if name in first:
+            fill = padding_id if name.endswith("_ids") else 0
+            joined[name] = _stacked(first[name], second[name], fill=fill, left=name in PROMPT_KEYS)
+    mask = joined["completion_mask"] * joined.get("tool_mask", 1)
+    return joined | {"num_items_in_batch": mask.sum()}
+
+
+def _stacked(first: Tensor, second: Tensor, *, fill: float, left: bool) -> Tensor:
+    width = max(first.shape[1], second.shape[1])
+    gaps = (width - first.shape[1], width - second.shape[1])
+    first, second = (
+        pad(each, (gap, 0) if left else (0, gap), value=fill)
+        for each, gap in zip((first, second.to(first.dtype)), gaps, strict=True)
+    )
+    return torch.cat([first, second])
+
+
+def _matrix(rows: Sequence[NDArray[np.generic]], dtype: torch.dtype, *, left: bool = False) -> Tensor:
+    width = max(map(len, rows))
+    matrix = torch.zeros((len(rows), width), dtype=dtype)
+    for line, row in enumerate(rows):
+        matrix[line, slice(width - len(row), width) if left else slice(len(row))] = torch.tensor(
+            row.tolist(), dtype=dtype
+        )
+    return matrix
 
 
 @dataclass(frozen=True, slots=True)

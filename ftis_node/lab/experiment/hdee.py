@@ -24,11 +24,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from ftis_node.errors import UsageError
-from ftis_node.lab.experiment.baseline import ALONE
-from ftis_node.lab.experiment.final_evaluation import FinalEvaluation
 from ftis_node.lab.experiment.pairs import HDEE, Pair
-from ftis_node.lab.experiment.rounds import Rounds
-from ftis_node.lab.experiment.trial import Trial, TrialMember
+from ftis_node.lab.experiment.rounds import ALONE, Rounds
+from ftis_node.lab.experiment.trial import FinalEvaluation, Trial, TrialMember
 from ftis_node.lab.experiment.trial_matrix import TrialSetting, with_key
 from ftis_node.lab.experiment.trial_result import GENERATED_COST, TRAINED_COST
 from ftis_node.lab.tiny import RECIPES

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ftis_node.generation.messages import GenerationBoot
     from ftis_node.generation.weight_loader import ProofToCome
     from ftis_node.gossip.loopback import LoopbackGossip, LoopbackSwarm
-    from ftis_node.lab.experiment.delay import Delay
+    from ftis_node.lab.experiment.rounds import Delay
     from ftis_node.learner.client import OnPublished
     from ftis_node.learner.core import Learner
     from ftis_node.learner.messages import LearnerBoot, LearnerState, TrainGroup, TrainReply

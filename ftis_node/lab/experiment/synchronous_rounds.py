@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from ftis_node.config.manifest import RunManifest
     from ftis_node.lab.experiment.rounds import Rounds
+    from ftis_node.node.context import NodeState
     from ftis_node.node.peers.registry import PeerRegistry
-    from ftis_node.node.state import NodeState
     from ftis_node.node.training.slots import SlotPool
 
 POLL_S = 0.004

@@ -21,33 +21,84 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from ftis_node.config.home import Home
 from ftis_node.config.node import NodeSettings, SwarmSection
 from ftis_node.config.workers import GenerationSection, LearnerSection, LoraSection
+from ftis_node.evaluation.ensemble import MODES, evaluate_ensemble
+from ftis_node.evaluation.members import Member
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.byzantine import ByzantineNode
-from ftis_node.lab.experiment.final_evaluation import run_final_evaluation
-from ftis_node.lab.experiment.in_process import InProcessGeneration, InProcessNodeFactory
-from ftis_node.lab.experiment.provenance import made_by
+from ftis_node.lab.experiment.in_process import InProcessGeneration, InProcessLearner, InProcessNodeFactory
 from ftis_node.lab.experiment.rounds import RoundQuota, Rounds
 from ftis_node.lab.experiment.synchronous_rounds import RoundGate, SynchronousRounds, Validator
-from ftis_node.lab.experiment.trial_result import TrialResult, read_member
+from ftis_node.lab.experiment.trial_result import FinalEvaluationResult, TrialResult, made_by, read_member
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.startup.wiring import Wiring
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ftis_node.config.manifest import RunManifest
     from ftis_node.lab.experiment.byzantine import Lie
-    from ftis_node.lab.experiment.delay import Delay
-    from ftis_node.lab.experiment.final_evaluation import FinalEvaluation
-    from ftis_node.lab.experiment.trial_result import FinalEvaluationResult, MemberResult
+    from ftis_node.lab.experiment.rounds import Delay
+    from ftis_node.lab.experiment.trial_result import MemberResult
     from ftis_node.node.components import NodeComponents
-    from ftis_node.node.protocols import Generation
-    from ftis_node.node.state import NodeState
+    from ftis_node.node.context import NodeState
+    from ftis_node.node.protocols import Generation, Learning
     from ftis_node.records.codec import CodecName
 
 NEVER = 100_000  # steps between checkpoints: an interrupted trial starts again
 POLL_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class FinalEvaluation:
+    """Tasks to evaluate, and the modes of the ensemble. `max_tokens` bounds prompt and completion together.
+
+    The mode `gate` learns from prompts of `gate_task`, or of the evaluated task if it is None.
+    """
+
+    tasks: tuple[str, ...]
+    modes: tuple[str, ...] = MODES
+    limit: int = 256
+    max_tokens: int = 96
+    dev_prompts: int = 32
+    gate_prompts: int = 256
+    gate_task: str | None = None
+
+
+async def run_final_evaluation(
+    exam: FinalEvaluation, learners: Mapping[str, Learning], folder: Path
+) -> list[FinalEvaluationResult]:
+    """Write the current models to `folder` and evaluate them as an ensemble. Raises FtisError."""
+    members = []
+    for name, learner in learners.items():
+        assert isinstance(learner, InProcessLearner)
+        learner.export(folder / name)
+        members.append(Member(name, str(folder / name)))
+    results = []
+    for task in exam.tasks:
+        found = await evaluate_ensemble(
+            members,
+            task,
+            modes=exam.modes,
+            limit=exam.limit,
+            max_tokens=exam.max_tokens,
+            engine="torch",
+            dev_prompts=exam.dev_prompts,
+            gate_prompts=exam.gate_prompts,
+            gate_task=exam.gate_task,
+        )
+        results += [
+            FinalEvaluationResult(
+                task=found.task,
+                mode=entry.name,
+                pass_at_1=entry.result.pass_at_1,
+                n=entry.result.n,
+                generated_tokens=entry.generated_tokens,
+                forward_tokens=entry.forward_tokens,
+            )
+            for entry in found.modes
+        ]
+    return results
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 Fairness: an update takes the same number of completions in every trial, except with `sapo`, `newest:J` and `useful:J`.
 `alone` generates all of them itself. In a swarm of n nodes each generates 1/n and receives the others. The controls
-(`baseline.py`) generate as much as a node of the swarm and have no peers.
+(`rounds.py`) generate as much as a node of the swarm and have no peers.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from ftis_node.config.manifest import RunManifest
 from ftis_node.config.method.method_section import MethodSection
 from ftis_node.config.section import first_problem
 from ftis_node.errors import UsageError
-from ftis_node.lab.experiment.baseline import ALONE, CONTROLS, is_alone, parse_alone
 from ftis_node.lab.experiment.byzantine import LIES
-from ftis_node.lab.experiment.delay import delay_alone, parse_delays
 from ftis_node.lab.experiment.pairs import COPY_MARK, LATE_MARK
+from ftis_node.lab.experiment.rounds import ALONE, CONTROLS, delay_alone, is_alone, parse_alone, parse_delays
 from ftis_node.lab.experiment.trial import Trial, TrialMember
 from ftis_node.records.codec import CODECS
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import platform
+import subprocess
+from functools import cache, partial
+from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ftis_node import __version__
 from ftis_node.learner.senders import SenderStats, add_up
 from ftis_node.telemetry.events import read_events
 
@@ -21,6 +27,27 @@ SIDES = ("own", "foreign")
 SHARES = tuple(SenderStats("", False).shares())
 SENDER_FIGURES = tuple(f"{side}_{name}" for side in SIDES for name in SHARES)
 TRAINED_COST, GENERATED_COST = 6, 2  # FLOP per parameter and token: forward and backward; forward only
+ROOT = Path(__file__).parents[3]
+
+
+@cache
+def made_by() -> str:
+    """Return the version of this process's code as one line."""
+    commit = _commit()
+    built = f"ftis-node {__version__}{f' at commit {commit}' if commit else ''}"
+    return f"{built}, torch {version('torch')}, Python {platform.python_version()}"
+
+
+def _commit() -> str | None:
+    """Return the checkout's commit in 12 digits, with a `+` if tracked files differ; None outside of a checkout."""
+    if not (ROOT / ".git").exists():
+        return None
+    git = partial(subprocess.run, capture_output=True, text=True, check=True, cwd=ROOT)
+    try:
+        commit = git(["git", "rev-parse", "--short=12", "HEAD"]).stdout.strip()
+        return commit + ("+" if git(["git", "status", "--porcelain", "--untracked-files=no"]).stdout else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None  # git is missing, or the checkout belongs to another user
 
 
 class Evaluation(msgspec.Struct, frozen=True):

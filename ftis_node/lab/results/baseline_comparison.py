@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from ftis_node.lab.experiment.baseline import ALONE, CONTROLS, is_alone, parse_alone
+from ftis_node.lab.experiment.rounds import ALONE, CONTROLS, is_alone, parse_alone
 from ftis_node.lab.results.summary import (
     alone_line,
     estimate,

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from ftis_node.lab.experiment.baseline import ALONE
 from ftis_node.lab.experiment.hdee import DOMAINS, ONE, SPECS
+from ftis_node.lab.experiment.rounds import ALONE
 from ftis_node.lab.results.baseline_comparison import interval
 from ftis_node.lab.results.plots import plot_domains, plot_rows
-from ftis_node.lab.results.report import document
-from ftis_node.lab.results.step_metrics import write_steps_csv
+from ftis_node.lab.results.report import document, write_steps_csv
 from ftis_node.lab.results.summary import estimate, markdown, model_seed, over_seeds, write_csv
 
 if TYPE_CHECKING:

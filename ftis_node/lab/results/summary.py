@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
-from ftis_node.lab.experiment.baseline import ALONE, is_alone, parse_alone
-from ftis_node.lab.experiment.delay import delay_alone
 from ftis_node.lab.experiment.pairs import COPY_MARK, LATE_MARK
+from ftis_node.lab.experiment.rounds import ALONE, delay_alone, is_alone, parse_alone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -1,11 +1,10 @@
 """Tiny models for swarms on two CPU cores: real Qwen2 architecture, partly competent in a task, no download.
 
-make.py        builds, trains and saves one model
+make.py        builds, trains and saves one model, with Muon for the matrices of its layers
 recipes.py     the sizes for each task
 arithmetic.py  training data for `arithmetic`; most answers are wrong in one way
 sums.py        training data for `sums`; some columns of the working are wrong
-tokenizer.py   the tokenizer of all tiny models; corpus.py has the English text for its merges
-muon.py        the optimizer of the layers' matrices
+tokenizer.py   the tokenizer of all tiny models, with the English text for its merges
 """
 
 from __future__ import annotations

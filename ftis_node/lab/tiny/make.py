@@ -6,13 +6,20 @@ answers often enough for reinforcement: the setting of the F-TIS paper's experim
 Muon trains the layers' matrices, AdamW the embedding, biases and norms; for sums of digits this needs about a third of
 AdamW's steps. Every layer initially adds nothing to its input, which reduces the dependence on the seed. One thread and
 a separate random state give the same bytes for the same seed.
+
+Muon for the tiny models' matrices: orthogonalized momentum as the update (Jordan et al., 2024).
+
+`torch.optim.Muon` has the same rule, but uses bfloat16, which many CPUs emulate, and one matrix at a time. Here
+matrices of one shape are iterated together in float32, about four times as fast on one core.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import torch
@@ -22,17 +29,17 @@ from transformers.utils import logging as transformers_logging
 
 from ftis_node.errors import UsageError
 from ftis_node.lab.tiny.arithmetic import ArithmeticCurriculum
-from ftis_node.lab.tiny.muon import Muon
 from ftis_node.lab.tiny.recipes import RECIPES, SUMS_RECIPES
 from ftis_node.lab.tiny.sums import SumsCurriculum
 from ftis_node.lab.tiny.tokenizer import IGNORED, MAX_POSITIONS, VOCABULARY_SIZE, make_tokenizer
 from ftis_node.models.library_logging import quiet_library_logging
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from torch import Tensor
+    from torch.nn import Parameter
 
     from ftis_node.lab.tiny.recipes import Recipe, Size
     from ftis_node.tasks.arithmetic import Kind
@@ -40,6 +47,42 @@ if TYPE_CHECKING:
 BATCH_SIZE: Final = 64
 WARM_UP_STEPS: Final = 30
 NUM_GRADED_AT_ONCE: Final = 512
+MOMENTUM: Final = 0.95
+NUM_ITERATIONS: Final = 5
+COEFFICIENTS: Final = (3.4445, -4.7750, 2.0315)  # of the quintic Newton-Schulz iteration, from the reference code
+SMALLEST_NORM: Final = 1e-7
+
+
+class Muon:
+    """Optimizer that updates matrices in place; all must have gradients at `step`."""
+
+    def __init__(self, matrices: Iterable[Parameter]) -> None:
+        by_shape = groupby(sorted(matrices, key=lambda matrix: matrix.shape), key=lambda matrix: matrix.shape)
+        self._stacks = [list(stack) for _, stack in by_shape]
+        self._momenta = [torch.zeros(len(stack), *stack[0].shape) for stack in self._stacks]
+
+    @torch.no_grad()
+    def step(self, learning_rate: float) -> None:
+        """Update with Nesterov momentum; a tall matrix takes a longer step, by the root of its aspect ratio."""
+        for stack, momentum in zip(self._stacks, self._momenta, strict=True):
+            gradients = torch.stack([matrix.grad for matrix in stack if matrix.grad is not None])
+            momentum.lerp_(gradients, 1 - MOMENTUM)
+            updates = orthogonalise(gradients.lerp(momentum, MOMENTUM))
+            rows, columns = stack[0].shape
+            for matrix, update in zip(stack, updates, strict=True):
+                matrix.sub_(update, alpha=learning_rate * math.sqrt(max(1.0, rows / columns)))
+
+
+def orthogonalise(matrices: Tensor) -> Tensor:
+    """Bring all singular values of [K, R, C] `matrices` near one without changing their directions."""
+    tall = matrices.shape[-2] > matrices.shape[-1]
+    wide = matrices.mT if tall else matrices
+    wide = wide / (wide.norm(dim=(-2, -1), keepdim=True) + SMALLEST_NORM)
+    first, third, fifth = COEFFICIENTS
+    for _ in range(NUM_ITERATIONS):
+        square = wide @ wide.mT
+        wide = torch.baddbmm(wide, torch.baddbmm(square, square, square, beta=third, alpha=fifth), wide, beta=first)
+    return wide.mT if tall else wide
 
 
 class Curriculum(Protocol):

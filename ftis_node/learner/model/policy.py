@@ -1,7 +1,7 @@
 """The model in training: in full, or a LoRA adapter on a frozen model.
 
 The model and its adapter are held and computed in `dtype`, as engines hold them. If that is bfloat16, trained weights
-also have float32 masters (`masters.py`). An update at a learning rate of 1e-6 is below the resolution of bfloat16.
+also have float32 masters (`optimizer.py`). An update at a learning rate of 1e-6 is below the resolution of bfloat16.
 
 The model stays in eval mode: two passes over a batch must agree, so dropout is off. Layers whose activations are
 recomputed in the backward pass are the exception, since transformers recomputes in training mode only.

@@ -5,12 +5,12 @@ generators. The loss gets the groups as they were generated, since GEPO's expect
 completions of one prompt.
 
 Completions that a peer with another tokenizer sent as text have no token ratio. Their advantage is computed in their
-whole group, then weighted or dropped as in `algorithms/cross_tokenizer.py`. The loss gets the learner's own log-probs
-as theirs. That suits `nois`, `tis` and `ftis`. Other methods treat such rows as if the learner had sampled them, and
-lose the ratio that they need. A filter that compares a sender's completions treats them as this node's own. Their KL is
-unknown, so those with A <= 0 are filtered before the loss.
+whole group, then weighted or dropped as in `algorithms/importance_weights.py`. The loss gets the learner's own log-
+probs as theirs. That suits `nois`, `tis` and `ftis`. Other methods treat such rows as if the learner had sampled them,
+and lose the ratio that they need. A filter that compares a sender's completions treats them as this node's own. Their
+KL is unknown, so those with A <= 0 are filtered before the loss.
 
-A peer's group gets advantages of 0 if no honest sampling can cause its log-probs (`algorithms/understated.py`). That is
+A peer's group gets advantages of 0 if no honest sampling can cause its log-probs (`algorithms/diagnostics.py`). That is
 certain only after all log-probs are computed. Until then it is decided on the completions computed so far
 (`train_step.py`).
 

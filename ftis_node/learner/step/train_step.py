@@ -29,8 +29,8 @@ import torch
 from ftis_node.errors import WorkerTaskError
 from ftis_node.learner.distributed.ranks import ALONE
 from ftis_node.learner.distributed.sharded_tensors import whole
-from ftis_node.learner.step.finite import stays_finite
 from ftis_node.learner.step.oom_retry import one_out_of_memory_error
+from ftis_node.learner.step.optimizer import stays_finite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -24,19 +24,18 @@ from ftis_node.records.group import FinishReason, Group, SamplingSettings
 from ftis_node.records.token_batch import TokenBatch
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.swarm.peer_guard import Place
-from ftis_node.tasks.scoring.cost import ScoringCost
+from ftis_node.tasks.scoring.worker import ScoringCost
 from ftis_node.validation import Accepted, Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from ftis_node.models import PromptTokenizer
-    from ftis_node.node.context import NodeContext, NodeDescription
+    from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
     from ftis_node.node.exchange.messages import OwnGroup
     from ftis_node.node.peers.manager import PeerManager
-    from ftis_node.node.state import NodeCounters
-    from ftis_node.node.storage.disk_space import DiskSpace
-    from ftis_node.node.supervision.disk_thread import DiskThread
+    from ftis_node.node.storage.usage import DiskSpace
+    from ftis_node.node.supervision.background import DiskThread
     from ftis_node.node.training.slots import SlotPool
     from ftis_node.node.training.step_selection import StepSelection
     from ftis_node.replay.buffer import ReplayBuffer, StoredGroup

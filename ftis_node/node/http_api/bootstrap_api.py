@@ -23,8 +23,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from ftis_node.node.http_api.auth import own_names_only
 from ftis_node.node.http_api.connection_limits import HttpGuard
-from ftis_node.node.peers.survey_view import view_of
-from ftis_node.swarm.overview.text import render_views
+from ftis_node.node.peers.swarm_status import view_of
+from ftis_node.swarm.overview.view import render_views
 from ftis_node.swarm.peer_guard import UNPROVEN, Place
 from ftis_node.telemetry.metrics import CONTENT_TYPE
 

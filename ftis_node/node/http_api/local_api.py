@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from ftis_node.node.loops.status import StatusLoop
     from ftis_node.node.peers.operator_actions import PeerControl
-    from ftis_node.node.peers.peer_table import PeerTable
+    from ftis_node.node.peers.swarm_status import PeerTable
 
 HOST = "127.0.0.1"
 EVENT_PERIOD_S = 1.0

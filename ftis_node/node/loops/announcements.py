@@ -30,10 +30,9 @@ if TYPE_CHECKING:
 
     from ftis_node.gossip.interface import Gossip
     from ftis_node.gossip.interface import GossipMessage as Message
-    from ftis_node.node.context import NodeContext, NodeDescription
+    from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
     from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.peers.registry import PeerRegistry
-    from ftis_node.node.state import NodeCounters
     from ftis_node.records.envelope import Announcement
     from ftis_node.replay.reader import ReplayReader
 

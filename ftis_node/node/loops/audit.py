@@ -27,12 +27,11 @@ from ftis_node.swarm.reputation.score import Behaviour, TrustLevel
 
 if TYPE_CHECKING:
     from ftis_node.learner.messages import TrainGroup
-    from ftis_node.node.context import NodeContext, NodeDescription
+    from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
     from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.protocols import Learning
-    from ftis_node.node.state import NodeCounters
-    from ftis_node.node.supervision.disk_thread import DiskThread
+    from ftis_node.node.supervision.background import DiskThread
     from ftis_node.records.envelope import Accepted
     from ftis_node.records.group import Group
     from ftis_node.replay.buffer import ReplayBuffer

@@ -26,16 +26,15 @@ from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.records.backfill_request import BackfillRequest
 from ftis_node.swarm.peer_backoff import PeerBackoff
 from ftis_node.swarm.peer_guard import Place
-from ftis_node.swarm.pulling.backfill_progress import BackfillProgress
+from ftis_node.swarm.pulling.sequence import BackfillProgress
 from ftis_node.swarm.token_bucket import TokenBucket
 from ftis_node.swarm.topology import shard_of
 
 if TYPE_CHECKING:
     from ftis_node.gossip.interface import Gossip
-    from ftis_node.node.context import NodeContext
+    from ftis_node.node.context import NodeContext, NodeCounters
     from ftis_node.node.loops.announcements import AnnouncementHandler
     from ftis_node.node.peers.manager import PeerManager
-    from ftis_node.node.state import NodeCounters
     from ftis_node.node.training.step_shares import StepShares
     from ftis_node.records.envelope import PeerRecord
     from ftis_node.replay.reader import ReplayReader

@@ -19,8 +19,8 @@ from ftis_node.replay.lifecycle import Freshness, ReleaseReason
 
 if TYPE_CHECKING:
     from ftis_node.node.context import NodeContext
-    from ftis_node.node.peers.confirmations import Confirmations
-    from ftis_node.node.supervision.disk_thread import DiskThread
+    from ftis_node.node.peers.announce import Confirmations
+    from ftis_node.node.supervision.background import DiskThread
     from ftis_node.node.training.slots import SlotPool
     from ftis_node.replay.buffer import ReplayBuffer
     from ftis_node.replay.reader import ReplayReader

@@ -17,13 +17,13 @@ from ftis_node.node.storage.cleanup import reclaim, rotate_logs
 from ftis_node.node.storage.event_log_snapshot import EventLogSnapshot
 from ftis_node.node.storage.usage import HomeUse, measure_usage
 from ftis_node.node.supervision.background import in_background
-from ftis_node.telemetry.sizes import size
+from ftis_node.telemetry.terminal_text import size
 
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
     from ftis_node.node.context import NodeContext
-    from ftis_node.node.storage.disk_space import DiskSpace
-    from ftis_node.node.supervision.disk_thread import DiskThread
+    from ftis_node.node.storage.usage import DiskSpace
+    from ftis_node.node.supervision.background import DiskThread
     from ftis_node.replay.buffer import ReplayBuffer
 
 log = logging.getLogger(__name__)

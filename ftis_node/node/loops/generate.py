@@ -6,30 +6,38 @@ Inputs and outputs:
     waits for: a free slot                        unblocked by: the weight sync after a step (train loop)
                disk space in the home                           the disk_space loop
                budget left                                      nothing: generation is over (token_budget.py)
+
+Prompt order: the sequence of problems that a node generates for, by seed and peer.
+
+Nodes of a swarm use different orders, so that they rarely generate for the same prompt. A task with a data file is
+sampled without replacement in each epoch. If the number of problems is practically unlimited, a hash of k gives the
+k-th index. The k-th prompt depends only on k, seed and peer, so a restarted node continues at its position.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
+import random
 import time
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import WorkerError
 from ftis_node.generation.engines.base import GenerateRequest
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH
-from ftis_node.node.loops.prompt_order import PromptOrder
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.records.codec import hash_prompt
 from ftis_node.records.group import Group, SamplingSettings
-from ftis_node.tasks.scoring.cost import ScoringCost
+from ftis_node.tasks.scoring.worker import ScoringCost
 
 if TYPE_CHECKING:
     from ftis_node.models import PromptTokenizer
     from ftis_node.node.context import NodeContext, NodeDescription
     from ftis_node.node.protocols import Generation
-    from ftis_node.node.storage.disk_space import DiskSpace
+    from ftis_node.node.storage.usage import DiskSpace
     from ftis_node.node.training.division import Division
     from ftis_node.node.training.slots import SlotPool
     from ftis_node.node.training.token_budget import GenerateBudget
@@ -37,8 +45,39 @@ if TYPE_CHECKING:
     from ftis_node.tasks.scoring.scorer import IsolatedScorer
 
 log = logging.getLogger(__name__)
-
 RETRY_PAUSE_S = 1.0
+LARGEST_SHUFFLED = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class PromptOrder:
+    """Order in which a node uses the `num_items` problems of a task."""
+
+    num_items: int
+    seed: int
+    peer_id: str
+
+    def index(self, k: int) -> int:
+        """Return the index of the k-th problem, k = 0, 1, ..."""
+        if self.num_items > LARGEST_SHUFFLED:
+            return self._number("draw", k) % self.num_items
+        epoch, position = divmod(k, self.num_items)
+        return _shuffled(self.num_items, self._number("epoch", epoch))[position]
+
+    def draw(self, k: int) -> float:
+        """Return a number in [0, 1) for the k-th problem, which decides whether it is skipped."""
+        return (self._number("keep", k) >> 11) / 2**53
+
+    def _number(self, kind: str, k: int) -> int:
+        text = f"{kind}/{self.seed}/{self.peer_id}/{k}"
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+@lru_cache(maxsize=2)
+def _shuffled(num_items: int, seed: int) -> tuple[int, ...]:
+    order = list(range(num_items))
+    random.Random(seed).shuffle(order)
+    return tuple(order)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,15 +22,13 @@ from typing import TYPE_CHECKING
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.records.bounds import MAX_MORE_GROUPS
 from ftis_node.records.envelope import announce_group, join_announcements, seal_group
-from ftis_node.swarm.send_window import SendWindow
+from ftis_node.swarm.token_bucket import SendWindow
 from ftis_node.validation import Accepted
 
 if TYPE_CHECKING:
-    from ftis_node.node.context import NodeContext
+    from ftis_node.node.context import NodeContext, NodeCounters
     from ftis_node.node.loops.intake import IntakeLoop
-    from ftis_node.node.peers.announce import Announcer
-    from ftis_node.node.peers.confirmations import Confirmations
-    from ftis_node.node.state import NodeCounters
+    from ftis_node.node.peers.announce import Announcer, Confirmations
     from ftis_node.node.training.slots import SlotPool
     from ftis_node.records.envelope import Announcement
     from ftis_node.records.group import Group

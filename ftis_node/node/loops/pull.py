@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING
 from ftis_node.gossip.interface import FetchOutcome
 from ftis_node.node.loops.announcements import AssignmentMembers
 from ftis_node.node.loops.confirmations import ConfirmationLoop
-from ftis_node.node.loops.pull_slots import PullSlots
-from ftis_node.node.supervision.body_memory import HeldBytes
+from ftis_node.node.loops.pull_slots import HeldBytes, PullSlots
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.pulling.demand import ANY, STEPS_IN_STOCK, PullDemand, portions, pull_demand
@@ -42,14 +41,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ftis_node.gossip.interface import Gossip
-    from ftis_node.node.context import NodeContext
+    from ftis_node.node.context import NodeContext, NodeCounters
     from ftis_node.node.loops.announcements import AnnouncementHandler
     from ftis_node.node.loops.backfill import BackfillLoop
     from ftis_node.node.loops.intake import IntakeLoop
     from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.peers.registry import PeerRegistry
-    from ftis_node.node.state import NodeCounters
-    from ftis_node.node.storage.disk_space import DiskSpace
+    from ftis_node.node.storage.usage import DiskSpace
     from ftis_node.node.training.step_shares import StepShares
     from ftis_node.replay.reader import ReplayReader
     from ftis_node.swarm.pulling.demand import DomainPortion, OwnDomain

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from ftis_node.node.supervision.task_monitor import waiting_for
@@ -12,11 +13,35 @@ from ftis_node.swarm.peer_backoff import PeerBackoff
 from ftis_node.swarm.peer_guard import Place
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.swarm.peer_guard import PeerGuard
 
 FAILED_REST_S = 5.0
+
+
+class HeldBytes:
+    """Semaphore of `capacity_bytes`. A larger reservation waits until it is the only one. For one event loop."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self._capacity_bytes = capacity_bytes
+        self.held_bytes = 0
+        self._changed = asyncio.Event()
+
+    @asynccontextmanager
+    async def of(self, num_bytes: int) -> AsyncIterator[None]:
+        """Reserve `num_bytes` while the block runs."""
+        while self.held_bytes and self.held_bytes + num_bytes > self._capacity_bytes:
+            self._changed.clear()
+            await self._changed.wait()
+        self.held_bytes += num_bytes
+        try:
+            yield
+        finally:
+            self.held_bytes -= num_bytes
+            self._changed.set()
 
 
 class PullSlots:

@@ -22,10 +22,8 @@ from ftis_node.swarm.peer_guard import Place
 
 if TYPE_CHECKING:
     from ftis_node.gossip.interface import Gossip
-    from ftis_node.node.context import NodeContext
-    from ftis_node.node.peers.announce import Announcer
-    from ftis_node.node.peers.confirmations import Confirmations
-    from ftis_node.node.state import NodeCounters
+    from ftis_node.node.context import NodeContext, NodeCounters
+    from ftis_node.node.peers.announce import Announcer, Confirmations
     from ftis_node.replay.reader import ReplayReader
 
 PERIOD_S = 1.0

@@ -27,13 +27,12 @@ if TYPE_CHECKING:
     from ftis_node.config.home import Home
     from ftis_node.gossip.interface import Gossip
     from ftis_node.node.context import NodeContext, NodeDescription
-    from ftis_node.node.peers.peer_table import PeerTable
-    from ftis_node.node.peers.swarm_status import SwarmReporter
-    from ftis_node.node.storage.disk_space import DiskSpace
-    from ftis_node.node.supervision.disk_thread import DiskThread
+    from ftis_node.node.peers.swarm_status import PeerTable, SwarmReporter
+    from ftis_node.node.storage.usage import DiskSpace
+    from ftis_node.node.supervision.background import DiskThread
     from ftis_node.node.supervision.health import HealthReporter
     from ftis_node.node.supervision.worker_status import WorkerReporter
-    from ftis_node.node.training.buffer_status import BufferReporter
+    from ftis_node.node.training.buffer_limits import BufferReporter
     from ftis_node.node.training.evaluation import EvaluationHistory
     from ftis_node.replay.reader import BufferFigures
 

@@ -27,10 +27,9 @@ if TYPE_CHECKING:
     from ftis_node.node.protocols import Generation, Learning
     from ftis_node.node.training.evaluation import Evaluator
     from ftis_node.node.training.step_gate import StepGate
-    from ftis_node.node.training.step_groups import StepGroups
     from ftis_node.node.training.step_peers import StepPeers
     from ftis_node.node.training.step_report import StepReporter
-    from ftis_node.node.training.step_selection import StepSelection
+    from ftis_node.node.training.step_selection import StepGroups, StepSelection
     from ftis_node.node.training.step_shares import StepShares
     from ftis_node.node.training.weight_sync import DeliverWeights
     from ftis_node.replay.buffer import StoredGroup

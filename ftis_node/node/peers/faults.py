@@ -10,9 +10,9 @@ from ftis_node.swarm.reputation.score import Behaviour
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ftis_node.node.context import NodeCounters
     from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.peers.registry import PeerRegistry
-    from ftis_node.node.state import NodeCounters
     from ftis_node.swarm.peer_guard import Place
     from ftis_node.telemetry.events import EventLog
 

@@ -28,13 +28,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ftis_node.models import PromptTokenizer
-    from ftis_node.node.context import NodeContext
-    from ftis_node.node.peers.announce import Announcer
-    from ftis_node.node.peers.confirmations import Confirmations
+    from ftis_node.node.context import NodeContext, NodeCounters
+    from ftis_node.node.peers.announce import Announcer, Confirmations
     from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.peers.registry import PeerRegistry
-    from ftis_node.node.state import NodeCounters
-    from ftis_node.node.supervision.disk_thread import DiskThread
+    from ftis_node.node.supervision.background import DiskThread
     from ftis_node.records.backfill_request import BackfillRequest
     from ftis_node.records.group import Group
     from ftis_node.tasks.base import Task

@@ -2,18 +2,100 @@
 
 from __future__ import annotations
 
+import asyncio
+import shutil
+import tempfile
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from ftis_node.config.manifest import parse_canonical
+from ftis_node.errors import ConfigError
+from ftis_node.node.peers.registry import PeerActivity
+from ftis_node.swarm.overview.view import RunSummary, SwarmView, make_view, swarm_row
+from ftis_node.swarm.peer_guard import Place
 from ftis_node.telemetry.status import SwarmStatus
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from ftis_node.config.manifest import RunManifest
+    from ftis_node.gossip.directory.lookup import RunSurvey
     from ftis_node.gossip.interface import Gossip
-    from ftis_node.node.peers.confirmations import Confirmations
+    from ftis_node.node.context import NodeCounters
+    from ftis_node.node.peers.announce import Confirmations
+    from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.peers.registry import PeerRegistry
-    from ftis_node.node.state import NodeCounters
+    from ftis_node.swarm.peer_guard import PeerGuard
+
+TIMEOUT_S = 60.0
+
+
+class PeerTable:
+    """Joins the registry with the reputations."""
+
+    def __init__(self, *, registry: PeerRegistry, peers: PeerManager, guard: PeerGuard, manifest: RunManifest) -> None:
+        self._registry = registry
+        self._manifest = manifest
+        self._peers = peers
+        self._guard = guard
+
+    def swarm(self) -> SwarmView:
+        """Return the view of the swarm: this node first, then the peers that it saw last."""
+        own, rows = self._registry.own_record, []
+        if own is not None:
+            rows.append(swarm_row(own, seen_at=time.time()))
+        for peer_id, activity in dict(self._registry.peers).items():
+            with self._guard.work_for(peer_id, Place.STATUS):
+                if activity.record is not None:
+                    rows.append(swarm_row(activity.record, seen_at=activity.last_seen))
+        num_unreadable = sum(activity.record is None for activity in self._registry.peers.values())
+        return make_view(
+            rows,
+            run=RunSummary.of(self._manifest),
+            now=time.time(),
+            own_id=own.peer_id if own else "",
+            num_unreadable=num_unreadable,
+        )
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one row per peer. If a row raises an error, omit it and charge its peer."""
+        met = dict(self._registry.peers)
+        rows = []
+        for peer_id in [*met, *(peer_id for peer_id in self._peers.known() if peer_id not in met)]:
+            with self._guard.work_for(peer_id, Place.STATUS):
+                activity = met.get(peer_id, PeerActivity())
+                rows.append({"peer_id": peer_id, **activity.as_dict(), **self._peers.row(peer_id)})
+        return rows
+
+
+def view_of(survey: RunSurvey) -> SwarmView:
+    """Return the view of the directory's records. The time of a record is by its peer's clock."""
+    now = time.time()
+    rows = [swarm_row(record, seen_at=min(record.created_at, now)) for record in survey.records]
+    return make_view(rows, run=_summary(survey), now=now, num_unreadable=survey.num_unreadable)
+
+
+def _summary(survey: RunSurvey) -> RunSummary:
+    if survey.manifest is None:
+        return RunSummary(survey.run_id)
+    try:
+        return RunSummary.of(parse_canonical(survey.manifest, source=f"run {survey.run_id}"))
+    except ConfigError:  # a manifest of another version of ftis-node
+        return RunSummary(survey.run_id)
+
+
+def survey_run(run_id: str, peers: tuple[str, ...]) -> SwarmView:
+    """Return the view of a run through `peers` (multiaddrs). Raise NetworkError if no member is found."""
+    from ftis_node.gossip.directory.lookup import survey_remotely
+    from ftis_node.gossip.settings import NetworkSettings
+
+    folder = Path(tempfile.mkdtemp(prefix="ftis-look-"))
+    settings = NetworkSettings(sockets_dir=folder, peers=peers)
+    try:
+        return view_of(asyncio.run(survey_remotely(settings, run_id=run_id, timeout_s=TIMEOUT_S)))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class SwarmReporter:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from ftis_node.config.limits import KEPT_EVENT_FILES
 from ftis_node.models import parameter_count
 from ftis_node.node.components import NodeComponents
-from ftis_node.node.context import NodeContext, NodeDescription
-from ftis_node.node.peers.confirmations import Confirmations
+from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription, NodeState
+from ftis_node.node.peers.announce import Confirmations
 from ftis_node.node.peers.faults import fault_charger
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.registry import PeerRegistry
@@ -30,12 +30,11 @@ from ftis_node.node.startup.prepare import prepare
 from ftis_node.node.startup.recovery import log_unknown_steps, release_damaged
 from ftis_node.node.startup.startup_summary import start_lines
 from ftis_node.node.startup.wiring import Wiring
-from ftis_node.node.state import NodeCounters, NodeState
 from ftis_node.node.storage.cleanup import CHECKPOINT_PREFIX
-from ftis_node.node.storage.disk_space import DiskSpace
 from ftis_node.node.storage.event_log_snapshot import EventLogSnapshot
 from ftis_node.node.storage.quota import num_versions, version_bytes
-from ftis_node.node.supervision.disk_thread import DiskThread
+from ftis_node.node.storage.usage import DiskSpace
+from ftis_node.node.supervision.background import DiskThread
 from ftis_node.node.supervision.shutdown import first_of_ours
 from ftis_node.node.training.division import division_of
 from ftis_node.node.training.evaluation import EvaluationHistory
@@ -51,7 +50,7 @@ from ftis_node.telemetry.log import log_block
 from ftis_node.telemetry.progress import unwatched
 from ftis_node.telemetry.status import EndWord, EvalStatus
 from ftis_node.workers.durable import remove_leftovers
-from ftis_node.workers.weights.folder import weights_folder
+from ftis_node.workers.weights.store import weights_folder
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

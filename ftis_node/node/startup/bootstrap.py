@@ -14,9 +14,8 @@ from ftis_node.config.observe import ObserveSection
 from ftis_node.gossip.settings import NetworkSettings
 from ftis_node.node.startup.migrations import opened
 from ftis_node.node.supervision.process_limits import allow_open_files
-from ftis_node.node.supervision.service_manager import ServiceManager
 from ftis_node.node.supervision.shutdown import until_signalled
-from ftis_node.node.supervision.watchdog import Watchdog
+from ftis_node.node.supervision.watchdog import ServiceManager, Watchdog
 from ftis_node.records.identity import Identity
 from ftis_node.telemetry.secrets import keep_secret
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ftis_node.generation.client import GenerationClient
+from ftis_node.generation.engines import ENGINES, has_vllm
 from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.engines.vllm_options import check_options
 from ftis_node.generation.messages import GenerationBoot
@@ -21,11 +23,11 @@ from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.messages import HostsConnected, LearnerBoot
 from ftis_node.memory.learner_memory import micro_batch_tokens_of, recomputes
 from ftis_node.memory.placement import WorkerPlacement, arrange, place_single_worker, visible_gpus
-from ftis_node.models import pick_device
-from ftis_node.node.startup.preloading import preloading_of
+from ftis_node.models import pick_device, read_json
 from ftis_node.node.worker_settings import dtype_of, serves_adapters, threads_of
 from ftis_node.records.envelope import MAX_ANNOUNCEMENT_BYTES
 from ftis_node.telemetry.secrets import read_secret
+from ftis_node.workers.preload import PreloadingProcess, can_fork
 from ftis_node.workers.spec import Timing
 from ftis_node.workers.weights.store import PROBE_LENGTH
 
@@ -42,10 +44,34 @@ if TYPE_CHECKING:
     from ftis_node.node.protocols import Generation, Learning
     from ftis_node.records.identity import Identity
     from ftis_node.telemetry.events import EventLog
-    from ftis_node.workers.preload import PreloadingProcess
     from ftis_node.workers.supervisor import FreeMemory
 
 log = logging.getLogger(__name__)
+LIBRARIES = ("torch", "transformers.models.auto.modeling_auto")
+OWN_MODULES = ("ftis_node.workers.worker", ENGINES["torch"], "ftis_node.learner.core")
+FAMILY = re.compile(r"[a-z][a-z0-9_]*")
+
+
+def preloading_of(settings: NodeSettings, source: ModelSource, *, log_path: Path) -> PreloadingProcess | None:
+    """Return the process that forks both workers; None if they are spawned.
+
+    They are forked on the CPU, for the torch engine, if both compute with the same number of threads.
+    """
+    learner, num_threads = settings.learner, threads_of(settings.generation.threads)
+    if settings.role != "full" or learner.num_ranks != 1 or num_threads != threads_of(learner.threads):
+        return None
+    if not (settings.engine == "torch" or (settings.engine == "auto" and not has_vllm())):
+        return None
+    if pick_device(settings.device) != "cpu" or not can_fork():
+        return None
+    environment = {"OMP_NUM_THREADS": str(num_threads)}
+    return PreloadingProcess((*LIBRARIES, *_model_modules(source), *OWN_MODULES), environment, log_path)
+
+
+def _model_modules(source: ModelSource) -> tuple[str, ...]:
+    """Return the module of the model's class in transformers, if the configuration names its family."""
+    family = str(read_json(source.folder / "config.json").get("model_type", "")).replace("-", "_")
+    return (f"transformers.models.{family}.modeling_{family}",) if FAMILY.fullmatch(family) else ()
 
 
 @dataclass(frozen=True, slots=True)

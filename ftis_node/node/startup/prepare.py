@@ -25,7 +25,7 @@ from ftis_node.records.identity import Identity, peer_id_from_text
 from ftis_node.tasks import load_task, parse_spec
 from ftis_node.telemetry.otlp.exporter import check_can_export
 from ftis_node.telemetry.secrets import keep_secret
-from ftis_node.telemetry.trackers import check_installed
+from ftis_node.telemetry.tracking import check_installed
 
 if TYPE_CHECKING:
     from contextlib import AsyncExitStack

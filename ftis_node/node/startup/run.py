@@ -18,9 +18,8 @@ from ftis_node.node.startup.preflight import check_finished, check_saved
 from ftis_node.node.startup.roles import run_node
 from ftis_node.node.startup.startup_summary import end_lines, finished_lines
 from ftis_node.node.supervision.process_limits import apply_limits
-from ftis_node.node.supervision.service_manager import ServiceManager
 from ftis_node.node.supervision.shutdown import until_signalled
-from ftis_node.node.supervision.watchdog import Watchdog
+from ftis_node.node.supervision.watchdog import ServiceManager, Watchdog
 from ftis_node.replay.integrity import reporting_damage
 from ftis_node.telemetry.log import log_block
 from ftis_node.telemetry.otlp.exporter import exported_metrics

@@ -11,9 +11,8 @@ from ftis_node.node.loops.backfill import BackfillLoop
 from ftis_node.node.loops.intake import IntakeLoop
 from ftis_node.node.loops.pull import PullLoop
 from ftis_node.node.peers.announce import Announcer
-from ftis_node.node.peers.peer_table import PeerTable
 from ftis_node.node.peers.serve import PeerRequestHandler
-from ftis_node.node.peers.swarm_status import SwarmReporter
+from ftis_node.node.peers.swarm_status import PeerTable, SwarmReporter
 from ftis_node.node.training.buffer_limits import BufferLimits
 from ftis_node.node.training.evaluation import Evaluator
 from ftis_node.node.training.step_report import StepReporter

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from ftis_node.config.home import Home
     from ftis_node.config.node import NodeSettings
+    from ftis_node.node.context import NodeCounters
     from ftis_node.node.startup.prepare import PreparedNode
-    from ftis_node.node.state import NodeCounters
     from ftis_node.telemetry.status import BudgetStatus, Status
 
 LABEL_WIDTH = 10

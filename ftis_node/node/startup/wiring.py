@@ -23,12 +23,11 @@ from ftis_node.node.startup.shared import SharedComponents
 from ftis_node.node.supervision.health import HealthReporter
 from ftis_node.node.supervision.watchdog import Watchdog
 from ftis_node.node.supervision.worker_status import WorkerReporter
-from ftis_node.node.training.buffer_status import BufferReporter
+from ftis_node.node.training.buffer_limits import BufferReporter
 from ftis_node.node.training.own_stats import OwnStats
 from ftis_node.node.training.step_gate import TimedStepGate
-from ftis_node.node.training.step_groups import StepGroups
 from ftis_node.node.training.step_peers import StepPeers
-from ftis_node.node.training.step_selection import StepSelection
+from ftis_node.node.training.step_selection import StepGroups, StepSelection
 from ftis_node.node.training.weight_sync import update_engine
 from ftis_node.node.weights.follow import FollowLoop
 from ftis_node.node.weights.offer import OfferLoop

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from ftis_node.config.home import Home
     from ftis_node.node.storage.usage import HomeUse
-    from ftis_node.node.supervision.disk_thread import DiskThread
+    from ftis_node.node.supervision.background import DiskThread
     from ftis_node.replay.buffer import ReplayBuffer
 
 CHECKPOINT_PREFIX = "step-"  # a copy, because learner/checkpoint/checkpoint.py imports torch

@@ -13,8 +13,7 @@ from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.models import resolve_model
 from ftis_node.node.startup.factories import learner_boot
 from ftis_node.node.startup.migrations import bring_up_to_date
-from ftis_node.node.storage.hub_cards import write_model_card
-from ftis_node.node.storage.run_record import read_run_record
+from ftis_node.node.storage.hub_cards import read_run_record, write_model_card
 from ftis_node.telemetry.progress import unwatched
 
 if TYPE_CHECKING:

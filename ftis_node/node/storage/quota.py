@@ -10,8 +10,8 @@ from ftis_node.models import parameter_count, read_shape
 from ftis_node.node.startup.preflight import checkpoint_bytes
 from ftis_node.node.storage.usage import HomeLimit
 from ftis_node.node.worker_settings import dtype_of, serves_adapters
-from ftis_node.telemetry.sizes import size
-from ftis_node.workers.weights.folder import VERSIONS_AS_A_RESERVE, VERSIONS_AT_ONCE
+from ftis_node.telemetry.terminal_text import size
+from ftis_node.workers.weights.store import VERSIONS_AS_A_RESERVE, VERSIONS_AT_ONCE
 
 if TYPE_CHECKING:
     from ftis_node.config.node import NodeSettings

@@ -9,6 +9,10 @@ without a beat, not a blocked loop. The watchdog writes log lines from another t
 call, and then a thread that waits for the same lock could not end the process.
 
 Code that holds the GIL also stops this thread. systemd's watchdog detects that, because it gets no notification.
+
+Keep-alive notifications to systemd, which restarts the node if it gets none for `WatchdogSec`.
+
+A notification is a datagram to the socket in `NOTIFY_SOCKET` (sd_notify(3)). Without that variable, nothing is sent.
 """
 
 from __future__ import annotations
@@ -16,30 +20,56 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 import sys
 import threading
 import time
 import traceback
 from collections import deque
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ftis_node.node.supervision.task_monitor import TaskMonitor, short_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from ftis_node.config.observe import ObserveSection
-    from ftis_node.node.supervision.service_manager import ServiceManager
     from ftis_node.telemetry.events import EventLog
 
 log = logging.getLogger(__name__)
-
 BEAT_S = 0.5
 LAG_WINDOW_S = 60.0
 EXIT_CODE = 1
 NUM_FRAMES = 12  # innermost frames of a stack to log
+ALIVE = b"WATCHDOG=1"
+
+
+class ServiceManager:
+    """Connection of a service to systemd."""
+
+    def __init__(self, address: str, *, every_s: float) -> None:
+        """`address` is a path, or an abstract name that begins with `@`."""
+        self._address = f"\0{address[1:]}" if address.startswith("@") else address
+        self._every_s = every_s
+        self._notified_at: float | None = None
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> ServiceManager | None:
+        """Return the manager if systemd started this process and expects notifications; else None."""
+        address, limit_us = environment.get("NOTIFY_SOCKET", ""), environment.get("WATCHDOG_USEC", "")
+        if not address or not limit_us.isdecimal() or environment.get("WATCHDOG_PID") not in (None, str(os.getpid())):
+            return None
+        return cls(address, every_s=int(limit_us) / 1e6 / 4)
+
+    def notify_alive(self, *, now: float) -> None:
+        """Send a notification if one is due, four times per `WatchdogSec`. `now` is in seconds of a steady clock."""
+        if self._notified_at is None or now - self._notified_at >= self._every_s:
+            self._notified_at = now
+            with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
+                line.setblocking(False)  # if systemd is busy, drop this notification: the next one follows soon
+                line.sendto(ALIVE, self._address)
 
 
 @dataclass(slots=True)

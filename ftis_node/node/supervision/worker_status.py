@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from ftis_node.telemetry.status import GenerationStatus, LearnerStatus, ModelStatus
 
 if TYPE_CHECKING:
-    from ftis_node.node.context import NodeContext, NodeDescription
+    from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
     from ftis_node.node.protocols import Generation, Learning
-    from ftis_node.node.state import NodeCounters
     from ftis_node.replay.reader import BufferFigures
 
 STEP_FIGURES = (

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from ftis_node.records.peer_stats import PeerStats
 
 if TYPE_CHECKING:
-    from ftis_node.node.context import NodeContext
-    from ftis_node.node.state import NodeCounters
+    from ftis_node.node.context import NodeContext, NodeCounters
     from ftis_node.node.training.evaluation import EvaluationHistory
 
 NUM_SAMPLES = 10  # number of directory periods over which the rate of groups averages

@@ -1,6 +1,6 @@
 """The gate before a step: it opens when the groups of the step are in the buffer, or when the time limit has passed.
 
-`TimedStepGate` waits for foreign groups up to `step.foreign_wait_s` of the run, called the patience (`step_policy.py`).
+`TimedStepGate` waits for foreign groups up to `step.foreign_wait_s` of the run, called the patience (`step_shares.py`).
 An experiment uses another gate, which keeps all nodes at the same step and needs no clock.
 """
 
@@ -13,14 +13,20 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from ftis_node.node.training.step_policy import StepInputs, StepQuota, may_start, never_starts, substitute_foreign
-from ftis_node.node.training.step_shares import ForeignShortfall
+from ftis_node.node.training.step_shares import (
+    ForeignShortfall,
+    StepInputs,
+    StepQuota,
+    may_start,
+    never_starts,
+    substitute_foreign,
+)
 from ftis_node.replay.lifecycle import Freshness, ReleaseReason
 
 if TYPE_CHECKING:
     from ftis_node.gossip.interface import Gossip
     from ftis_node.node.context import NodeContext
-    from ftis_node.node.supervision.disk_thread import DiskThread
+    from ftis_node.node.supervision.background import DiskThread
     from ftis_node.node.training.buffer_limits import BufferLimits
     from ftis_node.node.training.slots import SlotPool
     from ftis_node.node.training.step_shares import StepShares

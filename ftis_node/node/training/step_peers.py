@@ -1,34 +1,92 @@
-"""The peers of a step: weights of their groups before the step, credits and charges to their reputation after it."""
+"""The peers of a step: weights of their groups before the step, credits and charges to their reputation after it.
+
+Weights of peers' completions in this node's steps, by the agreement of their gradients with the node's own.
+
+    weight of a peer = clamp(its agreement / the own halves' agreement, MIN_WEIGHT, 1)
+
+Both are exponential means over the steps with a measurement (`learner/step/agreement.py`). The weight of a peer is 1
+before its second measurement, and while the halves of the own groups do not agree with each other. The minimum is
+above 0, since a peer of weight 0 could not be measured again. A restart resets all weights to 1.
+"""
 
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftis_node.learner.messages import TrainGroup
-from ftis_node.node.training.peer_weights import PeerWeights
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.reputation.reasons import sentence
 from ftis_node.swarm.reputation.score import Behaviour
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ftis_node.config.step import Share
     from ftis_node.learner.messages import StepReport
-    from ftis_node.node.context import NodeContext
+    from ftis_node.node.context import NodeContext, NodeCounters
     from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.peers.registry import PeerRegistry
-    from ftis_node.node.state import NodeCounters
     from ftis_node.replay.buffer import StoredGroup
     from ftis_node.replay.reader import HeldGroup
     from ftis_node.swarm.peer_guard import PeerGuard
 
 log = logging.getLogger(__name__)
-
 UNDERSTATED = "understated_logprobs"
 UNREADABLE = "malformed"
+DECAY = 0.8  # of an exponential mean, per step
+MIN_STEPS = 2  # measurements of a peer before its weight may fall below 1
+MIN_WEIGHT = 0.02
+MIN_OWN_AGREEMENT = 0.05
+MAX_PEERS = 4096
+
+
+@dataclass(slots=True)
+class RunningMean:
+    """Exponential mean with bias correction for the start at 0."""
+
+    total: float = 0.0
+    norm: float = 0.0
+    steps: int = 0
+
+    def add(self, value: float) -> None:
+        """Add a step's value."""
+        self.total = DECAY * self.total + (1 - DECAY) * value
+        self.norm = DECAY * self.norm + (1 - DECAY)
+        self.steps += 1
+
+    @property
+    def value(self) -> float:
+        """Return the mean; 0 without a value."""
+        return self.total / self.norm if self.norm else 0.0
+
+
+class PeerWeights:
+    """Bounded table of peer weights; beyond the bound it drops the peers that were measured longest ago."""
+
+    def __init__(self) -> None:
+        self._own = RunningMean()
+        self._peers: dict[str, RunningMean] = {}
+
+    def note(self, agreement: Mapping[str, float], among_own: float | None) -> None:
+        """Add the measurements of a step: agreement by peer id, and the agreement between the own halves."""
+        if among_own is not None:
+            self._own.add(among_own)
+        for peer_id, value in agreement.items():
+            mean = self._peers.pop(peer_id, None) or RunningMean()
+            mean.add(value)
+            self._peers[peer_id] = mean
+        while len(self._peers) > MAX_PEERS:
+            del self._peers[next(iter(self._peers))]
+
+    def weight(self, peer_id: str) -> float:
+        """Return the weight of a peer, in [MIN_WEIGHT, 1]."""
+        mean = self._peers.get(peer_id)
+        if mean is None or mean.steps < MIN_STEPS or self._own.value < MIN_OWN_AGREEMENT:
+            return 1.0
+        return max(MIN_WEIGHT, min(1.0, mean.value / self._own.value))
 
 
 class StepPeers:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ftis_node.telemetry.trackers import TrackedRun
-from ftis_node.telemetry.tracking import Tracking, numbers_of
+from ftis_node.telemetry.tracking import TrackedRun, Tracking, numbers_of
 
 if TYPE_CHECKING:
     from ftis_node.config.home import Home

@@ -25,8 +25,7 @@ from ftis_node.gossip.interface import FetchOutcome
 from ftis_node.models import model_fingerprint
 from ftis_node.node.supervision.background import in_background
 from ftis_node.node.supervision.task_monitor import waiting_for
-from ftis_node.node.weights.download import Download, OfferWithdrawnError
-from ftis_node.node.weights.store import VersionStore
+from ftis_node.node.weights.download import Download, OfferWithdrawnError, VersionStore
 from ftis_node.node.worker_settings import serves_adapters
 from ftis_node.records.weights import WeightsPart, WeightsRequest, open_offer
 from ftis_node.swarm.peer_guard import Place
@@ -40,10 +39,9 @@ if TYPE_CHECKING:
 
     from ftis_node.gossip.interface import Gossip
     from ftis_node.models import ModelSource
-    from ftis_node.node.context import NodeContext, NodeDescription
+    from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
     from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.protocols import Generation, Learning
-    from ftis_node.node.state import NodeCounters
     from ftis_node.node.training.evaluation import Evaluator
     from ftis_node.records.weights import WeightsOffer
     from ftis_node.workers.weights.store import PublishedWeights, WeightProof

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ftis_node.node.context import NodeContext, NodeDescription
     from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.protocols import Learning
-    from ftis_node.node.supervision.disk_thread import DiskThread
+    from ftis_node.node.supervision.background import DiskThread
     from ftis_node.workers.weights.store import PublishedWeights, WeightProof
 
 log = logging.getLogger(__name__)

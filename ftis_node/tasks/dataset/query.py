@@ -22,11 +22,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields, replace
-from typing import Final
+from fractions import Fraction
+from math import gcd, lcm
+from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, unquote
 
 from ftis_node.errors import TaskError
-from ftis_node.tasks.whole_weights import parse_weight, whole_weights
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 PREFIX: Final = "dataset:"
 BUILT_IN_REWARDS: Final = ("exact", "format", "math", "regex")
@@ -39,6 +43,27 @@ _LABEL = re.compile(r"[A-Za-z0-9_][\w-]{0,63}", re.ASCII)
 _REWARD = re.compile(r"(?P<name>[A-Za-z][\w-]{0,63})(?::(?P<weight>[^:]*))?", re.ASCII)
 _REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)  # and no path such as ../x
 _SAFE = "/,:#^$()[]{}|*\\!;@<>'"
+MAX_TOTAL_WEIGHT: Final = 1000  # after reduction; bounds the length of a mixture's pattern
+NUMBER: Final = r"[0-9]{1,9}(?:\.[0-9]{1,9})?"
+
+
+def parse_weight(text: str) -> Fraction | None:
+    """Return the weight in decimal digits; None if the text is no number."""
+    return Fraction(text) if re.fullmatch(NUMBER, text) else None
+
+
+def whole_weights(weights: Sequence[Fraction], text: str) -> list[int]:
+    """Return the smallest whole numbers in the same proportions. Raises TaskError if their sum is too large."""
+    scale = lcm(*(weight.denominator for weight in weights))
+    whole = [int(weight * scale) for weight in weights]
+    divisor = gcd(*whole)
+    reduced = [weight // divisor for weight in whole]
+    if sum(reduced) > MAX_TOTAL_WEIGHT:
+        raise TaskError(
+            f"the weights in {text!r} are too far apart: in whole numbers they add up to {sum(reduced):,}, "
+            f"at most {MAX_TOTAL_WEIGHT:,}"
+        )
+    return reduced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

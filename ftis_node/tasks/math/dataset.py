@@ -12,8 +12,7 @@ from ftis_node.errors import TaskError
 from ftis_node.tasks.hub import fetch_rows
 from ftis_node.tasks.math.equivalence import answers_agree, plain_answer
 from ftis_node.tasks.math.think_answer import chat_prompt, final_answer
-from ftis_node.tasks.problem_task import ProblemTask
-from ftis_node.tasks.problems import Problem, parse_problems, problem_file, read_problems
+from ftis_node.tasks.problems import Problem, ProblemTask, parse_problems, problem_file, read_problems
 
 if TYPE_CHECKING:
     from ftis_node.tasks.base import ChatMessage, TaskItem

@@ -26,8 +26,14 @@ from pebble import ProcessExpired, ProcessPool
 from ftis_node.errors import TaskError, WorkerDiedError
 from ftis_node.records.group import CompletionStatus
 from ftis_node.tasks.mixed import leaves
-from ftis_node.tasks.scoring.cost import ScoringCost
-from ftis_node.tasks.scoring.worker import ScoringReply, checked_score, resolve_in_worker, score_in_worker, start_worker
+from ftis_node.tasks.scoring.worker import (
+    ScoringCost,
+    ScoringReply,
+    checked_score,
+    resolve_in_worker,
+    score_in_worker,
+    start_worker,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -16,6 +16,7 @@ import threading
 import time
 import warnings
 from contextlib import contextmanager
+from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,11 +29,28 @@ if TYPE_CHECKING:
     from ftis_node.tasks.base import Task, TaskItem
 
 log = logging.getLogger(__name__)
-
 PARENT_CHECK_S = 0.5
 CPU_GRACE_S = 1.0
-
 _tasks: dict[tuple[str, str], Task] = {}  # state of the scoring process, set once by start_worker
+
+
+@dataclass(slots=True)
+class ScoringCost:
+    """Cost of scoring one group. `seconds` is CPU time of the scoring process, or the full limit if it was killed.
+
+    `num_stopped` counts texts that used up their CPU time or ended the process. `num_lost` counts texts that this
+    machine did not finish, because it is busy or because something else ended the process. None of these texts has a
+    score.
+    """
+
+    seconds: float = 0.0
+    num_stopped: int = 0
+    num_lost: int = 0
+
+    @property
+    def num_unfinished(self) -> int:
+        """Return the number of texts without a score."""
+        return self.num_stopped + self.num_lost
 
 
 def start_worker(tasks: Sequence[Task], parent_pid: int, memory_limit_bytes: int) -> None:

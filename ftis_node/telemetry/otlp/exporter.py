@@ -2,6 +2,10 @@
 
 The OpenTelemetry SDK has a thread that sends every 60 s and once at the end. Its `OTEL_*` variables set headers,
 interval, timeout, compression, temporality and resource attributes. The first fault is logged, the others are not.
+
+Adapter from the Prometheus metrics of a status to OpenTelemetry instruments with the same names and labels.
+
+The instruments are those of the table in `metrics.toml`. The values are the samples that Prometheus would scrape.
 """
 
 from __future__ import annotations
@@ -9,28 +13,69 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections import defaultdict
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from importlib import util
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from ftis_node.errors import ConfigError
-from ftis_node.telemetry.otlp.instruments import StatusInstruments
+from ftis_node.telemetry.metrics import all_metrics, metric_families
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
+    from opentelemetry.metrics import CallbackOptions, Meter, Observation
     from opentelemetry.sdk.metrics import MeterProvider
 
     from ftis_node.telemetry.status import Status
 
 log = logging.getLogger(__name__)
-
 METRICS_PATH = "/v1/metrics"
 LIBRARY = "opentelemetry"
 PACKAGES = ("opentelemetry.sdk.metrics", "opentelemetry.exporter.otlp.proto.http")
 DISABLED = "OTEL_SDK_DISABLED"
 CLOSE_LIMIT_S = 1.0
+Samples = dict[str, list[tuple[dict[str, str], float]]]
+"""Labels and value of each sample, by the name of its metric."""
+
+
+class StatusInstruments:
+    """Asynchronous instruments that observe the newest status. The thread of the OpenTelemetry SDK calls them."""
+
+    def __init__(self, newest: Callable[[], Status]) -> None:
+        self._newest = newest
+        self._seen: Status | None = None
+        self._samples: Samples = {}
+
+    def register(self, meter: Meter) -> None:
+        """Create one instrument for each metric of the table."""
+        for name, metric in {metric.name: metric for metric in all_metrics()}.items():
+            is_counter = metric.kind == "counter"
+            create = meter.create_observable_counter if is_counter else meter.create_observable_gauge
+            create(name, callbacks=[partial(self._observe, name)], description=metric.help)
+
+    def _observe(self, name: str, _: CallbackOptions) -> list[Observation]:
+        from opentelemetry.metrics import Observation
+
+        return [Observation(value, labels) for labels, value in self._of_newest().get(name, ())]
+
+    def _of_newest(self) -> Samples:
+        """Return the samples of the newest status; one export converts each status once."""
+        status = self._newest()
+        if status is not self._seen:
+            self._samples = _samples(status)
+            self._seen = status
+        return self._samples
+
+
+def _samples(status: Status) -> Samples:
+    samples: Samples = defaultdict(list)
+    for family in metric_families(status):
+        for sample in family.samples:
+            samples[sample.name].append((dict(sample.labels), float(sample.value)))
+    return samples
 
 
 @asynccontextmanager

@@ -17,14 +17,24 @@ an engine holds in another form.
 Two correct forward passes differ by rounding. In bfloat16 the standard deviation is 0.05 nats a token, and the largest
 of 4,000 tokens differs by 0.66 (`generation.weight_loader.PROOF_TOLERANCES` has the sources). So the root of the mean
 square is compared with a bound, never the largest difference.
+
+The folder for published weights between learner and generator: in memory if they fit, else in the home.
+
+A new version is written after every step and read once. On a disk that would cost a gigabyte or more a step, although
+checkpoints hold the same weights. `/dev/shm` is a file system in memory. A container often has only 64 MiB of it: then
+the folder is in the home (or use `docker run --shm-size`). The next use of a home removes the files that a killed node
+left in memory.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 import math
 import os
 import shutil
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,10 +47,12 @@ from ftis_node.workers.weights.shared_weights import WAYS, WORD_BYTES, SharedWei
 from ftis_node.workers.wire import Message
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import torch
     from numpy.typing import NDArray
+
+    from ftis_node.config.home import Home
 
 PREFIX = "weights-"
 WEIGHTS_FILE = "model.safetensors"
@@ -48,6 +60,64 @@ ADAPTER_FILE = "adapter_model.safetensors"  # this and the next are peft's names
 ADAPTER_CONFIG_FILE = "adapter_config.json"
 PROBE_LENGTH = 32
 PROBE_MULTIPLIER = 2_654_435_761  # Knuth's multiplier, near 2^32 / golden ratio: spreads indices over a vocabulary
+log = logging.getLogger(__name__)
+MEMORY_DISK = Path("/dev/shm")  # nosec B108: only a folder of mode 0700 is created in it
+VERSIONS_KEPT = 2
+VERSIONS_AT_ONCE = VERSIONS_KEPT + 1  # and one is being written
+VERSIONS_AS_A_RESERVE = 2  # a fall-back to files keeps fewer: the oldest is overwritten
+FREE_SHARE = 0.5  # at most this share of the free bytes: other programs use it, too
+
+
+@contextmanager
+def weights_folder(
+    home: Home, *, version_bytes: int, num_versions: int = VERSIONS_AT_ONCE, memory_disk: Path = MEMORY_DISK
+) -> Iterator[Path]:
+    """Yield the folder for published weights of `version_bytes` each. A folder in memory is removed at the end.
+
+    In the home the published versions are removed: a learner publishes its weights again at its start.
+    """
+    digest = hashlib.sha256(str(home.root.absolute()).encode()).hexdigest()[:16]
+    folder = memory_disk / f"ftis-{os.getuid()}-{digest}"
+    if not _claim(folder, num_bytes=num_versions * version_bytes):
+        try:
+            yield home.weights
+        finally:
+            for path in home.weights.glob(f"{PREFIX}*"):
+                shutil.rmtree(path, ignore_errors=True)
+        return
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def has_space(num_bytes: int, free_bytes: int) -> bool:
+    """Return whether versions of `num_bytes` together fit in memory with `free_bytes` free."""
+    return num_bytes <= FREE_SHARE * free_bytes
+
+
+def free_in_memory(memory_disk: Path = MEMORY_DISK) -> int:
+    """Return the free bytes of the file system in memory; 0 if there is none."""
+    try:
+        return shutil.disk_usage(memory_disk).free
+    except OSError:
+        return 0
+
+
+def _claim(folder: Path, *, num_bytes: int) -> bool:
+    """Create an empty `folder`, readable by this user only. Returns False without shared memory or enough space."""
+    try:
+        if os.path.lexists(folder) and folder.lstat().st_uid == os.getuid():
+            shutil.rmtree(folder)  # left by a node that was killed: this process holds the home's lock
+        free_bytes = shutil.disk_usage(folder.parent).free
+        if not has_space(num_bytes, free_bytes):
+            log.debug("weights go through the home: %s has %d bytes free, %d are needed", folder, free_bytes, num_bytes)
+            return False
+        folder.mkdir(mode=0o700)  # raises if another user has created anything at this path
+    except OSError as error:
+        log.debug("weights go through the home: %s", error)
+        return False
+    return True
 
 
 class PublishedWeights(Message, frozen=True):

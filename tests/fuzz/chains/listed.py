@@ -6,7 +6,7 @@ import random
 from typing import TYPE_CHECKING
 
 from ftis_node.gossip.directory import entries
-from ftis_node.gossip.directory.sybil_limits import address_block, choose_evicted, sample_by_block
+from ftis_node.gossip.directory.validators import address_block, choose_evicted, sample_by_block
 from ftis_node.gossip.interface import GossipLimits
 from ftis_node.gossip.membership.dialler import usable_addresses
 from ftis_node.gossip.membership.reachability import reachability_of

@@ -19,7 +19,7 @@ from ftis_node.learner.data.batch import make_batch, make_micro_batches
 from ftis_node.learner.data.packing import make_packed_micro_batches
 from ftis_node.learner.messages import TrainGroup
 from ftis_node.learner.step.objective import make_objective
-from ftis_node.models.decoder import Decoder
+from ftis_node.models.tokenizer import Decoder
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.backfill_request import BackfillRequest
 from ftis_node.records.codec import CODECS, pack_group

@@ -11,9 +11,8 @@ import pytest
 from ftis_node.config.manifest import load_manifest, parse_canonical
 from ftis_node.errors import ConfigError, NetworkError
 from ftis_node.gossip.bootstrap import BootstrapNode
-from ftis_node.gossip.directory.entries import EntryKind, sign_entry
+from ftis_node.gossip.directory.entries import MAX_MANIFEST_BYTES, EntryKind, pack_manifest, sign_entry, unpack_manifest
 from ftis_node.gossip.directory.lookup import find_manifest
-from ftis_node.gossip.directory.manifests import MAX_MANIFEST_BYTES, pack_manifest, unpack_manifest
 from ftis_node.gossip.directory.validators import EntryValidator
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.p2pd.hivemind_bindings import DHTID, DHTRecord, MSGPackSerializer

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import ClientSession
 
 from ftis_node.gossip.bootstrap import MAX_RUNS_SURVEYED, BootstrapNode
-from ftis_node.gossip.directory import survey as survey_module
+from ftis_node.gossip.directory import lookup as survey_module
 from ftis_node.gossip.directory.dht import Directory
 from ftis_node.gossip.directory.entries import pack_member
 from ftis_node.gossip.directory.lookup import survey_remotely
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.node.http_api.bootstrap_api import BootstrapApi
-from ftis_node.node.peers.survey_view import view_of
+from ftis_node.node.peers.swarm_status import view_of
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.envelope import PeerRecord, seal_peer_record
 from ftis_node.records.identity import PEER_DOMAIN, Identity
 from ftis_node.records.peer_stats import PeerStats
-from ftis_node.swarm.overview.text import render_views
+from ftis_node.swarm.overview.view import render_views
 from tests.gossip.helpers import eventually, settings
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from ftis_node.gossip.directory.survey import RunSurvey
+    from ftis_node.gossip.directory.lookup import RunSurvey
 
 RUN = "ab" * 16
 NAMES = ("ann", "bob", "\x1b[2Jeve")

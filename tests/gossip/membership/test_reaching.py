@@ -7,7 +7,7 @@ import random
 import pytest
 
 from ftis_node.backoff import ExponentialBackoff
-from ftis_node.gossip.directory.sybil_limits import address_block, choose_evicted, sample_by_block
+from ftis_node.gossip.directory.validators import address_block, choose_evicted, sample_by_block
 from ftis_node.gossip.membership.dialler import ReconnectSchedule
 from ftis_node.gossip.membership.reachability import Reachability, reachability_of
 from ftis_node.gossip.p2pd.hivemind_bindings import address_bytes, address_texts

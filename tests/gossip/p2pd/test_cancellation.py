@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from ftis_node.gossip.p2pd.cancellation import cancel_and_wait, shielded_call
+from ftis_node.gossip.p2pd.client import cancel_and_wait, shielded_call
 
 
 class Deaf:
@@ -61,7 +61,7 @@ async def test_what_takes_too_long_is_a_timeout_and_results_and_errors_come_thro
 async def test_tasks_that_swallow_a_cancellation_are_cancelled_until_they_have_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ftis_node.gossip.p2pd.cancellation.CANCEL_AGAIN_S", 0.01)
+    monkeypatch.setattr("ftis_node.gossip.p2pd.client.CANCEL_AGAIN_S", 0.01)
     deaf = [Deaf(0), Deaf(3)]
     tasks = [asyncio.create_task(each.work()) for each in deaf]
     await asyncio.sleep(0)

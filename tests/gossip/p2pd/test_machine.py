@@ -15,8 +15,7 @@ import pytest
 from ftis_node.errors import UsageError
 from ftis_node.gossip import parse_listen_address
 from ftis_node.gossip.p2pd import launcher, sockets
-from ftis_node.gossip.p2pd.ports import check_free, pin_ports
-from ftis_node.gossip.p2pd.process import libp2p_private_key, write_identity_file
+from ftis_node.gossip.p2pd.process import check_free, libp2p_private_key, pin_ports, write_identity_file
 from ftis_node.records.identity import Identity
 from tests.gossip.helpers import eventually, process_is_gone
 

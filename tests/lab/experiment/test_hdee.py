@@ -16,7 +16,7 @@ from ftis_node.config.workers import LoraSection
 from ftis_node.errors import UsageError
 from ftis_node.evaluation.ensemble import MODES
 from ftis_node.evaluation.evaluate import evaluate_model
-from ftis_node.lab.experiment import final_evaluation as exam_room
+from ftis_node.lab.experiment import trial as exam_room
 from ftis_node.lab.experiment.hdee import ARMS, DOMAINS, MIXTURE, SPECS, hdee_trials
 from ftis_node.lab.experiment.trial import Trial, run_trial
 from ftis_node.lab.experiment.trial_matrix import Experiment

@@ -11,8 +11,8 @@ import pytest
 from ftis_node.config.manifest import RunManifest
 from ftis_node.lab.experiment.rounds import RoundQuota, Rounds
 from ftis_node.lab.experiment.synchronous_rounds import RoundGate, SynchronousRounds, Validator
+from ftis_node.node.context import NodeState
 from ftis_node.node.peers.registry import PeerRegistry
-from ftis_node.node.state import NodeState
 from ftis_node.node.training.slots import SlotPool
 
 ROUNDS = Rounds(own=2, foreign=4, last_steps=(1, 2, 3))

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ftis_node.errors import UsageError
-from ftis_node.lab.experiment.baseline import BaselineSpec, parse_alone
 from ftis_node.lab.experiment.pairs import Pair
+from ftis_node.lab.experiment.rounds import BaselineSpec, parse_alone
 from ftis_node.lab.results.baseline_comparison import best_control, controls_table, paired_difference, worth
 from ftis_node.lab.results.summary import final_accuracy, series_of
 from tests.lab.experiment.test_trial_matrix import EXPERIMENT, PAIR

@@ -10,7 +10,7 @@ import torch
 from learner_rig import make_boot, random_groups
 
 from ftis_node.learner.core import Learner
-from ftis_node.learner.step.finite import stays_finite
+from ftis_node.learner.step.optimizer import stays_finite
 
 
 def contents(learner):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ftis_node.learner.step.micro_batch_budget import FIRST_GROWTH_INTERVAL, LONGEST_GROWTH_INTERVAL, MicroBatchBudget
+from ftis_node.learner.step.oom_retry import FIRST_GROWTH_INTERVAL, LONGEST_GROWTH_INTERVAL, MicroBatchBudget
 
 WHOLE = 100_000
 

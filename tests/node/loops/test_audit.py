@@ -15,9 +15,9 @@ import pytest
 
 from ftis_node.config.node import NodeSettings
 from ftis_node.learner.messages import AuditReply
+from ftis_node.node.context import NodeState
 from ftis_node.node.loops.audit import AuditLoop
 from ftis_node.node.startup.null_workers import NullLearner
-from ftis_node.node.state import NodeState
 from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.reputation.score import Behaviour, TrustLevel

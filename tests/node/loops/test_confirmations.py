@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ftis_node.gossip.loopback import LoopbackGossip
     from ftis_node.records.identity import Identity
-    from ftis_node.swarm.send_window import SendWindow
+    from ftis_node.swarm.token_bucket import SendWindow
 
 LIAR = 40
 NOTHING = b"\x0a\x01x"

@@ -17,14 +17,12 @@ from ftis_node.config.limits import usual_home_bytes
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ConfigError
-from ftis_node.node.context import NodeContext
+from ftis_node.node.context import NodeContext, NodeState
 from ftis_node.node.loops.disk_space import DiskSpaceLoop
-from ftis_node.node.state import NodeState
+from ftis_node.node.loops.pull_slots import HeldBytes
 from ftis_node.node.storage import quota as home_limit
-from ftis_node.node.storage.disk_space import DiskSpace
-from ftis_node.node.storage.usage import HomeLimit, HomeUse, measure_usage
-from ftis_node.node.supervision.body_memory import HeldBytes
-from ftis_node.node.supervision.disk_thread import DiskThread
+from ftis_node.node.storage.usage import DiskSpace, HomeLimit, HomeUse, measure_usage
+from ftis_node.node.supervision.background import DiskThread
 from ftis_node.node.supervision.process_limits import MIN_OPEN_FILES, open_files
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer

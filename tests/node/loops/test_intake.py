@@ -17,8 +17,7 @@ from ftis_node.errors import ConfigError
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.startup.wiring import Wiring
-from ftis_node.node.supervision.background import to_the_end
-from ftis_node.node.supervision.disk_thread import DiskThread
+from ftis_node.node.supervision.background import DiskThread, to_the_end
 from ftis_node.node.supervision.task_monitor import AT_WORK
 from ftis_node.node.supervision.watchdog import Watchdog
 from ftis_node.records.codec import unpack_group

@@ -11,10 +11,10 @@ import msgspec
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.learner.messages import LearnerState, StepReport, TrainReply
 from ftis_node.learner.senders import SenderStats
+from ftis_node.node.context import NodeState
 from ftis_node.node.peers.registry import RECENT_STEPS
 from ftis_node.node.startup.null_workers import NullLearner
 from ftis_node.node.startup.wiring import Wiring
-from ftis_node.node.state import NodeState
 from ftis_node.node.training.step_peers import train_group
 from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity

@@ -11,7 +11,7 @@ import pytest
 
 from ftis_node.errors import ConfigError
 from ftis_node.node.peers.store import SCHEMA, SCHEMA_VERSION, PeerStore
-from ftis_node.swarm.reputation.reputation_table import ReputationTable
+from ftis_node.swarm.reputation.score import ReputationTable
 from ftis_node.telemetry.former_names import REASONS
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import pytest
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ConfigError
-from ftis_node.gossip.directory.manifests import RUN_ID_HEX, pack_manifest, unpack_manifest
-from ftis_node.node.startup.find_run import find_run
+from ftis_node.gossip.directory.entries import RUN_ID_HEX, pack_manifest, unpack_manifest
+from ftis_node.node.startup.run_plan import find_run
 
 PEER = "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWA4Xop1JaT3MHxwYMkCepYsv4iPVopMXwCz5iHYdBfeSB"
 CANONICAL = RunManifest(name="asked", task="arithmetic").canonical()

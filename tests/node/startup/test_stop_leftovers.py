@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ftis_node.node.context import NodeState
 from ftis_node.node.startup import assemble
 from ftis_node.node.startup.null_workers import NullLearner
-from ftis_node.node.state import NodeState
 from ftis_node.tasks import load_task
 from ftis_node.tasks.scoring.scorer import IsolatedScorer
 from tests.node.nodes import components, events_of

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ftis_node.config.observe import ObserveSection
-from ftis_node.node.supervision.service_manager import ALIVE, ServiceManager
 from ftis_node.node.supervision.task_monitor import TaskMonitor, stack_of, waiting_for
-from ftis_node.node.supervision.watchdog import BEAT_S, Watchdog
+from ftis_node.node.supervision.watchdog import ALIVE, BEAT_S, ServiceManager, Watchdog
 from ftis_node.telemetry.events import EventLog, read_events
 from tests.node.support import ANY_PORT, started
 

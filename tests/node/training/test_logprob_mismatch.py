@@ -16,7 +16,7 @@ from ftis_node.learner.messages import StepReport
 from ftis_node.node.loops.logprob_check import CheckLoop, sampled_by
 from ftis_node.node.startup.null_workers import NullLearner
 from ftis_node.node.startup.wiring import Wiring
-from ftis_node.node.training.logprob_mismatch import (
+from ftis_node.node.training.step_report import (
     LIMITS,
     MismatchChange,
     MismatchLimits,

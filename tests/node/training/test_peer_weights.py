@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ftis_node.node.training.peer_weights import MAX_PEERS, MIN_WEIGHT, PeerWeights
+from ftis_node.node.training.step_peers import MAX_PEERS, MIN_WEIGHT, PeerWeights
 
 
 def after(steps: int, *, peer: float, own: float | None) -> float:

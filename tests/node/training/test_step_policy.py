@@ -12,14 +12,20 @@ import pytest
 
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.gossip.loopback import LoopbackSwarm
-from ftis_node.node.loops.prompt_order import PromptOrder
-from ftis_node.node.peers.confirmations import Confirmations
+from ftis_node.node.loops.generate import PromptOrder
+from ftis_node.node.peers.announce import Confirmations
 from ftis_node.node.peers.registry import PeerRegistry
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.background import in_background
 from ftis_node.node.training.slots import SlotPool
-from ftis_node.node.training.step_policy import StepInputs, StepQuota, may_start, shares_of_step, substitute_foreign
-from ftis_node.node.training.step_shares import ForeignShortfall
+from ftis_node.node.training.step_shares import (
+    ForeignShortfall,
+    StepInputs,
+    StepQuota,
+    may_start,
+    shares_of_step,
+    substitute_foreign,
+)
 from ftis_node.records.identity import Identity
 from tests.node.nodes import ME, components
 from tests.node.support import manifest_text

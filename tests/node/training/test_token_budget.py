@@ -16,12 +16,12 @@ from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings, load_node_settings
 from ftis_node.errors import ConfigError
 from ftis_node.gossip.loopback import LoopbackSwarm
-from ftis_node.lab.experiment.delay import NO_DELAY
 from ftis_node.lab.experiment.in_process import InProcessNodeFactory
+from ftis_node.lab.experiment.rounds import NO_DELAY
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.roles import run_node
 from ftis_node.node.startup.run_plan import RunPlan
-from ftis_node.node.training.step_policy import (
+from ftis_node.node.training.step_shares import (
     StepInputs,
     StepQuota,
     may_start,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ftis_node.swarm.pulling.backfill_progress import MIN_MISSED, PERIOD_S, BackfillProgress, BackfillReport
+from ftis_node.swarm.pulling.sequence import MIN_MISSED, PERIOD_S, BackfillProgress, BackfillReport
 
 
 def test_an_absence_from_begin_to_end() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ftis_node.swarm.reputation.attribution import attribute_refusal
+from ftis_node.swarm.reputation.reasons import attribute_refusal
 from ftis_node.swarm.reputation.score import Behaviour
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from ftis_node.gossip.interface import FetchOutcome
 from ftis_node.swarm.reputation.reasons import BEHAVIOUR, REFUSALS, UNKNOWN, sentence
-from ftis_node.swarm.reputation.reputation_table import BY_OPERATOR, GOOD_BEHAVIOUR
-from ftis_node.swarm.reputation.score import Behaviour
+from ftis_node.swarm.reputation.score import BY_OPERATOR, GOOD_BEHAVIOUR, Behaviour
 
 PAGE = Path(__file__).parents[3] / "docs/reference/rejections.md"
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ftis_node.swarm.reputation.reputation_table import MAX_REASONS, ReputationTable
-from ftis_node.swarm.reputation.score import Behaviour, TrustLevel
+from ftis_node.swarm.reputation.score import MAX_REASONS, Behaviour, ReputationTable, TrustLevel
 
 
 def note(

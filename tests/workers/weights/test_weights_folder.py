@@ -6,7 +6,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 from ftis_node.config.home import Home
-from ftis_node.workers.weights.folder import weights_folder
+from ftis_node.workers.weights.store import weights_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
