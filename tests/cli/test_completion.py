@@ -108,7 +108,8 @@ def test_the_names_are_those_of_the_code() -> None:
     from ftis_node.tasks.registry import BUILT_IN
 
     assert set(completion.PRESETS) == set(PRESETS)
-    assert completion.methods("ftis,") == [f"ftis,{name}" for name in ("alone", *METHODS)]
+    built_in_methods = [f"ftis,{name}" for name in ("alone", *METHODS)]
+    assert completion.methods("ftis,")[: len(built_in_methods)] == built_in_methods, "plug-ins follow"
     assert completion.ROLES == get_args(NodeSettings.model_fields["role"].annotation)
     assert completion.ENGINES == get_args(NodeSettings.model_fields["engine"].annotation)
     assert completion.ENSEMBLE_MODES == MODES

@@ -129,7 +129,7 @@ async def test_the_example_package_gives_a_task_and_a_reward(
         ("leaving", "the plug-in task 'leaving' of bad-plugin 2.0 failed: SystemExit: bye; report it to its authors"),
         ("twice", "bad-plugin and other-plugin both have a plug-in 'twice': uninstall one of them"),
         ("good@text", "the plug-in reward 'text' of bad-plugin 2.0 is a str, which cannot be called"),
-        ("good@brieff", "unknown reward 'brieff': known are text"),
+        ("good@brieff", "unknown reward 'brieff': known are "),
     ],
 )
 def test_a_bad_plug_in_is_one_line_that_names_its_package(spec: str, message: str) -> None:
