@@ -213,7 +213,7 @@ def layer_bytes_per_token(shape: ModelShape, workload: Workload) -> int:
 
 
 def _step_parts(shape: ModelShape, workload: Workload) -> tuple[tuple[int, int], ...]:
-    """Activations and work space in bytes at four moments: the end of the forward pass, and three backward passes.
+    """Activations and work space at four points of a step, in bytes: the end of the forward pass, 3 backward passes.
 
     These are the backward passes of the output head, of the last layers, and of the embedding. Outside the layers a
     token keeps 12 H bytes (the last norm, and the positions that predict), 8 H in bfloat16. Under LoRA it keeps 4 H or

@@ -62,9 +62,7 @@ def model_fingerprint(source: ModelSource) -> str:
 def other_model(place: object, trained: object, given: object) -> str:
     """Return the error for a home that trains another model than the given one. Both are names for people."""
     named = f"another model of the name {given}" if trained == given else f"this {given}"
-    return (
-        f"{place} holds a training of {trained}, not of {named}: give another --home, or the --model it was begun with"
-    )
+    return f"{place} trains {trained}, not {named}: give another --home, or the --model with which it began"
 
 
 def _weights_file(path: Path) -> dict[str, Any]:

@@ -165,7 +165,7 @@ def test_a_finished_home_says_how_to_go_on_and_loads_nothing(seen: Seen) -> None
 @pytest.mark.timeout(LIMIT_S)
 def test_a_finished_home_complains_of_another_model_as_a_running_one_does(seen: Seen) -> None:
     code, line = seen.other_model
-    assert (code, "holds a training of s, not of this m: give another --home" in line) == (2, True), line
+    assert (code, "trains s, not this m: give another --home" in line) == (2, True), line
 
 
 @pytest.mark.timeout(LIMIT_S)

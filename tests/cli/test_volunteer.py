@@ -237,7 +237,7 @@ def test_a_home_of_another_run(early: Early) -> None:
 def test_a_home_of_another_model(early: Early) -> None:
     result = early.ends["other model"]
     assert result.code == 2
-    assert "holds a training of Qwen2.5-3B, not of this tiny-model: give another --home" in result.line
+    assert "trains Qwen2.5-3B, not this tiny-model: give another --home" in result.line
     assert not result.loaded_torch
 
 

@@ -100,7 +100,7 @@ def test_a_folder_has_both_splits_and_the_digest_is_of_the_training_problems(tmp
         ('{"q": "x", "a": ' + "1" * 5000 + "}", ":1: invalid JSON (Exceeds the limit"),
         ([{"q": "x", "a": float("inf")}], "row 1: the column 'a' must be a text or a number"),
         ([{"q": "x", "a": float("nan")}], "row 1: the column 'a' must be a text or a number"),
-        ([{"q": "x \ud800", "a": 1}], "row 1: the column 'q' holds half of a surrogate pair"),
+        ([{"q": "x \ud800", "a": 1}], "row 1: the column 'q' holds an unpaired surrogate"),
         ([], "has no rows"),
         ("{\n", ":1: invalid JSON"),
         ("[" * 100_000, ":1: invalid JSON"),

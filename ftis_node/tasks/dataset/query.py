@@ -60,7 +60,7 @@ def whole_weights(weights: Sequence[Fraction], text: str) -> list[int]:
     reduced = [weight // divisor for weight in whole]
     if sum(reduced) > MAX_TOTAL_WEIGHT:
         raise TaskError(
-            f"the weights in {text!r} are too far apart: in whole numbers they add up to {sum(reduced):,}, "
+            f"the weights in {text!r} differ too much: as whole numbers they add up to {sum(reduced):,}, "
             f"at most {MAX_TOTAL_WEIGHT:,}"
         )
     return reduced

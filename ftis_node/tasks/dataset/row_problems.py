@@ -285,5 +285,5 @@ def _text(cell: Any, column: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:  # such text can be neither tokenized nor hashed
-        raise ValueError(f"the column {column!r} holds half of a surrogate pair") from error
+        raise ValueError(f"the column {column!r} holds an unpaired surrogate") from error
     return text
