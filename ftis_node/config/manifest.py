@@ -112,7 +112,7 @@ class WireSection(Section):
     codecs: tuple[Codec, ...] = Field(
         default=("exact", "lossless"),
         min_length=1,
-        max_length=3,
+        max_length=len(get_args(Codec)),
         description="Allowed codecs of groups: `exact` (8 bytes a token), `lossless` (about 5.7, the same values), "
         "`lossy` (about 3.5, log-probs off by up to 1/512 nat). Nodes refuse a group in another codec.",
     )

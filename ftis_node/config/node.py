@@ -35,7 +35,7 @@ from ftis_node.config.renamed_keys import (
     refuse_old_variables,
     with_new_keys,
 )
-from ftis_node.config.roles import Role, RolesSection
+from ftis_node.config.roles import ROLES, Role, RolesSection
 from ftis_node.config.section import Section, first_problem
 from ftis_node.config.workers import (
     MAX_SERVED_RANK,
@@ -265,12 +265,12 @@ class NodeSettings(BaseSettings):
     @property
     def generates(self) -> bool:
         """Whether the node has a generation worker."""
-        return self.role in ("full", "generator")
+        return ROLES[self.role].generates
 
     @property
     def learns(self) -> bool:
         """Whether the node has a learner worker."""
-        return self.role in ("full", "learner")
+        return ROLES[self.role].learns
 
     @model_validator(mode="after")
     def _adapters_can_be_served(self) -> NodeSettings:

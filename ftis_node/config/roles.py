@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import Field, field_validator
@@ -11,6 +12,23 @@ from ftis_node.config.section import Section
 from ftis_node.errors import ConfigError
 
 Role = Literal["full", "generator", "learner", "exchange"]
+
+
+@dataclass(frozen=True, slots=True)
+class RoleTraits:
+    """Workers of a node in one role. `does` goes with the name of the model in the first line of `join`."""
+
+    generates: bool
+    learns: bool
+    does: str
+
+
+ROLES: dict[Role, RoleTraits] = {
+    "full": RoleTraits(generates=True, learns=True, does="generates with and trains"),
+    "generator": RoleTraits(generates=True, learns=False, does="generates with"),
+    "learner": RoleTraits(generates=False, learns=True, does="trains"),
+    "exchange": RoleTraits(generates=False, learns=False, does="exchanges groups of"),
+}
 
 MAX_DELAY_S = 1800.0  # HeteroRL's largest
 

@@ -76,7 +76,7 @@ def choose_training(settings: NodeSettings, manifest: RunManifest, home: Home, s
         return TrainingChoice(settings, "")
     begun = read_previous_training(home, settings.model)
     settings = _keep_rank(settings, begun)
-    if settings.role != "full":
+    if not settings.generates:
         return _without_plan(settings, begun, f"the default of the role {settings.role}")
     if settings.lora is not None:
         return TrainingChoice(settings, training_label(settings) + _requested_mode(settings))

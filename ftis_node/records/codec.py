@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 from operator import add
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -34,11 +34,7 @@ if TYPE_CHECKING:
 
 CodecName: TypeAlias = Literal["exact", "lossless", "lossy"]
 
-CODECS: dict[CodecName, pb.Codec] = {
-    "exact": pb.CODEC_EXACT,
-    "lossless": pb.CODEC_LOSSLESS,
-    "lossy": pb.CODEC_LOSSY,
-}
+CODECS: dict[CodecName, int] = {name: pb.Codec.Value(f"CODEC_{name.upper()}") for name in get_args(CodecName)}
 
 
 def hash_prompt(prompt_ids: Sequence[int]) -> bytes:

@@ -103,14 +103,17 @@ def test_the_names_are_those_of_the_code() -> None:
     from ftis_node.algorithms.methods import METHODS
     from ftis_node.config.manifest import PRESETS
     from ftis_node.config.node import NodeSettings
+    from ftis_node.config.roles import ROLES
     from ftis_node.evaluation.ensemble import MODES
+    from ftis_node.records import envelope
     from ftis_node.replay.lifecycle import State
     from ftis_node.tasks.registry import BUILT_IN
 
     assert set(completion.PRESETS) == set(PRESETS)
     built_in_methods = [f"ftis,{name}" for name in ("alone", *METHODS)]
     assert completion.methods("ftis,")[: len(built_in_methods)] == built_in_methods, "plug-ins follow"
-    assert completion.ROLES == get_args(NodeSettings.model_fields["role"].annotation)
+    assert completion.ROLES == get_args(NodeSettings.model_fields["role"].annotation) == tuple(ROLES)
+    assert set(completion.ROLES) == envelope.ROLES, "a peer shows a role that is not there as none"
     assert completion.ENGINES == get_args(NodeSettings.model_fields["engine"].annotation)
     assert completion.ENSEMBLE_MODES == MODES
     assert set(completion.STATES) == {state.value for state in State}

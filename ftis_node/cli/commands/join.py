@@ -74,7 +74,8 @@ PeersOption = Annotated[
 ]
 NoPeersOption = Annotated[bool, typer.Option("--no-peers", help="Forget the peers of the last start.")]
 RoleOption = Annotated[
-    str | None, typer.Option("--role", help="full, generator, learner or exchange.", autocompletion=one_of(*ROLES))
+    str | None,
+    typer.Option("--role", help=f"{', '.join(ROLES[:-1])} or {ROLES[-1]}.", autocompletion=one_of(*ROLES)),
 ]
 FollowOption = Annotated[
     str | None,

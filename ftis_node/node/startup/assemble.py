@@ -215,7 +215,7 @@ async def _start(parts: NodeComponents, on_progress: OnProgress) -> None:
         "learner": parts.learner,
         "gossip": parts.gossip,
     }
-    if settings.role == "exchange":  # it loads nothing
+    if not settings.generates and not settings.learns:
         components = {"gossip": parts.gossip}
     waited_for = [*components]
 
@@ -259,7 +259,7 @@ def _size_of(source: ModelSource) -> str:
 
 
 def _who_starts(settings: NodeSettings) -> str:
-    if settings.role == "exchange":
+    if not settings.generates and not settings.learns:
         return "connecting; no model is loaded"
     if not settings.learns:
         return "loading the model into the generator, which takes a minute or more"

@@ -58,7 +58,11 @@ def preloading_of(settings: NodeSettings, source: ModelSource, *, log_path: Path
     They are forked on the CPU, for the torch engine, if both compute with the same number of threads.
     """
     learner, num_threads = settings.learner, threads_of(settings.generation.threads)
-    if settings.role != "full" or learner.num_ranks != 1 or num_threads != threads_of(learner.threads):
+    if (
+        not (settings.generates and settings.learns)
+        or learner.num_ranks != 1
+        or num_threads != threads_of(learner.threads)
+    ):
         return None
     if not (settings.engine == "torch" or (settings.engine == "auto" and not has_vllm())):
         return None
@@ -128,9 +132,9 @@ class ProcessNodeFactory:
         The plan divides the memory between two workers. A single worker gets all memory that the settings allow.
         """
         self._preloading = preloading_of(settings, source, log_path=self._log_path)
-        if settings.role == "exchange":
+        if not settings.generates and not settings.learns:
             return WorkerPlacement()
-        if settings.role != "full":
+        if not (settings.generates and settings.learns):
             return place_single_worker(settings)
         return arrange(settings, manifest, source)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node import __version__
 from ftis_node.config.resume import raised_budgets, start_command
+from ftis_node.config.roles import ROLES
 from ftis_node.telemetry.health_summary import BUDGET_UNITS, duration
 from ftis_node.telemetry.status import EndWord
 
@@ -23,12 +24,6 @@ if TYPE_CHECKING:
     from ftis_node.telemetry.status import BudgetStatus, Status
 
 LABEL_WIDTH = 10
-DOES = {
-    "full": "generates with and trains",
-    "learner": "trains",
-    "generator": "generates with",
-    "exchange": "exchanges groups of",
-}
 CONTENT = "groups (prompts, completions, log-probs, rewards)"
 
 
@@ -36,7 +31,7 @@ def start_lines(prepared: PreparedNode, *, num_parameters: int, step: int) -> li
     """Return the lines for a start from `step`."""
     settings, manifest, home = prepared.settings, prepared.manifest, prepared.home
     what = f"{prepared.source.name} ({num_parameters:,} parameters)"
-    lines = [f"ftis-node {__version__} {DOES[settings.role]} {what} on {prepared.task.name}"]
+    lines = [f"ftis-node {__version__} {ROLES[settings.role].does} {what} on {prepared.task.name}"]
     facts = {
         "run": f"{manifest.name} ({manifest.run_id[:12]}), method {manifest.method.name}; {_steps(settings, step)}",
         "domain": "" if prepared.domain is prepared.task else f"{prepared.domain.name}; --task {manifest.task} ends it",

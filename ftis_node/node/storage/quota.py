@@ -53,7 +53,7 @@ def num_versions(settings: NodeSettings, way: Way = "file") -> int:
 
     With the `way` "ipc" the learner writes a file only for an engine that cannot map its GPU memory.
     """
-    if settings.role == "exchange":
+    if not settings.generates and not settings.learns:
         return 0
     at_once = VERSIONS_AS_A_RESERVE if way == "ipc" else VERSIONS_AT_ONCE
     return at_once + (0 if settings.generates else settings.roles.max_published_versions)
