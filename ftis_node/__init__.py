@@ -9,6 +9,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ftis_node import algorithms, tasks
     from ftis_node.cli.node_process import Node
     from ftis_node.config.manifest import RunManifest as Manifest
     from ftis_node.records.envelope import decode_envelope
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from ftis_node.tasks.base import Task
 
 __version__ = "0.1.0"
-__all__ = ["Manifest", "Node", "ReplayBuffer", "Task", "decode_envelope"]
+__all__ = ["Manifest", "Node", "ReplayBuffer", "Task", "algorithms", "decode_envelope", "tasks"]
 
 _PUBLIC = {
     "Manifest": ("ftis_node.config.manifest", "RunManifest"),
@@ -31,9 +32,16 @@ os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
+    if name in ("algorithms", "tasks"):
+        return import_module(f"{__name__}.{name}")
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, attribute = _PUBLIC[name]
     return getattr(import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    """Return the public names, for completion in a notebook before their first use."""
+    return sorted({*globals(), *__all__})

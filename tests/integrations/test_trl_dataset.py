@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ftis_node.config.manifest import RunManifest
+from ftis_node.errors import TaskError
 from ftis_node.integrations.trl.run_dataset import swarm_dataset
+from ftis_node.tasks.dataset.pinning import pinned
 from ftis_node.tasks.registry import load_task
+from ftis_node.tasks.spec import parse_spec
 from tests.integrations.test_trl import make_trainer
 
 if TYPE_CHECKING:
@@ -38,6 +41,28 @@ def test_prompts_and_rewards_are_those_of_the_task(tmp_path: Path, spec: str, fo
     )
     assert found == [task.score(items[0], texts[0]), task.score(items[1], "no"), task.score(items[1], texts[2])]
     assert found[0] == found[2] == 1.0 > (found[1] or 0.0)
+
+
+def test_a_run_of_a_local_data_set_takes_the_path_of_this_machine(tmp_path: Path) -> None:
+    file, run = tmp_path / "mine.csv", tmp_path / "run.toml"
+    file.write_text("question,answer\nhow many?,4\nhow few?,2\n")
+    spec = pinned(parse_spec(f"dataset:{file}?name=counts&prompt=question&answer=answer&reward=math:3,format:1"))
+    run.write_text(RunManifest(name="a-run", task=spec.canonical).to_toml())
+    prompts, reward = swarm_dataset(str(run), task=f"dataset:{file}?name=counts")
+    assert sorted(prompts["prompt_index"]) == [0, 1]
+    texts = ["<think> x </think> <answer> 4 </answer>", "<think> x </think> <answer> 5 </answer>"]
+    messages = [[{"role": "assistant", "content": text}] for text in texts]
+    assert asyncio.run(reward(completions=messages, prompt_index=[0, 0])) == [1.0, 0.25]
+
+    with pytest.raises(TaskError, match=r"needs the run's data file"):
+        swarm_dataset(str(run))
+    with pytest.raises(TaskError, match="has no part 'dataset:mine'"):
+        swarm_dataset(str(run), task=f"dataset:{file}")
+    with pytest.raises(TaskError, match="names no local file"):
+        swarm_dataset(str(run), task="dataset:counts")
+    file.write_text("question,answer\nhow many?,5\n")
+    with pytest.raises(TaskError, match="are not those of the run"):
+        swarm_dataset(str(run), task=f"dataset:{file}?name=counts")
 
 
 def test_the_trainer_steps_on_them(tmp_path: Path) -> None:

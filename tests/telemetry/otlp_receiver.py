@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -12,10 +13,12 @@ Point = tuple[Any, ...]
 
 
 class OtlpReceiver:
-    """Keeps path, headers and message of each request, and answers with the status `answer`."""
+    """Keeps path, headers and message of each request, and answers with `answer`; from `fails_from` on with 503."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, fails_from: float = math.inf) -> None:
+        """`fails_from` counts requests."""
         self.answer = 200
+        self._fails_from = fails_from
         self.paths: list[str] = []
         self.headers: list[dict[str, str]] = []
         self.messages: list[Any] = []
@@ -55,7 +58,7 @@ class OtlpReceiver:
         self.paths.append(request.path)
         self.headers.append(headers)
         self.messages.append(ExportMetricsServiceRequest.FromString(body))
-        request.send_response(self.answer)
+        request.send_response(self.answer if len(self.messages) < self._fails_from else 503)
         request.send_header("Content-Length", "0")
         request.end_headers()
 

@@ -8,26 +8,44 @@ from typing import TYPE_CHECKING, Any
 from datasets import Dataset
 
 from ftis_node.config.manifest import load_manifest
+from ftis_node.errors import TaskError
 from ftis_node.records.group import CompletionStatus
 from ftis_node.tasks.registry import load_task
 from ftis_node.tasks.scoring.scorer import IsolatedScorer
+from ftis_node.tasks.spec import parse_spec
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from ftis_node.tasks.base import Task
+    from ftis_node.tasks.spec import TaskSpec
 
     Reward = Callable[..., Awaitable[list[float | None]]]
 
 
-def swarm_dataset(run: str, *, num_prompts: int = 4096, seed: int = 0) -> tuple[Dataset, Reward]:
+def swarm_dataset(run: str, *, task: str = "", num_prompts: int = 4096, seed: int = 0) -> tuple[Dataset, Reward]:
     """Return prompts of the run's training task, and the reward function of that task, for `GRPOTrainer`.
 
-    `run` is a preset or a manifest file. The data set has the columns `prompt`, chat messages, and `prompt_index`, the
+    `run` is a preset or a manifest file. `task` gives the local files of its parts, as `ftis-node join --task` does:
+    `dataset:/data/train.jsonl?name=NAME`. The data set has the columns `prompt`, chat messages, and `prompt_index`, the
     problem's number in the task. `seed` draws the problems. Raises ConfigError, TaskError, or NetworkError if the hub
     has the data and cannot be reached.
     """
-    task = load_task(load_manifest(run).task)
+    return _dataset_of(load_task(_with_files(load_manifest(run).task, task)), num_prompts, seed)
+
+
+def _with_files(run_task: str, given: str) -> TaskSpec:
+    """Return the run's task with the local files of the parts of `given`. Raises TaskError for a part of no run."""
+    spec = parse_spec(run_task)
+    paths = parse_spec(given).paths if given else {}
+    if unknown := paths.keys() - {part.name for part in spec.parts}:
+        raise TaskError(f"the run {run_task!r} has no part {min(unknown)!r}: add ?name=NAME with the name of a part")
+    if given and not paths:
+        raise TaskError(f"task={given!r} names no local file: omit it, or write dataset:PATH?name=NAME")
+    return spec.with_paths(paths)
+
+
+def _dataset_of(task: Task, num_prompts: int, seed: int) -> tuple[Dataset, Reward]:
     indices = random.Random(seed).sample(range(len(task)), min(num_prompts, len(task)))
     rows = [{"prompt": list(task[index].prompt), "prompt_index": index} for index in indices]
     return Dataset.from_list(rows), _reward_of(task)

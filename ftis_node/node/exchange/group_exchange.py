@@ -17,6 +17,7 @@ import numpy as np
 
 from ftis_node.errors import RecordError
 from ftis_node.node.exchange.messages import PublishedGroup
+from ftis_node.node.exchange.refusal_reasons import refuse
 from ftis_node.node.training.step_peers import note_contributor
 from ftis_node.records.codec import hash_prompt
 from ftis_node.records.group import FinishReason, Group, SamplingSettings
@@ -96,10 +97,10 @@ class GroupExchange:
         """Score and publish the trainer's group. Return its number and rewards, or why it is not published."""
         self._context.state.policy_version = offered.policy_version
         if self._space.why_full:
-            return Refusal("paused", self._space.why_full)
+            return refuse("paused", self._space.why_full)
         async with self._publishing:
             if not self._slots.try_charge():
-                return Refusal("busy", f"peers have not fetched the last {self._slots.capacity} groups yet")
+                return refuse("busy", f"peers have not fetched the last {self._slots.capacity} groups yet")
             is_submitted = False
             try:
                 scored = await self._scored(offered)
@@ -137,11 +138,11 @@ class GroupExchange:
         if refusal := self._refuse_tokens(tokens):
             return refusal
         if not 0 <= offered.created_at <= time.time() + CLOCK_SLACK_S:  # NaN compares false
-            return Refusal("clock_skew", f"created at {offered.created_at}, which is no time before now")
+            return refuse("clock_skew", f"created at {offered.created_at}, which is no time before now")
         if not offered.problem < len(self._task):
-            return Refusal("prompt_mismatch", f"{self._task.name} has no problem {offered.problem}")
+            return refuse("prompt_mismatch", f"{self._task.name} has no problem {offered.problem}")
         if offered.tokenizer != self._about.tokenizer:
-            return Refusal("tokenizer", f"tokenizer {offered.tokenizer}, this node has {self._about.tokenizer}")
+            return refuse("tokenizer", f"tokenizer {offered.tokenizer}, this node has {self._about.tokenizer}")
         item = self._task[offered.problem]
         if refusal := self._compare_prompt(item, offered.prompt_ids):
             return refusal
@@ -149,7 +150,7 @@ class GroupExchange:
         texts = [self._tokenizer.decode(ids.tolist()) for ids in tokens.ids_of_each()]
         scores = await self._scorer.score(item, texts, cost=cost)
         if cost.num_unfinished:  # peers would refuse the group
-            return Refusal("scoring_timeout", f"{cost.num_unfinished} of its completions could not be scored in time")
+            return refuse("scoring_timeout", f"{cost.num_unfinished} of its completions could not be scored in time")
         rewards, statuses = zip(*scores, strict=True)
         versions = (offered.policy_version,) * len(tokens)
         return Group(
@@ -174,11 +175,11 @@ class GroupExchange:
         """Refuse tokens that cannot be decoded or scored. Validation has more rules, and comes later."""
         group_size, vocab_size = self._context.manifest.sampling.group_size, self._tokenizer.vocab_size
         if len(tokens) != group_size:
-            return Refusal("group_size", f"{len(tokens)} completions, the run has {group_size}")
+            return refuse("group_size", f"{len(tokens)} completions, the run has {group_size}")
         if len(tokens.logprobs) != tokens.num_tokens:
-            return Refusal("logprobs", "each token needs its log-prob")
+            return refuse("logprobs", "each token needs its log-prob")
         if tokens.token_ids.view(np.uint32).max() >= vocab_size:  # a negative id is 2^31 or more
-            return Refusal("token_out_of_range", f"an id outside 0..{vocab_size - 1}")
+            return refuse("token_out_of_range", f"an id outside 0..{vocab_size - 1}")
         return None
 
     def _compare_prompt(self, item: TaskItem, prompt_ids: bytes) -> Refusal | None:
@@ -186,9 +187,7 @@ class GroupExchange:
         expected = self._tokenizer.encode_prompt(item.prompt)
         if np.array(expected, "<i4").tobytes() != prompt_ids:
             given = len(prompt_ids) // 4
-            return Refusal(
-                "prompt_mismatch", f"problem {item.ref} has other tokens here ({len(expected)}, not {given})"
-            )
+            return refuse("prompt_mismatch", f"problem {item.ref} has other tokens here ({len(expected)}, not {given})")
         return None
 
     def _finish_reason(self, last_id: int) -> FinishReason:

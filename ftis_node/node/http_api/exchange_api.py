@@ -16,6 +16,7 @@ from aiohttp import web
 
 from ftis_node.config.home import TOKEN_HEADER
 from ftis_node.node.exchange.messages import OwnGroup, TakeAnswer, TakenGroup, TakeRequest
+from ftis_node.node.exchange.refusal_reasons import PASSING, refuse
 from ftis_node.node.http_api.auth import is_same_secret
 from ftis_node.telemetry.terminal_text import one_line
 from ftis_node.validation import Refusal
@@ -28,18 +29,17 @@ PROMPT_BYTES = 4 << 20  # of a prompt and all small fields
 MAX_TAKE_BYTES = 256
 MAX_PENDING = 16  # groups of the trainer that wait to be scored
 BODY_S = 10.0
-PASSING = frozenset({"busy", "paused", "scoring_timeout"})
 
 Message = TypeVar("Message", OwnGroup, TakeRequest)
 
 
 class _Refused(Exception):
-    """Refusal of a request, with its HTTP status and its reason in one word."""
+    """Refusal of a request or of its group, with the HTTP status and the reason in one word."""
 
-    def __init__(self, status: int, reason: str, detail: str) -> None:
-        super().__init__(detail)
+    def __init__(self, status: int, refusal: Refusal) -> None:
+        super().__init__(refusal.detail)
         self.status = status
-        self.reason = reason
+        self.reason = refusal.reason
 
 
 class ExchangeApi:
@@ -63,7 +63,7 @@ class ExchangeApi:
         try:
             self._require_token(request)
             if self._num_pending >= MAX_PENDING:
-                raise _Refused(503, "busy", f"{MAX_PENDING} groups wait to be scored")
+                raise _Refused(503, refuse("busy", f"{MAX_PENDING} groups wait to be scored"))
             self._num_pending += 1
             try:
                 offered = await _read(request, OwnGroup, max_bytes=self._max_group_bytes + PROMPT_BYTES)
@@ -71,7 +71,7 @@ class ExchangeApi:
             finally:
                 self._num_pending -= 1
             if isinstance(answer, Refusal):
-                raise _Refused(503 if answer.reason in PASSING else 422, answer.reason, answer.detail)
+                raise _Refused(503 if answer.reason in PASSING else 422, answer)
         except _Refused as refused:
             return _answer_refused(refused)
         return _answer(answer)
@@ -90,7 +90,9 @@ class ExchangeApi:
 
     def _require_token(self, request: web.Request) -> None:
         if not self._token or not is_same_secret(request.headers.get(TOKEN_HEADER, ""), self._token):
-            raise _Refused(403, "token", f"this request needs the header {TOKEN_HEADER} with the token in the home")
+            raise _Refused(
+                403, refuse("token", f"this request needs the header {TOKEN_HEADER} with the token in the home")
+            )
 
 
 async def _read(request: web.Request, kind: type[Message], *, max_bytes: int) -> Message:
@@ -101,13 +103,13 @@ async def _read(request: web.Request, kind: type[Message], *, max_bytes: int) ->
             async for chunk in request.content.iter_any():
                 data += chunk
                 if len(data) > max_bytes:
-                    raise _Refused(413, "size", f"this request has at most {max_bytes} bytes")
+                    raise _Refused(413, refuse("size", f"this request has at most {max_bytes} bytes"))
     except TimeoutError:
-        raise _Refused(408, "slow", f"a request is complete within {BODY_S:.0f} s") from None
+        raise _Refused(408, refuse("slow", f"a request is complete within {BODY_S:.0f} s")) from None
     try:
         return msgspec.msgpack.decode(data, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise _Refused(400, "malformed", f"no {kind.__name__}: {one_line(str(error))}") from None
+        raise _Refused(400, refuse("malformed", f"no {kind.__name__}: {one_line(str(error))}")) from None
 
 
 def _answer(message: object) -> web.Response:

@@ -44,7 +44,6 @@ log = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
 SILENCE_S = 3.0  # time without announcements after which a member is queried, if a step lacks foreign groups
-OVERLAP_S = 30.0  # clocks differ, and the last announcements may have been lost
 MAX_PAGES = 16
 ASK_S = 5.0  # for one complete answer: a slow peer must not delay requests to others
 FAILED_REST_S = 10.0
@@ -76,7 +75,7 @@ class BackfillLoop:
         self._step_shares = step_shares
         self._guard = gossip.guard
         self._pauses = PeerBackoff(first_s=FAILED_REST_S)
-        self._caught_up_to: dict[str, float] = {}  # by peer: monotonic time of the last complete catch-up
+        self._caught_up: dict[str, None] = {}  # peers with a complete answer by time, oldest first
         self._everybodys = TokenBucket(rate_per_s=EVERYBODYS_PER_MINUTE / 60, burst=EVERYBODYS_PER_MINUTE)
         self._catching_up = BackfillProgress()
         self._shards: frozenset[int] | None = None  # the shards that this node reads; None: all
@@ -101,25 +100,29 @@ class BackfillLoop:
                 await self._catch_up(peer_id)
 
     async def _catch_up(self, peer_id: str) -> None:
-        self._announcements.tracker_of(peer_id).at = time.monotonic()
-        is_for_all = peer_id not in self._caught_up_to and self._everybodys.take(1.0, now=time.monotonic())
-        max_age_s, requested_at = self._context.manifest.step.max_age_s, time.monotonic()
-        if not is_for_all and peer_id in self._caught_up_to:
-            max_age_s = min(max_age_s, requested_at - self._caught_up_to[peer_id] + OVERLAP_S)
+        tracker, is_known = self._announcements.tracker_of(peer_id), peer_id in self._caught_up
+        tracker.at = time.monotonic()
+        is_for_all = not is_known and self._everybodys.take(1.0, now=time.monotonic())
         since = max(
-            time.time() - max_age_s, self._announcements.oldest_usable
+            time.time() - self._context.manifest.step.max_age_s, self._announcements.oldest_usable
         )  # a peer that answers only with unusable groups gets a pause
         for _ in range(MAX_PAGES):
-            question = BackfillRequest(sender=None if is_for_all else peer_id, since=since)
+            # By number after the first time: an answer then repeats nothing, and `_fill_gaps` requests lower numbers.
+            question = BackfillRequest(
+                sender=None if is_for_all else peer_id,
+                first_number=tracker.highest + 1 if is_known else 0,
+                since=since,
+            )
             newest, num_answers, outcome = await self._ask(peer_id, question)
             if outcome is not FetchOutcome.COMPLETE:
                 return
             if num_answers < PAGE or newest <= since:
                 break
-            since = min(newest, time.time() + self._context.settings.validation.max_clock_skew_s)
-        self._caught_up_to[peer_id] = requested_at
-        if len(self._caught_up_to) > MAX_SENDERS:
-            del self._caught_up_to[next(iter(self._caught_up_to))]
+            if not is_known:
+                since = min(newest, time.time() + self._context.settings.validation.max_clock_skew_s)
+        self._caught_up[peer_id] = None
+        if len(self._caught_up) > MAX_SENDERS:
+            del self._caught_up[next(iter(self._caught_up))]
 
     def note_record(self, record: PeerRecord) -> None:
         """Note the last sequence number of a member, from its directory record."""

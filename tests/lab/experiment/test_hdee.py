@@ -174,7 +174,7 @@ def test_experts_that_are_apart_take_nothing_from_each_other(tiny_models: dict[s
     assert not result.exam
 
 
-@pytest.mark.timeout(560)
+@pytest.mark.timeout(1200)
 def test_the_command_writes_its_tables_and_goes_on_where_it_was(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
