@@ -7,14 +7,13 @@ into a scalar to minimize. Each file behind them implements one idea and names i
     importance_weights.py  ratios of learner to generator, their caps   F-TIS, GSPO, GEPO, IcePop; weights of texts of
                         a peer with another vocabulary
     filters.py          drops distant negatives and outlier tokens      F-TIS, M2PO
-    aggregate.py        [N, T] objective -> one number                  GRPO, DAPO, Dr.GRPO
     methods.py          the registry: a method is an objective and its constants
     loss.py             `policy_loss`, which combines the above; KL to the model that the learner started from
     settings.py         every parameter with its default and bounds
-    batch.py            validated inputs that are safe to exponentiate; sums over groups without a loop
+    batch.py            validated inputs that are safe to exponentiate; sums over groups without a loop;
+                        [N, T] objective -> one number                  GRPO, DAPO, Dr.GRPO
     diagnostics.py      training statistics of a step, by sender; detects log-probs that no honest sampling produces
-    group_choice.py     selects the groups of a step (Swarm SAPO)
-    division.py         divides a task mixture among nodes (Ricardo)
+    group_choice.py     selects the groups of a step (Swarm SAPO); divides a task mixture among nodes (Ricardo)
     mixture.py          next-token mixture of several models           DEMix, c-BTM
 
 Nothing here holds state, logs, or depends on a model, an optimizer or a network.
@@ -30,11 +29,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ftis_node.algorithms.advantages import group_advantages
     from ftis_node.algorithms.diagnostics import likelihood_gain, sender_sums
-    from ftis_node.algorithms.division import SignalCount, division_shares, keep_chances
     from ftis_node.algorithms.group_choice import (
         GroupChoice,
+        SignalCount,
         choose_groups,
+        division_shares,
         has_signal,
+        keep_chances,
         pass_rates,
         split_foreign,
         usefulness,
@@ -76,9 +77,9 @@ _FILES = {
     "group_advantages": "advantages",
     "cross_tokenizer_advantages": "importance_weights",
     "sender_sums": "diagnostics",
-    "SignalCount": "division",
-    "division_shares": "division",
-    "keep_chances": "division",
+    "SignalCount": "group_choice",
+    "division_shares": "group_choice",
+    "keep_chances": "group_choice",
     "GroupChoice": "group_choice",
     "choose_groups": "group_choice",
     "has_signal": "group_choice",

@@ -6,7 +6,7 @@
     step       R_t = exp(lp_t - anchor_t), 1 at the first pass         PPO's ratio: the change since the first pass
 
 Only differences of log-probs are exponentiated. Every function is also defined at padding, where rho = 1, so
-`aggregate.py` can apply the mask once.
+`aggregate` can apply the mask once.
 
 Departures. Token log-ratios are clamped to +-20, which changes no ratio below a cap of 2. Sequence log-ratios follow
 the papers; their only upper bound prevents an overflow of float32. GEPO's p and q are geometric means of the token

@@ -2,7 +2,7 @@
 
     objective   [N, T]   methods.py     the quantity that the method maximizes, by token
     keep        [N]      filters.py     the completions that the filter keeps
-    aggregate   scalar   aggregate.py   the mean, weighted as the method defines
+    aggregate   scalar   batch.py       the mean, weighted as the method defines
     loss = -aggregate
 
 Computed in float64 and returned in the dtype of the learner's log-probs; see batch.py for why.
@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ftis_node.algorithms.aggregate import aggregate
-from ftis_node.algorithms.batch import Batch, read_batch
+from ftis_node.algorithms.batch import Batch, aggregate, read_batch
 from ftis_node.algorithms.filters import apply_filter
 from ftis_node.algorithms.importance_weights import token_ratio
 from ftis_node.algorithms.methods import find_method, method_parameters
@@ -57,7 +56,7 @@ def kl_to_start(
 
 
 def _token_weights(mask: Tensor, agg: str, max_completion_length: int | None) -> Tensor:
-    """Return `[N, T]` float64, the weight of each token: the constants of `aggregate.py` with every completion kept."""
+    """Return `[N, T]` float64, the weight of each token: the constants of `aggregate` with every completion kept."""
     inside, num_tokens = mask.double(), mask.sum(dim=1, keepdim=True).clamp(min=1)
     if agg == "token_mean":
         return inside / mask.sum().clamp(min=1)

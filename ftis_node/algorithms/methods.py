@@ -1,6 +1,6 @@
 """Objectives of the methods, per token. `config/method/method_table.py` has their constants and sources.
 
-An objective is maximized and is `[N, T]` or, for a whole sequence, `[N, 1]`. `aggregate.py` computes its mean and
+An objective is maximized and is `[N, T]` or, for a whole sequence, `[N, 1]`. `aggregate` computes its mean and
 `loss.py` negates it. A new method is a few lines here and one row of that table. Notation as in the papers: A is the
 advantage, rho the ratio of learner to generator. R is the ratio to the learner at the first pass over the batch, and
 sg[.] stops the gradient.

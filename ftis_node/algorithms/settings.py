@@ -11,8 +11,7 @@ import math
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.algorithms.aggregate import AGGREGATIONS, DENOMINATORS
-from ftis_node.algorithms.batch import require_choice
+from ftis_node.algorithms.batch import AGGREGATIONS, DENOMINATORS, require_choice
 from ftis_node.config.method.method_table import FILTERS
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ class Settings:
     eps_low: float = 0.2  # PPO clip, lower bound 1 - eps_low
     eps_high: float = 0.2  # PPO clip, upper bound 1 + eps_high
     denominator: str = "all"  # completions that count in N: `all` or `kept`
-    agg: str = "seq_mean"  # see aggregate.py
+    agg: str = "seq_mean"  # see batch.py
     max_completion_length: int | None = None  # tokens; the configured limit that `max_len` divides by
     # Of single methods.
     floor: float = 0.0  # tis, ftis: smallest importance weight of a token with A > 0

@@ -11,8 +11,14 @@ from ftis_node.config.manifest import load_manifest, read_own_manifest
 from ftis_node.config.node import load_node_settings
 from ftis_node.doctor.table import CheckResult
 from ftis_node.errors import FtisError
-from ftis_node.memory.choice import DEFAULT_RUN, choose, smaller_model, training_label
-from ftis_node.memory.home_training import PreviousTraining, read_previous_training
+from ftis_node.memory.choice import (
+    DEFAULT_RUN,
+    PreviousTraining,
+    choose,
+    read_previous_training,
+    smaller_model,
+    training_label,
+)
 from ftis_node.memory.placement import assign_gpus, inspect_machine
 from ftis_node.memory.plan import Machine, plan
 from ftis_node.telemetry.terminal_text import GIB, in_gib

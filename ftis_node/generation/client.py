@@ -34,8 +34,7 @@ from ftis_node.generation.messages import (
     TokensMade,
     Wake,
 )
-from ftis_node.generation.throughput import Throughput
-from ftis_node.generation.time_limits import TimeLimits
+from ftis_node.generation.time_limits import Throughput, TimeLimits
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES, WeightLoader, WeightSource, known
 from ftis_node.workers.spec import WorkerSpec
 from ftis_node.workers.supervisor import FreeMemory, Supervisor, WorkerClient, WorkerState

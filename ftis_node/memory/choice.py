@@ -9,21 +9,24 @@ GPU no choice is made and all weights are trained: host memory is not a hard lim
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.errors import MachineError, ModelError
+from ftis_node.errors import FileError, MachineError, ModelError
+from ftis_node.files import read_object
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH
-from ftis_node.memory.home_training import PreviousTraining, read_previous_training
 from ftis_node.memory.learner_memory import GPU_MICRO_BATCH_TOKENS
 from ftis_node.memory.placement import assign_gpus, check_heads, inspect_machine
 from ftis_node.memory.plan import USABLE_SHARE, Machine, plan
 from ftis_node.models import published_qwen25, read_shape
 from ftis_node.telemetry.terminal_text import GIB
+from ftis_node.workers.durable import newest_complete
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from ftis_node.config.home import Home
     from ftis_node.config.manifest import RunManifest
@@ -38,6 +41,56 @@ MIN_RANK = 8
 SMALLER_ADAPTERS = ((1, 64, 4096), (4, 32, 2048), (16, 16, 1024))
 ALL_WEIGHTS = "all weights"
 AS_BEGUN = ", as this home began"
+CHECKPOINT_PREFIX = "step-"  # as in learner/checkpoint/checkpoint.py, which imports torch
+ADAPTER = re.compile(r"LoRA of rank (\d{1,5}), alpha (\d{1,5}),")  # names as in learner/checkpoint/checkpoint.py
+
+
+@dataclass(frozen=True, slots=True)
+class PreviousTraining:
+    """What a home trains. `rank` and `alpha` are an adapter's.
+
+    `optimizer_states` is that of the settings of its last start, "" if unknown.
+    """
+
+    lora: bool
+    rank: int = 0
+    alpha: int = 0
+    optimizer_states: str = ""
+
+
+def read_previous_training(home: Home, model: str) -> PreviousTraining | None:
+    """Return what the home has begun to train, or None for a home that has begun nothing.
+
+    Its newest checkpoint decides. Before the first one, the settings of its last start do, if that used this model.
+    """
+    try:
+        last = read_object(home.settings)
+        of_last = PreviousTraining(
+            lora=last["lora"],
+            rank=int(last["lora_adapter"]["rank"]),
+            alpha=int(last["lora_adapter"]["alpha"]),
+            optimizer_states=str(last["learner"]["optimizer_states"]),
+        )
+    except (OSError, FileError, KeyError, TypeError, ValueError):
+        last, of_last = {}, None
+    newest = newest_complete(home.checkpoints, CHECKPOINT_PREFIX)
+    trains = "" if newest is None else str(checkpoint_owner(newest / "state.json").get("trains", ""))
+    if not trains:
+        is_same = last.get("model") == model and last.get("role") not in ("generator", "exchange")
+        return of_last if is_same and of_last is not None and isinstance(of_last.lora, bool) else None
+    states = of_last.optimizer_states if of_last is not None else ""
+    if (adapter := ADAPTER.match(trains)) is None:
+        return PreviousTraining(lora=False, optimizer_states=states)
+    return PreviousTraining(lora=True, rank=int(adapter[1]), alpha=int(adapter[2]), optimizer_states=states)
+
+
+def checkpoint_owner(state_file: Path) -> dict[str, Any]:
+    """Return the owner that a checkpoint's `state.json` names; {} where that file cannot be read."""
+    try:
+        owner = read_object(state_file)["owner"]
+    except (OSError, FileError, KeyError):
+        return {}
+    return owner if isinstance(owner, dict) else {}
 
 
 @dataclass(frozen=True, slots=True)

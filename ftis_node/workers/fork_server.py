@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftis_node.models import skip_unused_packages
-from ftis_node.workers.owner import PR_SET_PDEATHSIG
+from ftis_node.workers.liveness import PR_SET_PDEATHSIG
 from ftis_node.workers.preload import LOADED
 from ftis_node.workers.wire import ForkRequest, pack_pid, unpack_fork
 

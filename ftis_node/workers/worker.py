@@ -12,7 +12,7 @@
         run_worker(build, boot_type=EchoBoot)
 
 Requests are served concurrently, each as a task. An exception of a handler is sent to its caller, and the worker
-continues. The worker ends on `Stop`, on SIGTERM, and with its owner (`owner.py`). It ignores SIGINT: ctrl-C reaches
+continues. The worker ends on `Stop`, on SIGTERM, and with its owner (`liveness.py`). It ignores SIGINT: ctrl-C reaches
 every process of the terminal, and the daemon decides when its workers stop. An error in a background task
 (`telemetry/faults.py`) ends it at once with exit code 1. Its owner restarts it, and the disk is as after any other
 death.
@@ -37,8 +37,7 @@ import zmq.asyncio
 
 from ftis_node.telemetry.faults import unhandled_errors, watched_task
 from ftis_node.telemetry.log import drop_what_cannot_be_written, set_up_logging
-from ftis_node.workers.liveness import ActivityCounter, HeartbeatThread
-from ftis_node.workers.owner import die_with_owner
+from ftis_node.workers.liveness import ActivityCounter, HeartbeatThread, die_with_owner
 from ftis_node.workers.wire import (
     WORKER_IDENTITY,
     Call,

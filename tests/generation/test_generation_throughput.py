@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ftis_node.generation.throughput import Throughput
+from ftis_node.generation.time_limits import Throughput
 
 
 def test_the_rate_is_over_the_window_and_falls_when_nothing_comes() -> None:

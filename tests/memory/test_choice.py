@@ -16,8 +16,14 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.errors import MachineError, ModelError
 from ftis_node.memory import cards, placement
 from ftis_node.memory import choice as memory_choice
-from ftis_node.memory.choice import TrainingChoice, choose, choose_training, refuse_what_does_not_fit
-from ftis_node.memory.home_training import PreviousTraining, read_previous_training
+from ftis_node.memory.choice import (
+    PreviousTraining,
+    TrainingChoice,
+    choose,
+    choose_training,
+    read_previous_training,
+    refuse_what_does_not_fit,
+)
 from ftis_node.memory.placement import place_workers_on
 from ftis_node.memory.plan import USABLE_SHARE, Machine, plan
 from ftis_node.models import Accelerator, ModelSource, published_qwen25

@@ -37,7 +37,7 @@ asyncio.run(main(Path(sys.argv[1])))
 # Stands between owner and worker, as torchrun does, so that the worker's parent is not its owner.
 BESIDE = """
 import os, sys, time
-from ftis_node.workers.owner import die_with_owner
+from ftis_node.workers.liveness import die_with_owner
 die_with_owner(int(sys.argv[1]))
 sys.stdout.write("watching\\n")
 sys.stdout.flush()

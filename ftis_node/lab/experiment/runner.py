@@ -28,7 +28,7 @@ from pebble import ProcessPool
 
 from ftis_node.errors import FtisError, WorkerDiedError
 from ftis_node.lab.experiment.trial_result import TrialResult
-from ftis_node.workers.owner import die_with_owner
+from ftis_node.workers.liveness import die_with_owner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

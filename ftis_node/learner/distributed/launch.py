@@ -11,7 +11,7 @@ every network interface. With rank 0 as launcher all ranks share one process gro
 interface only. If the learner has several hosts, `hosts.py` connects them, and an agent (`host_agent.py`) starts the
 ranks of each other host.
 
-All ranks end together: the others end with rank 0 (`owner.py`), and rank 0 ends as soon as another rank does. The
+All ranks end together: the others end with rank 0 (`liveness.py`), and rank 0 ends as soon as another rank does. The
 daemon then restarts the whole group, like any worker.
 """
 

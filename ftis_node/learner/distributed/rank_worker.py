@@ -20,7 +20,7 @@ from ftis_node.errors import FtisError, WorkerTaskError
 from ftis_node.learner.distributed.launch import RankAddress
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.telemetry.log import set_up_logging
-from ftis_node.workers.owner import die_with_owner
+from ftis_node.workers.liveness import die_with_owner
 from ftis_node.workers.wire import dec_hook
 
 if TYPE_CHECKING:

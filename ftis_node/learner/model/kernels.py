@@ -3,7 +3,7 @@
     plain     operation by operation, as transformers writes them
     compile   torch.compile, one decoder layer at a time; packed attention is excluded from compilation
     liger     Triton kernels for RMSNorm and rotary angles, from the package liger-kernel if installed; the
-              feed-forward block stays that of `gated.py`, which saves less
+              feed-forward block stays that of `policy.py`, which saves less
     auto      on a GPU the fastest of these, measured; on a CPU plain, because compilation takes half a minute
 
 Norms, rotary angles and activations read and write all of a layer's tensors many times; fused they do so once. The

@@ -16,7 +16,7 @@ from ftis_node.config.resume import last_settings
 from ftis_node.errors import ConfigError, FileError, MachineError, ModelError, UsageError
 from ftis_node.files import read_object
 from ftis_node.gossip.p2pd.process import check_free
-from ftis_node.memory.home_training import CHECKPOINT_PREFIX, checkpoint_owner
+from ftis_node.memory.choice import CHECKPOINT_PREFIX, checkpoint_owner
 from ftis_node.models import model_fingerprint, other_model, parameter_count, read_shape, resolve_model
 from ftis_node.workers.durable import newest_complete
 

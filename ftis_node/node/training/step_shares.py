@@ -19,9 +19,8 @@ no foreign groups, or no peer was connected for the whole patience.
 Shares of the parts of a task mixture in this node's generation, if the run has `step.task_allocation = "advantage"`.
 
 A group has a signal if its advantages are not all 0. The train loop counts such groups of each step, own and foreign.
-The generate loop skips problems to match the resulting shares (`algorithms/division.py`). A restart resets the shares
-to the mixture's proportions.
-"""
+The generate loop skips problems to match the resulting shares (`algorithms/group_choice.py`). A restart resets the
+shares to the mixture's proportions."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from ftis_node.learner.distributed.rank_commands import EndCommand
 from ftis_node.learner.distributed.rank_worker import run_commands
 from ftis_node.learner.distributed.ranks import join
 from ftis_node.learner.messages import LearnerBoot
-from ftis_node.workers.owner import die_with_owner
+from ftis_node.workers.liveness import die_with_owner
 from ftis_node.workers.wire import dec_hook
 
 SIZES = {"num_groups": 3, "group_size": 4, "max_length": 10}

@@ -29,7 +29,7 @@ from ftis_node.learner.messages import LearnerBoot
 from ftis_node.learner.model import attention
 from ftis_node.learner.model import policy_loading as policies
 from ftis_node.learner.model.policy_loading import load_policy, open_policy
-from ftis_node.workers.owner import die_with_owner
+from ftis_node.workers.liveness import die_with_owner
 from ftis_node.workers.wire import dec_hook
 
 assert transformers.models.qwen2.modeling_qwen2.Qwen2ForCausalLM

@@ -10,8 +10,8 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ftis_node.config.workers import LoraSection
 from ftis_node.learner.data.batch import make_batch, make_micro_batches
-from ftis_node.learner.model.gated import save_memory
 from ftis_node.learner.model.logprobs import completion_logprobs
+from ftis_node.learner.model.policy import save_memory
 from ftis_node.learner.model.policy_loading import load_policy
 
 WIDE = 128  # the tiny models' feed-forward width
