@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import math
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -13,12 +12,12 @@ Point = tuple[Any, ...]
 
 
 class OtlpReceiver:
-    """Keeps path, headers and message of each request, and answers with `answer`; from `fails_from` on with 503."""
+    """Keeps path, headers and message of each request, and answers with the status `answer`."""
 
-    def __init__(self, *, fails_from: float = math.inf) -> None:
-        """`fails_from` counts requests."""
+    def __init__(self, *, failing: range = range(0)) -> None:
+        """The requests with these numbers, from 1 on, get the status 503."""
         self.answer = 200
-        self._fails_from = fails_from
+        self._failing = failing
         self.paths: list[str] = []
         self.headers: list[dict[str, str]] = []
         self.messages: list[Any] = []
@@ -58,7 +57,7 @@ class OtlpReceiver:
         self.paths.append(request.path)
         self.headers.append(headers)
         self.messages.append(ExportMetricsServiceRequest.FromString(body))
-        request.send_response(self.answer if len(self.messages) < self._fails_from else 503)
+        request.send_response(503 if len(self.messages) in self._failing else self.answer)
         request.send_header("Content-Length", "0")
         request.end_headers()
 

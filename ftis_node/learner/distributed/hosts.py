@@ -140,7 +140,7 @@ class ConnectedHosts(Hosts):
         while True:
             left_s = next_tick - loop.time()
             if left_s > 0 and await self._channel.poll(int(1000 * left_s) + 1):
-                identity, data = await self._channel.recv_multipart()
+                identity, data, *_ = await self._channel.recv_multipart()  # a faulty host may send more frames
                 self._take(identity, data)
                 continue
             if left_s <= 0:

@@ -191,6 +191,26 @@ async def test_a_missing_tail_shows_in_the_directory(tmp_path: Path) -> None:
         await eventually(lambda: bob.parts.counters.groups_repaired == 2)
 
 
+async def test_a_silent_member_is_asked_for_numbers_above_the_last_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repair, "SILENCE_S", 0.2)
+    swarm, asked = LightSwarm(tmp_path, manifest_of()), []
+
+    def decide(sender: int, receiver: int, kind: str, said: Any) -> bool:
+        if kind == ASKED and sender == 2:
+            asked.append(said)
+        return kind == ANNOUNCED and said.number == 4
+
+    swarm.loses = decide
+    async with swarm.node(1, directory_period_s=150) as alice, swarm.node(2) as bob:
+        await swarm.publish(alice, 3)  # one fewer than a step of the other takes
+        await eventually(lambda: held(bob) == 3 and asked and asked[-1].first_number == 4)
+        assert asked[-1].sender == identity_of(1).peer_id and asked[-1].last_number is None
+        await swarm.publish(alice, 1)
+        await eventually(lambda: held(bob) == 4)
+
+
 async def test_what_its_sender_does_not_answer_is_had_from_another_member(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     swarm.loses = lambda sender, receiver, kind, said: kind == "request" and (sender, receiver) == (3, 1)
