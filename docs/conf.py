@@ -18,10 +18,17 @@ project = "ftis-node"
 author = "ftis-node contributors"
 root_doc = "docs/index"
 extensions = ["myst_parser"]
-include_patterns = ["docs/**.md", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "tests/chaos/README.md"]
+include_patterns = [
+    "docs/**.md",
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "tests/chaos/README.md",
+    "tests/conformance/README.md",
+]
 exclude_patterns = [  # folders that Sphinx need not search
     *(path.name for path in ROOT.iterdir() if path.is_dir() and path.name not in {"docs", "tests"}),
-    *(f"tests/{path.name}" for path in (ROOT / "tests").iterdir() if path.name != "chaos"),
+    *(f"tests/{path.name}" for path in (ROOT / "tests").iterdir() if path.name not in {"chaos", "conformance"}),
 ]
 myst_heading_anchors = 4
 highlight_language = "none"  # of indented blocks: commands, their output, drawings

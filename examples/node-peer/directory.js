@@ -9,7 +9,6 @@ import { find } from './streams.js'
 const DIRECTORY_DOMAIN = 'ftis-node/directory/1\n'
 const KIND = { member: 2, manifest: 3 }
 const [HEAD_BYTES, NUM_BUCKETS, CALL_KEYS, MAX_MANIFEST_BYTES] = [112, 64, 16, 65536]
-
 const extensionCodec = new ExtensionCodec()
 extensionCodec.register({ type: 0x50, decode: (data) => decode(data)[2] })
 const keyId = (key) => createHash('sha1').update(encode(key)).digest()

@@ -3,8 +3,7 @@ import { createPublicKey, verify as verifyBytes } from 'node:crypto'
 import { generateKeyPair } from '@libp2p/crypto/keys'
 import { base58btc } from 'multiformats/bases/base58'
 
-const PEER_ID_PREFIX = Buffer.from('002408011220', 'hex')
-const SPKI_PREFIX = Buffer.from('302a300506032b6570032100', 'hex')
+const [PEER_ID_PREFIX, SPKI_PREFIX] = ['002408011220', '302a300506032b6570032100'].map((hex) => Buffer.from(hex, 'hex'))
 
 /** Return the text form of a raw peer id, `12D3KooW...`. */
 export const peerIdText = (raw) => base58btc.baseEncode(raw)

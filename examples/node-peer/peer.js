@@ -17,8 +17,7 @@ import * as rollout from './rollout.js'
 import { request, serve } from './streams.js'
 import { ModelTokenizer } from './tokenizer.js'
 
-// libp2p calls it; Node 20 lacks it.
-Promise.withResolvers ??= function () {
+Promise.withResolvers ??= function () { // libp2p calls it; Node 20 lacks it
   const made = {}
   return Object.assign(made, { promise: new this((resolve, reject) => Object.assign(made, { resolve, reject })) })
 }
@@ -112,8 +111,8 @@ class Peer {
     const ids = texts.map((text) => [...this.tokenizer.encode(text), this.tokenizer.endId])
     return {
       codec: rollout.CODEC.exact, run: Buffer.from(this.run, 'hex'), sender: this.identity.peer, number, createdMs: Date.now(),
-      task: 'arithmetic', promptIndex, promptHash: this.promptHashOf(problem),
-      model: 'node-peer', tokenizer: this.tokenizer.fingerprint, sampling: { temperature, topP, topK },
+      task: 'arithmetic', promptIndex, promptHash: this.promptHashOf(problem), model: 'node-peer',
+      tokenizer: this.tokenizer.fingerprint, sampling: { temperature, topP, topK },
       lengths: ids.map((one) => one.length), finishes: ids.map(() => rollout.FINISH_STOP),
       rewards: texts.map((text) => score(problem, text)), tokenIds: rollout.int32Bytes(ids.flat()),
       logprobs: rollout.float32Bytes(ids.flat().map((_, index) => -0.7 - index / 100))

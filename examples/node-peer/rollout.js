@@ -9,8 +9,7 @@ const root = protobuf.loadSync(fileURLToPath(new URL('../../proto/rollout.proto'
 const [Envelope, Body, Announcement] = ['Envelope', 'Body', 'Announcement'].map((name) => root.lookupType(`ftis.v1.${name}`))
 
 export const [CODEC, FINISH_STOP] = [{ exact: 1, lossless: 3, lossy: 4 }, 1]
-const ENVELOPE_DOMAIN = 'ftis-node/envelope/1\n'
-const MAX_GROUP_TOKENS = 524288
+const [ENVELOPE_DOMAIN, MAX_GROUP_TOKENS] = ['ftis-node/envelope/1\n', 524288]
 const LOGPROB_PLANES = { [CODEC.lossless]: 4, [CODEC.lossy]: 3 }
 
 /** A message of a peer that breaks a rule. `reason` is a name of docs/reference/rejections.md. */
@@ -39,15 +38,12 @@ export async function sealBody (fields, identity) {
   return { id: sha256(body), envelope: write(Envelope, { body, signature }) }
 }
 
-/**
- * Return the id, the fields and the completions (`tokenIds`, `logprobs`, `reward`) of a signed group.
- *
- * Throws Rejected if the bytes are no group of the run, or a codec is broken.
- */
+/** Return the id, the fields and the completions (`tokenIds`, `logprobs`, `reward`) of a signed group, or throw Rejected. */
 export function openEnvelope (data, run) {
   const { body, signature } = read(Envelope, data)
   const fields = read(Body, body)
   if (fields.schema !== 1) throw new Rejected('version', `schema ${fields.schema}`)
+  checkFields(fields)
   if (!run.equals(fields.run)) throw new Rejected('run', 'another run')
   if (!isSignedBy(fields.sender, ENVELOPE_DOMAIN, body, signature)) throw new Rejected('signature', 'not the sender\'s')
   return { id: sha256(body), sender: peerIdText(fields.sender), fields, completions: readCompletions(fields) }
@@ -61,11 +57,22 @@ function read (type, data) {
   }
 }
 
+/** Check the bounds of all fields, used here or not: this peer must not confirm what others refuse. */
+function checkFields ({ codec, ...fields }) {
+  if (codec !== CODEC.exact && !(codec in LOGPROB_PLANES)) throw new Rejected('codec', `codec ${codec}`)
+  const { run, number, weightsOf, lengths, finishes, rewards, versionOffsets: offsets, versionSpans: spans } = fields
+  const others = codec === CODEC.exact ? ['idPlanes', 'logprobPlanes'] : ['tokenIds', 'logprobs']
+  const isMixed = ['texts', 'meanLogprobs', 'retells', ...others].some((name) => fields[name].length)
+  const isBound = run.length === 16 && number >= 1 && number < 2 ** 63 && [0, 38].includes(weightsOf.length)
+  const areAligned = [finishes, rewards, ...(offsets.length || spans.length ? [offsets, spans] : [])].every((one) => one.length === lengths.length)
+  const isWrong = isMixed || !isBound || !areAligned || lengths.includes(0) || (offsets.length && !offsets.includes(0))
+  if (isWrong) throw new Rejected('malformed', 'a field is out of bounds')
+}
+
 function readCompletions (fields) {
-  const { lengths, finishes, rewards } = fields
+  const { lengths, rewards } = fields
   const numTokens = lengths.reduce((sum, length) => sum + length, 0)
-  const areAligned = finishes.length === lengths.length && rewards.length === lengths.length
-  if (!areAligned || numTokens < 1 || numTokens > MAX_GROUP_TOKENS || lengths.includes(0)) throw new Rejected('malformed', 'lengths')
+  if (numTokens < 1 || numTokens > MAX_GROUP_TOKENS) throw new Rejected('malformed', 'lengths')
   const { tokenIds, logprobs } = readTokens(fields, numTokens)
   let end = 0
   return lengths.map((length, index) => {
@@ -81,9 +88,7 @@ function readTokens (fields, numTokens) {
     if (tokenIds.length !== 4 * numTokens || logprobs.length !== 4 * numTokens) throw new Rejected('malformed', 'arrays')
     return { tokenIds: new Int32Array(Uint8Array.from(tokenIds).buffer), logprobs: new Float32Array(Uint8Array.from(logprobs).buffer) }
   }
-  if (!(codec in LOGPROB_PLANES)) throw new Rejected('codec', `codec ${codec}`)
-  if (idPlanes.length < 1 || idPlanes.length > 4) throw new Rejected('malformed', 'id planes')
-  if (logprobPlanes.length !== LOGPROB_PLANES[codec]) throw new Rejected('malformed', 'log-prob planes')
+  if (![1, 2, 3, 4].includes(idPlanes.length) || logprobPlanes.length !== LOGPROB_PLANES[codec]) throw new Rejected('malformed', 'planes')
   const ids = idPlanes.map((plane) => readPlane(plane, numTokens))
   const values = logprobPlanes.map((plane) => readPlane(plane, numTokens))
   return { tokenIds: joinPlanes(ids), logprobs: codec === CODEC.lossy ? lossy(values) : new Float32Array(joinPlanes(values).buffer) }

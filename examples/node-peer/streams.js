@@ -54,8 +54,8 @@ export async function request (node, peer, protocol, question) {
 
 /** Answer one request with the items that `answer` returns for its payload. */
 export async function serve (stream, answer) {
-  const { value: { payload } } = await frames(stream.source).next()
-  await stream.sink([...answer(payload).map((item) => frame(KIND.item, item)), frame(KIND.end)])
+  const { value } = await frames(stream.source).next()
+  await stream.sink([...answer(value.payload).map((item) => frame(KIND.item, item)), frame(KIND.end)])
   await stream.close()
 }
 

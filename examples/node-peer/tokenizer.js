@@ -15,9 +15,7 @@ const PROBES = [ // as the page has them
 export class ModelTokenizer {
   constructor (folder) {
     const [file, config] = ['tokenizer.json', 'tokenizer_config.json'].map((name) => JSON.parse(readFileSync(join(folder, name))))
-    this._tokenizer = new Tokenizer(file, config)
-    this._file = file
-    this._config = config
+    Object.assign(this, { _tokenizer: new Tokenizer(file, config), _file: file, _config: config })
     this.endId = this._specialId(config.eos_token)
     this.fingerprint = shortHash(asciiJson(this._identity()))
   }

@@ -59,7 +59,7 @@ class StepSection(Section):
     backfill_with_own: bool = Field(
         default=False,
         description="Whether own groups replace foreign ones that are missing or refused, so that a step keeps its "
-        "size. The node generates in the next step what one step lacked (ftis-node docs get-started/concepts).",
+        "size. The node generates in the next step what one step lacked.",
     )
     generated_groups: int | None = Field(
         default=None,

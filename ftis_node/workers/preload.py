@@ -140,6 +140,9 @@ class PreloadingProcess:
                 log.warning("a worker cannot be forked (%s: %s): it is spawned", type(error).__name__, error)
                 await self.close()
                 return None
+            except asyncio.CancelledError:
+                await self.close()  # the reply to this request would be taken for that to the next
+                raise
             self.num_workers -= 1
             if self.num_workers == 0:
                 await self.close()

@@ -5,21 +5,24 @@ from __future__ import annotations
 import json
 import subprocess
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
 from ftis_node.records.codec import CODECS
+from tests.conformance.make_messages import ACCEPTED, MESSAGES
 from tests.conftest import EXAMPLES
 from tests.node.support import ANY_PORT, RunningNode, bootstrap, started, write_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
 PEER = EXAMPLES / "node-peer"
 START_S = 240.0
 ANSWER_S = 90.0
+CHECK = Path(__file__).with_name("check_kit.mjs")
+BY_THE_FORM = {"parse", "version", "malformed", "run", "signature"}  # verdicts that need no state of a node
 LIES = ("reward_mismatch", "prompt_mismatch", "logprobs", "sampling", "malformed")
 
 
@@ -102,3 +105,13 @@ def test_each_lie_is_refused_by_its_name(a_run: _Run, lie: str) -> None:
         )
     assert {event["reason"] for event in refused} == {lie}
     assert not [event for event in node.events("admitted") if event["sender"] == joined["peer"]]
+
+
+def test_its_reader_gives_the_verdicts_of_the_kit() -> None:
+    groups = json.loads(MESSAGES.read_text())["groups"]
+    done = subprocess.run(["node", str(CHECK), str(MESSAGES)], capture_output=True, text=True, check=True)
+    found = {group["case"]: verdict for group, verdict in zip(groups, json.loads(done.stdout), strict=True)}
+    expected = {group["case"]: group["verdict"] for group in groups if group["verdict"] not in ("codec", "banned")}
+    for case, verdict in expected.items():
+        assert found[case] == (verdict if verdict in BY_THE_FORM else ACCEPTED), case
+    assert set(expected.values()) >= BY_THE_FORM

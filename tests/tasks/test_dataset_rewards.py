@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -82,6 +83,15 @@ async def test_no_text_makes_a_pattern_backtrack(tmp_path: Path, pattern: str) -
         scored = await scorer.score(task[0], ["a" * 50_000 + "!"] * 4, cost=cost)
     assert [status for _, status in scored] == [CompletionStatus.SCORED] * 4
     assert cost.num_unfinished == 0
+
+
+def test_a_daemon_with_a_reward_of_patterns_imports_no_pyarrow(tmp_path: Path) -> None:
+    """It is 50 MB of memory; the child that reads the rows checks the pattern."""
+    task_of(tmp_path, "")
+    name = f"dataset:{tmp_path}/d.jsonl?prompt=q&reward=regex&pattern=x"
+    code = f"import sys; from ftis_node.tasks import load_task; load_task({name!r}); print('pyarrow' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 async def test_a_text_that_is_no_valid_unicode_scores(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import psutil
@@ -148,6 +149,24 @@ async def test_a_missing_module_is_left_to_the_workers(make_supervisor: MakeSupe
     await supervisor.start()
     assert "not preloaded" in (tmp_path / "preload.log").read_text()
     assert "spawn" not in (tmp_path / "preload.log").read_text()
+
+
+async def test_a_canceled_request_leaves_no_reply_to_the_next(tmp_path: Path) -> None:
+    preloading = preloading_of(tmp_path)
+    await preloading.until_loaded()
+    (server,) = fork_servers()
+    environment = {"PYTHONPATH": PYTHON_PATH}
+    with (tmp_path / "log").open("wb") as log:
+        command = (sys.executable, "-m", "timeit", "-n1", "-r1", "import time; time.sleep(60)")
+        canceled = asyncio.create_task(preloading.fork(command, environment, log.fileno()))
+        server.suspend()  # so that the reply is late
+        await asyncio.sleep(0.1)
+        canceled.cancel()
+        await asyncio.wait({canceled})
+        with suppress(psutil.NoSuchProcess):
+            server.resume()
+        assert await preloading.fork(command, environment, log.fileno()) is None, "it is spawned instead"
+    await preloading.close()
 
 
 async def test_a_stop_during_the_imports_ends_the_server(make_supervisor: MakeSupervisor, tmp_path: Path) -> None:

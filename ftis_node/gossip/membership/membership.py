@@ -219,6 +219,7 @@ class Membership:
         while True:
             self._alone.clear()
             self._probe.recheck()
+            self._batches.recheck()  # a member may have been out of reach for a moment
             await self._round(session)
             self._has_looked = True
             await self.poll(session)

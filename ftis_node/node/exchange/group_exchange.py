@@ -85,6 +85,7 @@ class GroupExchange:
         self._selection = selection
         self._publish = publish
         self._take_number = context.state.step  # of the last step of an earlier role
+        self._has_failed = False  # the last take
         self._publishing = asyncio.Lock()
         self._taking = asyncio.Lock()
 
@@ -118,9 +119,13 @@ class GroupExchange:
     async def take(self, count: int) -> list[StoredGroup]:
         """Take up to `count` foreign groups by the run's rule, and release them as trained."""
         async with self._taking:
+            if self._has_failed:  # a full disk: the trainer did not get the groups of that take
+                await self._disk(self._buffer.reconcile, self._take_number - 1)
             self._take_number += 1
+            self._has_failed = True
             groups = await self._selection.take(self._take_number, own=0, foreign=count)
             await self._disk(self._buffer.release_step, self._take_number, ReleaseReason.TRAINED)
+            self._has_failed = False
         self._counters.groups_trained_foreign += len(groups)
         if groups:
             self._counters.recent_sources.append(dict(Counter(group.sender for group in groups)))

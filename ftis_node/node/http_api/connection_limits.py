@@ -1,6 +1,8 @@
 """Limits of an HTTP port: connections in total and per address, seconds to a complete request, sizes.
 
 The port closes a connection that sends no complete header within REQUEST_S, or no further request within KEEP_ALIVE_S.
+A client may half-close after its last request: it gets the answer, and then the port closes the connection.
+
 At a limit, a new connection replaces the oldest one that waits for a request. If all connections have a request in
 progress, the port closes the new one. So idle connections do not delay clients that send requests.
 
@@ -33,6 +35,7 @@ log = logging.getLogger(__name__)
 SHUTDOWN_S = 0.5
 MAX_LINE_BYTES = 8190
 MAX_HEADERS = 64
+HALF_CLOSED_S = 1.0  # from a client's last byte to the start of the answer
 IPV6_SITE_BITS = 64  # prefix length: one subscriber has all addresses of a /64 network
 REASONS = {400: "malformed", 401: "token", 403: "forbidden", 404: "unknown", 405: "unknown", 408: "slow", 413: "size"}
 SLOW, CROWDED, MALFORMED, OTHER = "slow", "crowded", "malformed", "other"
@@ -130,6 +133,8 @@ class HttpGuard:
         finally:
             if connection is not None:
                 connection.end_answer()
+        if connection is not None and connection.is_half_closed:
+            response.force_close()
         return response
 
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -162,7 +167,9 @@ class _Connection(asyncio.Protocol):
         self.transport: asyncio.Transport
         self.address = ""
         self.is_answered = False
+        self.is_half_closed = False
         self.num_requests = 0
+        self._has_data = False  # since the last answer
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
@@ -176,11 +183,19 @@ class _Connection(asyncio.Protocol):
         self._wait_for_request(self._guard.limits.request_s)
 
     def data_received(self, data: bytes) -> None:
+        self._has_data = True
         if self._inner is not None:
             self._inner.data_received(data)
 
     def eof_received(self) -> bool | None:
-        return self._inner.eof_received() if self._inner is not None else None
+        """Return whether a request waits for its answer, and so keeps the connection open for writing."""
+        if self._inner is None or not (self._has_data or self.is_answered):
+            return None
+        self._inner.eof_received()
+        self.is_half_closed = True
+        if not self.is_answered:
+            self._wait_for_request(HALF_CLOSED_S)
+        return True
 
     def pause_writing(self) -> None:
         if self._inner is not None:
@@ -204,7 +219,7 @@ class _Connection(asyncio.Protocol):
 
     def end_answer(self) -> None:
         """Start the keep-alive limit, for the rest of the response and the next request."""
-        self.is_answered = False
+        self.is_answered = self._has_data = False
         if not self.transport.is_closing():
             self._wait_for_request(self._guard.limits.keep_alive_s)
 

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ftis_node.errors import FtisError, NetworkError, TaskError
 from ftis_node.files import check_regular
 from ftis_node.tasks.dataset.query import DIGEST_HEX, FILE_SUFFIXES
+from ftis_node.tasks.dataset.regex import check_pattern
 from ftis_node.tasks.hub import FETCH_LIMIT_S, go_offline_without_hub
 from ftis_node.tasks.problems import Problem
 
@@ -50,7 +51,7 @@ MAX_COLUMNS_SHOWN: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class RowSource:
-    """Local `file`, or a `split` of a repository `hub`; and the columns to read."""
+    """Local `file`, or a `split` of a repository `hub`; the columns to read, and a pattern to check."""
 
     columns: tuple[str, ...]
     file: str = ""
@@ -58,6 +59,7 @@ class RowSource:
     config: str = ""
     revision: str = ""
     split: str = ""
+    pattern: str = ""
 
     def __str__(self) -> str:
         return self.file or f"{self.hub} ({self.split})"
@@ -175,7 +177,10 @@ def _check_columns(source: RowSource, names: Iterable[str]) -> None:
 def _run(argument: str) -> int:
     """Write the rows, and return the exit code."""
     try:
-        _write_rows(RowSource(**json.loads(argument)))
+        source = RowSource(**json.loads(argument))
+        if source.pattern:
+            check_pattern(source.pattern)
+        _write_rows(source)
         sys.stdout.flush()
     except FtisError as error:
         sys.stderr.write(f"\n{error}\n")  # a progress bar of the library may have left its line open
@@ -224,14 +229,15 @@ def _source(part: TaskPart, query: DatasetQuery, split: str) -> RowSource:
         found = _file_in(file, split) if file.is_dir() else file
         if found is None:
             raise TaskError(f"{file} has none of {', '.join(split + suffix for suffix in FILE_SUFFIXES)}")
-        return RowSource(query.columns, file=str(found))
+        return RowSource(query.columns, file=str(found), pattern=query.pattern)
     if not query.hub:
         name = part.name.partition(":")[2]
         raise TaskError(f"{part.name} needs the run's data file: give it as --task dataset:PATH?name={name}")
     named = {"train": query.split, "test": query.test}[split]
     if not named:
         raise TaskError(f"{part.name} names no split of held-out problems: add test=SPLIT")
-    return RowSource(query.columns, hub=query.hub, config=query.config, revision=query.revision, split=named)
+    parts = {"config": query.config, "revision": query.revision, "split": named}
+    return RowSource(query.columns, hub=query.hub, **parts, pattern=query.pattern)
 
 
 def _file_in(folder: Path, split: str) -> Path | None:

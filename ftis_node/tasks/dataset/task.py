@@ -10,9 +10,6 @@ With the weights math:5,format:1:
 
 The mean stays in [0, 1], and is exactly 1 if every reward is 1: only then pass@1 counts a completion as right.
 
-Regular expressions run in RE2 (through pyarrow). Its time is linear in the text, so no completion can make it
-backtrack, and it gives the same result on every machine. It has no look-around and no backreferences.
-
 Digest of a run's data sets: the first node of a run writes it into the manifest, every other node compares it.
 
 A member gives only its path (`dataset:/data/train.jsonl?name=gsm8k`); columns and rewards are those of the run.
@@ -27,6 +24,7 @@ from ftis_node.errors import TaskError
 from ftis_node.plugins import call_plugin
 from ftis_node.tasks.answers import plain_text
 from ftis_node.tasks.dataset.query import BUILT_IN_REWARDS
+from ftis_node.tasks.dataset.regex import finds
 from ftis_node.tasks.dataset.row_problems import digest_of, load_problems
 from ftis_node.tasks.math.equivalence import answers_agree, plain_answer
 from ftis_node.tasks.math.think_answer import chat_prompt, final_answer
@@ -55,7 +53,7 @@ class WeightedRewards:
     """Weighted mean of the rewards of a query."""
 
     def __init__(self, query: DatasetQuery) -> None:
-        """Raises TaskError for an unknown or faulty plug-in, and for an invalid pattern."""
+        """Raises TaskError for an unknown or faulty plug-in."""
         self._style = query.style
         self._rewards = [(_reward(name, query), weight) for name, weight in query.reward]
         self._total = sum(weight for _, weight in query.reward)
@@ -98,26 +96,13 @@ def _math(scored: Scored) -> float:
 
 
 class RegexReward:
-    """Reward 1 for a completion in which RE2 finds the pattern."""
+    """Reward 1 for a completion in which RE2 finds the pattern. The process that read the rows has checked it."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
-        try:
-            self._finds("")
-        except Exception as error:
-            reason = " ".join(str(error).split())
-            raise TaskError(f"pattern={pattern} cannot be used: {reason} (the syntax is that of RE2)") from None
 
     def __call__(self, scored: Scored) -> float:
-        return float(self._finds(scored.text.encode(errors="replace").decode()))
-
-    def _finds(self, text: str) -> bool:
-        import pyarrow
-        from pyarrow.compute import match_substring_regex
-
-        pool = pyarrow.system_memory_pool()  # the default pool reserves 1 GiB of addresses, all that a scorer has
-        found = match_substring_regex(pyarrow.scalar(text, memory_pool=pool), self._pattern, memory_pool=pool)
-        return bool(found.as_py())
+        return float(finds(self._pattern, scored.text.encode(errors="replace").decode()))
 
 
 class PluginReward:

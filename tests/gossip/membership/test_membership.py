@@ -17,6 +17,7 @@ from tests.gossip.helpers import eventually, settings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
+    from collections.abc import Set as AbstractSet
     from pathlib import Path
 
 OWN = Identity.from_seed(bytes([255]) * 32).peer_id
@@ -76,7 +77,7 @@ class FakeDirectory:
 class FakeSession:
     """Strangers are members of the run."""
 
-    def __init__(self, control: FakeControl, directory: FakeDirectory, *, old: frozenset[str] = frozenset()) -> None:
+    def __init__(self, control: FakeControl, directory: FakeDirectory, *, old: AbstractSet[str] = frozenset()) -> None:
         self.client = control
         self.directory = directory
         self.queried: list[str] = []
@@ -99,7 +100,7 @@ async def kept(
     directory: FakeDirectory,
     *,
     num_shards: int = 1,
-    old: frozenset[str] = frozenset(),
+    old: AbstractSet[str] = frozenset(),
     **changes: Any,
 ) -> AsyncIterator[Membership]:
     """A membership at work until the context is left."""
@@ -163,6 +164,15 @@ async def test_one_member_that_reads_no_batches_is_enough_for_single_announcemen
         await eventually(lambda: len(membership.members) == 3 and len(membership._batches.members) == 2)
         await asyncio.sleep(0.1)
         assert not membership.all_read_batches()
+
+
+async def test_a_member_that_was_out_of_reach_is_asked_again_whether_it_reads_batches(tmp_path: Path) -> None:
+    control, directory = FakeControl([GIVEN, *STRANGERS[:3]]), FakeDirectory(STRANGERS[:3])
+    unreachable = {STRANGERS[1]}
+    async with kept(tmp_path, control, directory, check_s=0.05, old=unreachable) as membership:
+        await eventually(lambda: len(membership.members) == 3 and len(membership._batches.members) == 2)
+        unreachable.clear()
+        await eventually(membership.all_read_batches)
 
 
 async def test_a_node_that_loses_its_last_member_dials_at_once(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -160,6 +161,23 @@ async def test_foreign_groups_are_taken_once_and_credit_their_senders(tmp_path: 
         assert [conduct for _, conduct, _ in notes_of(node)] == [Behaviour.CONTRIBUTED] * 4
         assert node.counters.groups_trained_foreign == 4
         assert [event["step"] for event in events_of(node, "taken")] == [1, 1, 1, 2]
+
+
+async def test_a_take_that_fails_loses_no_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a full disk: the trainer did not get the groups, so the next take has them again."""
+    async with exchanging(tmp_path) as (node, exchange):
+        assert node.buffer.admit(accepted(ANN, 1), own=False)
+        with monkeypatch.context() as patch:
+            patch.setattr(node.buffer, "release_step", _fail_as_on_a_full_disk)
+            with pytest.raises(sqlite3.OperationalError):
+                await exchange.take(1)
+        assert [group.sender for group in await exchange.take(1)] == [ANN.peer_id]
+        assert await exchange.take(1) == []
+        assert node.counters.groups_trained_foreign == 1
+
+
+def _fail_as_on_a_full_disk(*_: object) -> int:
+    raise sqlite3.OperationalError("database or disk is full")
 
 
 async def test_a_take_that_a_crash_interrupted_is_over(tmp_path: Path) -> None:

@@ -166,6 +166,37 @@ async def test_a_drip_of_bytes_buys_no_time_and_a_kept_connection_has_its_own() 
     assert guard.refused == {"slow": 1}, "a client that is done is not refused"
 
 
+@pytest.mark.parametrize("delay_s", [0.0, 0.2], ids=["before the answer starts", "during the answer"])
+async def test_a_client_that_half_closes_gets_its_answer(delay_s: float) -> None:
+    async def show_later(request: web.Request) -> web.Response:
+        await asyncio.sleep(0.4)
+        return web.Response(text="here")
+
+    guard, runner, port = await guarded(HttpLimits(keep_alive_s=60.0), show_later)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(get("/status"))
+    await asyncio.sleep(delay_s)
+    writer.write_eof()
+    async with asyncio.timeout(10):  # the port closes the connection, although its keep-alive limit is longer
+        answer = await reader.read()
+    assert answer.startswith(b"HTTP/1.1 200") and answer.endswith(b"here")
+    writer.close()
+    await runner.cleanup()
+    assert guard.refused == {}
+
+
+@pytest.mark.parametrize("sent", [b"", HALF], ids=["nothing", "half a header"])
+async def test_a_client_that_half_closes_without_a_request_is_closed(sent: bytes) -> None:
+    _, runner, port = await guarded(HttpLimits(request_s=60.0))
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(sent)
+    writer.write_eof()
+    async with asyncio.timeout(20):
+        assert await is_closed(reader)
+    writer.close()
+    await runner.cleanup()
+
+
 async def test_where_all_are_being_answered_a_further_connection_is_closed() -> None:
     begun, release = asyncio.Semaphore(0), asyncio.Event()
 

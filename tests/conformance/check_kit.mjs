@@ -1,0 +1,14 @@
+/** Print the verdict of the peer's reader on each group of a kit: `node check_kit.mjs messages.json`, one JSON array. */
+import fs from 'node:fs'
+import { openEnvelope } from '../../examples/node-peer/rollout.js'
+
+const { node, groups } = JSON.parse(fs.readFileSync(process.argv[2]))
+const verdictOf = ({ data }) => {
+  try {
+    openEnvelope(Buffer.from(data, 'hex'), Buffer.from(node.run, 'hex'))
+    return 'accepted'
+  } catch (error) {
+    return error.reason ?? String(error)
+  }
+}
+console.log(JSON.stringify(groups.map(verdictOf)))
