@@ -24,6 +24,7 @@ from ftis_node.gossip.interface import Fetched, FetchOutcome
 from ftis_node.node.loops.announcements import MAX_SENDERS
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.records.backfill_request import BackfillRequest
+from ftis_node.records.bounds import MAX_INTEGER
 from ftis_node.swarm.peer_backoff import PeerBackoff
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.pulling.sequence import BackfillProgress
@@ -110,7 +111,7 @@ class BackfillLoop:
             # By number after the first time: an answer then repeats nothing, and `_fill_gaps` requests lower numbers.
             question = BackfillRequest(
                 sender=None if is_for_all else peer_id,
-                first_number=tracker.highest + 1 if is_known else 0,
+                first_number=min(tracker.highest + 1, MAX_INTEGER) if is_known else 0,
                 since=since,
             )
             newest, num_answers, outcome = await self._ask(peer_id, question)

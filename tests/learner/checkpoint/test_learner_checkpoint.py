@@ -269,7 +269,7 @@ def test_checkpoint_of_another_owner_is_refused(model_folder, home, changes, sai
 
 def test_model_of_the_same_name_with_other_weights_is_refused(home, tmp_path):
     other = save_tiny(tmp_path / "tiny", seed=77)
-    with pytest.raises(ConfigError, match="training of tiny, not of another model of the name tiny"):
+    with pytest.raises(ConfigError, match="this home trains tiny, not another model of the name tiny"):
         Learner(make_boot(other, home))
 
 

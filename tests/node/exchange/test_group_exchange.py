@@ -12,21 +12,27 @@ import pytest
 
 from ftis_node.config.node import NodeSettings
 from ftis_node.node.exchange.messages import PublishedGroup
+from ftis_node.node.exchange.refusal_reasons import PASSING
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.training.slots import SlotPool
 from ftis_node.records.codec import unpack_group
 from ftis_node.records.envelope import open_envelope
-from ftis_node.records.group import FinishReason
+from ftis_node.records.group import CompletionStatus, FinishReason
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.reputation.score import Behaviour
 from ftis_node.tasks.registry import load_task
+from ftis_node.tasks.scoring.scorer import IsolatedScorer
 from ftis_node.validation import Refusal
 from tests.node.exchange.parts import MANIFEST, PROBLEM, exchanging, own_group
 from tests.node.nodes import ME, components, events_of, notes_of
 from tests.replay.test_buffer import accepted
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
+
+    from ftis_node.tasks.base import TaskItem
+    from ftis_node.tasks.scoring.worker import ScoringCost
 
 ANSWER = load_task("arithmetic")[PROBLEM].answer
 ANN = Identity.from_seed(bytes([2]) * 32)
@@ -106,6 +112,28 @@ async def test_hostile_numbers_are_refused_by_name(tmp_path: Path) -> None:
             assert isinstance(refused, Refusal)
             assert refused.reason == reason
         assert await exchange.publish(offered) == PublishedGroup(1, [1.0, 0.0]), "the node goes on"
+
+
+class BusyScorer(IsolatedScorer):
+    """A scorer whose process did not finish the first text, as on a busy machine."""
+
+    async def score(
+        self, item: TaskItem, texts: Sequence[str], *, cost: ScoringCost | None = None
+    ) -> list[tuple[float, CompletionStatus]]:
+        scores = await super().score(item, texts, cost=cost)
+        assert cost is not None
+        cost.num_lost += 1
+        return [(0.0, CompletionStatus.UNSCORED), *scores[1:]]
+
+
+async def test_a_group_that_was_not_scored_in_time_is_refused_for_now(tmp_path: Path) -> None:
+    scorer = BusyScorer(load_task("arithmetic"))
+    async with exchanging(tmp_path, scorer=scorer) as (node, exchange):
+        refused = await exchange.publish(own_group(node.tokenizer, [ANSWER, "no"]))
+        assert isinstance(refused, Refusal)
+        assert refused.reason == "scoring_timeout" and refused.reason in PASSING
+        assert node.reader.own_ready() == [] and node.slots.waiting == 0
+    await scorer.close()
 
 
 async def test_groups_that_no_peer_fetches_end_the_publishing(tmp_path: Path) -> None:

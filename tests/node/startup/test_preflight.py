@@ -50,7 +50,7 @@ def test_a_home_belongs_to_a_model_by_its_fingerprint_alone(tmp_path: Path) -> N
     renamed = shutil.copytree(model, tmp_path / "second")
     first_look.check_owner(home, resolve_model(str(renamed)), lora=False)
     other = save_tiny(tmp_path / "first", seed=77)
-    with pytest.raises(ConfigError, match="a training of first, not of another model of the name first"):
+    with pytest.raises(ConfigError, match="home trains first, not another model of the name first"):
         first_look.check_owner(home, resolve_model(str(other)), lora=False)
 
 
