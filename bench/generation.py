@@ -43,13 +43,13 @@ from ftis_node.learner.messages import LearnerBoot
 from ftis_node.models import resolve_model
 from ftis_node.records.group import SamplingSettings
 from ftis_node.records.token_batch import TokenBatch
-from ftis_node.workers.weights.store import PublishedWeights
+from ftis_node.workers.weight_store import PublishedWeights
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from ftis_node.learner.messages import TrainGroup
-    from ftis_node.workers.weights.store import WeightProof
+    from ftis_node.workers.weight_store import WeightProof
 
 NUM_GROUPS, GROUP_SIZE = 32, 8
 PROMPT_TOKENS, COMPLETION_TOKENS = 64, 256

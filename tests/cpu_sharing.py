@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ftis_node.workers.weights import cuda_ipc
+from ftis_node.workers import shared_tensors
 
 UUID = "GPU-of-the-tests"
 REFUSAL_FILE = "REFUSE_SHARING"  # an environment variable: while that file exists no handle is opened
@@ -42,7 +42,7 @@ def install(patch: Any = setattr) -> None:
     torch.multiprocessing.set_sharing_strategy("file_descriptor")  # hivemind's choice moves what is exported
     patch(torch.UntypedStorage, "_share_cuda_", share)
     patch(torch.UntypedStorage, "_new_shared_cuda", staticmethod(open_shared))
-    patch(cuda_ipc, "device_uuid", lambda device: UUID)
+    patch(shared_tensors, "device_uuid", lambda device: UUID)
 
 
 def site_folder(folder: Path) -> str:

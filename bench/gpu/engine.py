@@ -32,7 +32,7 @@ from ftis_node.memory.generator import generator_memory
 from ftis_node.memory.learner_memory import Workload
 from ftis_node.models import read_shape, resolve_model
 from ftis_node.records.group import SamplingSettings
-from ftis_node.workers.weights.store import WeightStore
+from ftis_node.workers.weight_store import WeightStore
 from gpu.device import GIB, gib, model_folder, scale_logits, used_bytes
 from learner_sides.job import LORA
 

@@ -16,7 +16,7 @@ from ftis_node.learner.core import Learner
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.memory.learner_memory import Workload, learner_memory
 from ftis_node.models import read_shape, resolve_model
-from ftis_node.workers.weights.store import PublishedWeights
+from ftis_node.workers.weight_store import PublishedWeights
 from gpu.device import gib, model_folder, peak_bytes, peak_flops, reset_peak, synchronize
 from learner import flops_a_token
 from learner_sides.batch import count, even_groups, with_flat_logprobs

@@ -22,7 +22,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from ftis_node.lab.random_models import SHAPES
-from ftis_node.workers.weights.tensor_file import checksum, read_tensors, write_tensors
+from ftis_node.workers.tensor_file import checksum, read_tensors, write_tensors
 from gpu.device import synchronize
 from gpu.machine import SHM, register, unregister
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ftis_node.swarm.pulling.demand import assignment_order, is_assigned
-from ftis_node.swarm.pulling.pull_queue import PullItem
+from ftis_node.swarm.demand import assignment_order, is_assigned
+from ftis_node.swarm.pull_queue import PullItem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from ftis_node.replay.lifecycle import Candidate, choose_foreign
 from ftis_node.swarm.delivery import PendingConfirmations
-from ftis_node.swarm.pulling.demand import PullDemand, pull_demand
-from ftis_node.swarm.pulling.pull_queue import PullQueue
-from ftis_node.swarm.pulling.sequence import SequenceTracker
-from ftis_node.swarm.reputation.rate_limits import ShareCap
-from ftis_node.swarm.reputation.score import Behaviour
-from ftis_node.swarm.token_bucket import TokenBucket
+from ftis_node.swarm.demand import PullDemand, pull_demand
+from ftis_node.swarm.pull_queue import PullQueue
+from ftis_node.swarm.rate_limits import ShareCap, TokenBucket
+from ftis_node.swarm.reputation import Behaviour
+from ftis_node.swarm.sequence import SequenceTracker
 from swarm_simulation.environment import Environment
 from swarm_simulation.member_views import NUM_VIEWS
 from swarm_simulation.peer import Peer
@@ -30,7 +29,7 @@ from swarm_simulation.shard_reader import ShardReader
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ftis_node.swarm.pulling.pull_queue import PullRequest
+    from ftis_node.swarm.pull_queue import PullRequest
     from swarm_simulation.announcement import AnnouncedGroup, AnnouncementEvent
     from swarm_simulation.member_views import MemberViews
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ftis_node.swarm.token_bucket import TokenBucket
+from ftis_node.swarm.rate_limits import TokenBucket
 from ftis_node.swarm.topology import shard_of
 from swarm_simulation.announcement import AnnouncedGroup
 from swarm_simulation.host_link import HostLink

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ftis_node.swarm.reputation.rate_limits import QuotaLimits, Quotas
-from ftis_node.swarm.reputation.score import BanRules, Behaviour, Reputation
+from ftis_node.swarm.rate_limits import QuotaLimits, Quotas
+from ftis_node.swarm.reputation import BanRules, Behaviour, Reputation
 
 UNKNOWN = Reputation()
 LIMITS = QuotaLimits()

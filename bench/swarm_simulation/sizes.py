@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 
 from ftis_node.replay.lifecycle import Candidate
 from ftis_node.swarm.delivery import PendingConfirmations
-from ftis_node.swarm.pulling.pull_queue import PullItem, PullQueue
-from ftis_node.swarm.pulling.sequence import SequenceTracker
-from ftis_node.swarm.reputation.rate_limits import QuotaLimits, Quotas
-from ftis_node.swarm.reputation.score import BanRules, Behaviour, Reputation
-from ftis_node.swarm.token_bucket import TokenBucket
+from ftis_node.swarm.pull_queue import PullItem, PullQueue
+from ftis_node.swarm.rate_limits import QuotaLimits, Quotas, TokenBucket
+from ftis_node.swarm.reputation import BanRules, Behaviour, Reputation
+from ftis_node.swarm.sequence import SequenceTracker
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from ftis_node.swarm.reputation.score import Behaviour
+from ftis_node.swarm.reputation import Behaviour
 from swarm_simulation.settings import Role
 from swarm_simulation.traffic import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ftis_node.swarm.pulling.pull_queue import PullRequest
-    from ftis_node.swarm.pulling.sequence import SequenceGap, SequenceTracker
+    from ftis_node.swarm.pull_queue import PullRequest
+    from ftis_node.swarm.sequence import SequenceGap, SequenceTracker
     from swarm_simulation.announcement import AnnouncedGroup
     from swarm_simulation.events import Events
     from swarm_simulation.node import SimulatedNode

@@ -10,7 +10,7 @@ import math
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from ftis_node.swarm.pulling.demand import MIN_MEMBERS_PER_SHARD
+from ftis_node.swarm.demand import MIN_MEMBERS_PER_SHARD
 from ftis_node.swarm.topology import NUM_MEMBER_BUCKETS, shard_of
 from swarm_simulation.announcement import AnnouncedGroup, AnnouncementEvent
 from swarm_simulation.attackers import KINDS

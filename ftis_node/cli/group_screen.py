@@ -6,7 +6,7 @@ import dataclasses
 import time
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.swarm.reputation.reasons import sentence
+from ftis_node.swarm.reasons import sentence
 from ftis_node.telemetry.terminal_text import cells, clipped, cut, printable, wrapped
 
 if TYPE_CHECKING:

@@ -6,10 +6,9 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.errors import UsageError
-from ftis_node.swarm.peer_lookup import find_peer
-from ftis_node.swarm.reputation.reasons import sentence
+from ftis_node.swarm.peer_rows import find_peer, teaching_words
+from ftis_node.swarm.reasons import sentence
 from ftis_node.telemetry.health_summary import duration
-from ftis_node.telemetry.teaching import teaching_words
 from ftis_node.telemetry.terminal_text import wrapped
 
 if TYPE_CHECKING:

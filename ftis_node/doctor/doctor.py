@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from ftis_node.config.home import Home
     from ftis_node.config.node import NodeSettings
-    from ftis_node.doctor.memory import MemoryQuestion
+    from ftis_node.doctor.model import MemoryQuestion
 
 ANY_PORT = ("/ip4/0.0.0.0/tcp/0",)  # of the dialer: the node's own may be in use
 QUICK_S = 10.0

@@ -25,7 +25,7 @@ from ftis_node.node.storage.usage import measure_usage
 from ftis_node.node.supervision.process_limits import MIN_OPEN_FILES, open_files
 from ftis_node.telemetry.terminal_text import GIB, size
 from ftis_node.workers.durable import newest_complete
-from ftis_node.workers.weights.store import MEMORY_DISK
+from ftis_node.workers.weight_store import MEMORY_DISK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

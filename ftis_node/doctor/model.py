@@ -1,34 +1,198 @@
 """Checks of a model: whether it is complete and readable here, or available on the hub, and whether it fits.
 
-Only a configuration of a few kilobytes is downloaded, which the plan needs.
+Only a configuration of a few kilobytes is downloaded, which the plan needs. The memory plan as `doctor` prints it: the
+trained weights, the workers' places, each part in GiB, and changes.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ftis_node.doctor.memory import memory_results
+import psutil
+
+from ftis_node.config.manifest import load_manifest, read_own_manifest
+from ftis_node.config.node import load_node_settings
 from ftis_node.doctor.table import CheckResult
 from ftis_node.errors import FileError, FtisError, ModelError, NetworkError
 from ftis_node.files import read_text
+from ftis_node.memory.choice import (
+    DEFAULT_RUN,
+    PreviousTraining,
+    choose,
+    read_previous_training,
+    smaller_model,
+    training_label,
+)
+from ftis_node.memory.placement import assign_gpus, inspect_machine
+from ftis_node.memory.plan import Machine, plan
 from ftis_node.models import read_json, read_shape, resolve_model, shape_of
 from ftis_node.models.hub import ask_about, cached_snapshot
 from ftis_node.models.source import check_name
+from ftis_node.telemetry.terminal_text import GIB, in_gib
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from ftis_node.doctor.memory import MemoryQuestion
+    from ftis_node.config.home import Home
+    from ftis_node.config.manifest import RunManifest
+    from ftis_node.config.node import NodeSettings
+    from ftis_node.memory.choice import TrainingOption
+    from ftis_node.memory.plan import MemoryPlan
+    from ftis_node.memory.suggestions import MemorySuggestion
     from ftis_node.models import ModelShape, ModelSource
     from ftis_node.models.hub import HubModel
 
+OPTIONS_HEAD = f"{'needs':>10}  fits  plan"
+DETAILS = ("memory.part", "memory.change")  # shown with --verbose only
+PLACES = {
+    "cpu": "no GPU: both workers in host memory",
+    "shared": "both workers stay on one GPU",
+    "time_shared": "one GPU: the generator sleeps while the learner steps",
+    "dedicated": "the generator on the first GPU, the learner on the next",
+    "does_not_fit": "does not fit",
+}
 LICENCE = re.compile(r"^license:\s*['\"]?([^\s'\"]+)", re.MULTILINE)
 CARD = "README.md"
 CARD_HEAD_CHARACTERS = 10_000
 TEMPLATE_FILE = "chat_template.jinja"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryQuestion:
+    """The question whether `settings.model` fits. `gpus_bytes`: GPUs to assume; None: those of this machine.
+
+    `begun`: what the home already trains; None: nothing.
+    """
+
+    settings: NodeSettings
+    manifest: RunManifest
+    gpus_bytes: tuple[int, ...] | None = None
+    begun: PreviousTraining | None = None
+
+
+def memory_question(
+    home: Home, *, model: str, run: str | None = None, gpus_gib: Sequence[float] = (), **flags: Any
+) -> MemoryQuestion:
+    """Return the question of `doctor`'s flags: the settings that `join` would use, and the run of a preset or file.
+
+    `flags` are the node's settings, None if not given. Without `run` it is the home's run, else `gsm8k-ftis`. Raises
+    ConfigError.
+    """
+    settings = load_node_settings(home.node_toml, model=model, **flags)
+    if run is None and home.run_toml.exists():
+        manifest = read_own_manifest(home.run_toml)
+    else:
+        manifest = load_manifest(run or DEFAULT_RUN)
+    gpus_bytes = tuple(int(gib * GIB) for gib in gpus_gib) or None
+    return MemoryQuestion(settings, manifest, gpus_bytes, read_previous_training(home, settings.model))
+
+
+def memory_results(question: MemoryQuestion, shape: ModelShape) -> Iterator[CheckResult]:
+    """Yield what `join` would train of a model of this shape, its memory plan, and the other options."""
+    settings, manifest = question.settings, question.manifest
+    try:
+        if question.gpus_bytes is None:
+            settings, machine = inspect_machine(settings)
+        else:
+            machine = Machine(question.gpus_bytes, psutil.virtual_memory().available)
+        choice = choose(settings, manifest, shape, machine, question.begun)
+        chosen = next((option for option in choice.options if option.settings is choice.settings), None)
+        if chosen is None:
+            made = plan(
+                shape,
+                (),
+                choice.settings,
+                manifest,
+                host_bytes=machine.host_bytes,
+                memory_disk_bytes=machine.memory_disk_bytes,
+            )
+        else:
+            made = chosen.made
+        advice = "" if made.fits else _advice(made)
+        if not made.fits and settings.lora is None and question.begun is None and choice.options:
+            advice = smaller_model(choice, manifest, shape, machine)
+    except FtisError as error:
+        yield CheckResult("memory.plan", "fail", str(error))
+        return
+    name = chosen.name if chosen else training_label(choice.settings)
+    title = f"{manifest.name}, {name}"
+    yield from report(made, title=title, advice=advice, place=_place(made, machine, choice.settings))
+    if len(choice.options) > 1:
+        yield from (_option(option, is_taken=option is chosen and made.fits) for option in choice.options)
+
+
+def report(made: MemoryPlan, *, title: str, advice: str, place: str = "") -> Iterator[CheckResult]:
+    """Yield a plan as results: the verdict, its parts, the cache's share, and the changes.
+
+    `place`: each GPU's worker.
+    """
+    needs = f"{in_gib(made.peak_bytes)} at the peak of {in_gib(made.usable_bytes)}"
+    verdict = f"{title}: {place or PLACES[made.placement]}: {needs}"
+    yield CheckResult("memory.plan", "ok" if made.fits else "fail", verdict, advice, made.peak_bytes)
+    for name, num_bytes in made.parts.items():
+        if num_bytes:
+            yield CheckResult("memory.part", "ok", f"{in_gib(num_bytes):>10}  {name}", num_bytes=num_bytes)
+    if made.gpu_memory_utilization is not None:
+        yield CheckResult("memory.part", "ok", _speed(made))
+        yield CheckResult("memory.part", "ok", f"the generator's share of its GPU: {made.gpu_memory_utilization:.3f}")
+        yield CheckResult(
+            "memory.part", "ok", f"host memory beside it: {in_gib(made.host_bytes)}", num_bytes=made.host_bytes
+        )
+    yield from map(_change, made.changes)
+
+
+def _place(made: MemoryPlan, machine: Machine, settings: NodeSettings) -> str:
+    """Return each GPU's worker, if there are several GPUs."""
+    num_gpus = len(machine.devices_bytes)
+    if num_gpus < 2 or made.placement in ("cpu", "does_not_fit"):
+        return PLACES[made.placement]
+    gpus = assign_gpus(num_gpus, settings)
+    if gpus.are_shared:
+        return f"{PLACES[made.placement]} (GPU {gpus.learner[0]} of {num_gpus})"
+    ranks = ", divided among them" if len(gpus.learner) > 1 else ""
+    unused = [str(gpu) for gpu in range(num_gpus) if gpu not in (*gpus.generator, *gpus.learner)]
+    rest = f"; not used: {', '.join(unused)}" if unused else ""
+    return f"the generator on GPU {_names(gpus.generator)}, the learner on GPU {_names(gpus.learner)}{ranks}{rest}"
+
+
+def _names(gpus: tuple[int, ...]) -> str:
+    return " and ".join(", ".join(map(str, gpus)).rsplit(", ", 1))
+
+
+def _speed(made: MemoryPlan) -> str:
+    """Return how the learner uses the memory that is left."""
+    if not made.recompute_activations:
+        activations = "activations are kept, nothing is recomputed"
+    elif made.keeping_bytes is None:
+        activations = "activations are recomputed"
+    else:
+        activations = f"activations are recomputed: with them kept, the peak is {in_gib(made.keeping_bytes)}"
+    return f"{activations}; the output head takes {made.head_chunk_tokens} tokens at once"
+
+
+def _option(option: TrainingOption, *, is_taken: bool) -> CheckResult:
+    """Return a row of the table under `OPTIONS_HEAD`."""
+    note = " (join takes this)" if is_taken else f" (after {option.missing})" if option.missing and option.fits else ""
+    row = f"{in_gib(option.made.needed_bytes):>10}  {'yes' if option.fits else 'no':<4}  {option.name}{note}"
+    return CheckResult("memory.option", "ok", row, num_bytes=option.made.needed_bytes)
+
+
+def _advice(made: MemoryPlan) -> str:
+    for change in made.changes:
+        if change.fits:
+            return f"{change.name} would suffice; --verbose lists every change"
+    return "use a smaller model or a larger device: no change suffices (--verbose lists them)"
+
+
+def _change(change: MemorySuggestion) -> CheckResult:
+    verdict = f"would fit ({change.placement})" if change.fits else "would not fit"
+    return CheckResult(
+        "memory.change", "warn", f"{change.name}: {in_gib(change.peak_bytes)}, {verdict}", num_bytes=change.peak_bytes
+    )
 
 
 def check_model(question: MemoryQuestion) -> Iterator[CheckResult]:

@@ -8,7 +8,7 @@ it. So a worker that is READY serves the version that it names.
 A worker that dies asleep is restarted only at the next `wake`, because the learner now uses the memory that its start
 needs. Before each restart after a lack of memory, `free_memory` is awaited.
 
-Weights may be shared without a file (`workers/weights/shared_weights.py`). If the worker cannot map them, the client
+Weights may be shared without a file (`workers/shared_weights.py`). If the worker cannot map them, the client
 requests a file from the learner, now and for later versions. A sleeping worker may have discarded its weights. Unless
 new ones arrive, it loads its last ones again before any other request.
 """
@@ -36,7 +36,7 @@ from ftis_node.generation.messages import (
 )
 from ftis_node.generation.time_limits import Throughput, TimeLimits
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES, WeightLoader, WeightSource, known
-from ftis_node.workers.spec import WorkerSpec
+from ftis_node.workers.preload import WorkerSpec
 from ftis_node.workers.supervisor import FreeMemory, Supervisor, WorkerClient, WorkerState
 
 if TYPE_CHECKING:
@@ -47,10 +47,9 @@ if TYPE_CHECKING:
     from ftis_node.generation.messages import GenerationBoot
     from ftis_node.generation.weight_loader import CallWorker, ProofToCome
     from ftis_node.workers.liveness import RestartPolicy
-    from ftis_node.workers.preload import PreloadingProcess
+    from ftis_node.workers.preload import PreloadingProcess, Timing
     from ftis_node.workers.process import WorkerProcess
-    from ftis_node.workers.spec import Timing
-    from ftis_node.workers.weights.store import PublishedWeights, WeightProof
+    from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 
 logger = logging.getLogger(__name__)
 

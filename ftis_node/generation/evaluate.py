@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ftis_node.models import PromptTokenizer
     from ftis_node.records.group import Completion
     from ftis_node.tasks.base import Task, TaskItem
-    from ftis_node.validation.context import Scorer
+    from ftis_node.validation.rules import Scorer
 
 GREEDY = SamplingSettings(temperature=0.0)
 SAMPLED = SamplingSettings()

@@ -7,7 +7,7 @@ from typing import Literal
 from ftis_node.generation.engines.base import EngineSettings, GenerateRequest, GenerationResult
 from ftis_node.records.group import FinishReason  # noqa: TC001  msgspec reads the annotations
 from ftis_node.records.token_batch import TokenBatch
-from ftis_node.workers.weights.shared_weights import SharedWeights  # noqa: TC001  msgspec reads the annotations
+from ftis_node.workers.shared_weights import SharedWeights  # noqa: TC001  msgspec reads the annotations
 from ftis_node.workers.wire import Message
 
 

@@ -13,7 +13,7 @@ from ftis_node.generation.messages import LoadWeights, Probe, Probed, WeightsLoa
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from ftis_node.workers.weights.store import PublishedWeights, WeightProof
+    from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 
 Reply = TypeVar("Reply")
 CallWorker: TypeAlias = "Callable[[Any, type[Reply]], Awaitable[Reply]]"

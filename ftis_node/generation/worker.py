@@ -37,7 +37,7 @@ from ftis_node.generation.messages import (
 from ftis_node.models import resolve_model
 from ftis_node.telemetry.faults import watched_task
 from ftis_node.workers.liveness import die_with_owner
-from ftis_node.workers.weights.store import file_checksums, find_difference
+from ftis_node.workers.weight_store import file_checksums, find_difference
 from ftis_node.workers.worker import Emitter, Handlers, run_worker
 
 if TYPE_CHECKING:

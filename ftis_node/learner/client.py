@@ -37,9 +37,9 @@ from ftis_node.learner.messages import (
     WeightsWritten,
     WriteWeights,
 )
-from ftis_node.workers.spec import WorkerSpec
+from ftis_node.workers.preload import WorkerSpec
 from ftis_node.workers.supervisor import Supervisor, WorkerClient
-from ftis_node.workers.weights.store import PublishedWeights, WeightProof
+from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -47,9 +47,8 @@ if TYPE_CHECKING:
 
     from ftis_node.learner.messages import LearnerBoot, TrainGroup
     from ftis_node.workers.liveness import RestartPolicy
-    from ftis_node.workers.preload import PreloadingProcess
+    from ftis_node.workers.preload import PreloadingProcess, Timing
     from ftis_node.workers.process import WorkerProcess
-    from ftis_node.workers.spec import Timing
 
 OnPublished: TypeAlias = "Callable[[PublishedWeights | WeightProof], None]"
 
@@ -188,7 +187,7 @@ def worker_environment(boot: LearnerBoot) -> dict[str, str]:
     their pages each time. It uses one arena, since a thread's separate arena cannot hold a block above 64 MiB. On a GPU
     torch's allocator holds the large blocks, and glibc returns freed host memory to the system. If the learner has a
     share of a GPU, the allocator uses expandable segments, unless the user configured it. If an engine maps the
-    weights, segments expand only after the weights are allocated (`workers/weights/cuda_ipc.py`).
+    weights, segments expand only after the weights are allocated (`workers/shared_tensors.py`).
     """
     is_set = any(name in os.environ for name in ALLOCATOR_SETTINGS)
     segments = {} if boot.memory_share is None or is_set or boot.hand_over == "ipc" else GROWING_SEGMENTS

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from ftis_node.learner.distributed.ranks import StepCallback
     from ftis_node.learner.messages import CheckpointSkipped, LearnerBoot
     from ftis_node.learner.step.train_step import StepOutcome
-    from ftis_node.workers.weights.store import PublishedWeights, WeightProof
+    from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 
 
 class Learner:

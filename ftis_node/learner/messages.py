@@ -34,8 +34,8 @@ from ftis_node.config.method.method_section import MethodSection
 from ftis_node.config.step import OptimizerSection
 from ftis_node.config.workers import LearnerSection, LoraSection
 from ftis_node.learner.senders import SenderStats
-from ftis_node.workers.weights.shared_weights import Way  # noqa: TC001  msgspec reads the annotations
-from ftis_node.workers.weights.store import PublishedWeights, WeightProof  # noqa: TC001  msgspec reads the annotations
+from ftis_node.workers.shared_weights import Way  # noqa: TC001  msgspec reads the annotations
+from ftis_node.workers.weight_store import PublishedWeights, WeightProof  # noqa: TC001  msgspec reads the annotations
 from ftis_node.workers.wire import Message
 
 

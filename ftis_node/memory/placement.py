@@ -24,7 +24,7 @@ from ftis_node.memory.plan import USABLE_SHARE, Machine, plan
 from ftis_node.memory.weight_transport import transport_of
 from ftis_node.models import list_accelerators, pick_device, read_shape
 from ftis_node.telemetry.terminal_text import in_gib
-from ftis_node.workers.weights.store import free_in_memory
+from ftis_node.workers.weight_store import free_in_memory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ftis_node.config.node import NodeSettings
     from ftis_node.memory.plan import MemoryPlan
     from ftis_node.models import ModelShape, ModelSource
-    from ftis_node.workers.weights.shared_weights import Way
+    from ftis_node.workers.shared_weights import Way
 
 log = logging.getLogger(__name__)
 

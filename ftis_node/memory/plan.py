@@ -40,7 +40,7 @@ from ftis_node.memory.learner_memory import (
     learner_memory,
 )
 from ftis_node.memory.suggestions import MemorySuggestion, suggest_changes
-from ftis_node.workers.weights.store import VERSIONS_AT_ONCE, VERSIONS_KEPT, has_space
+from ftis_node.workers.weight_store import VERSIONS_AT_ONCE, VERSIONS_KEPT, has_space
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

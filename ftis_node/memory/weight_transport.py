@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Set
 
     from ftis_node.config.node import NodeSettings
-    from ftis_node.workers.weights.shared_weights import Way
+    from ftis_node.workers.shared_weights import Way
 
 KERNEL = Path("/proc/sys/kernel/osrelease")
 BY_EASE: tuple[Way, ...] = ("file", "pinned", "ipc")

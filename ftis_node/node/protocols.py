@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 from ftis_node.errors import FtisError
 from ftis_node.generation.evaluate import Generator
 from ftis_node.learner.messages import LearnerState
-from ftis_node.workers.weights.store import WeightProof
+from ftis_node.workers.weight_store import WeightProof
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ftis_node.learner.client import OnPublished
     from ftis_node.learner.messages import AuditReply, TrainGroup, TrainReply
     from ftis_node.records.envelope import PeerRecord
-    from ftis_node.workers.weights.store import PublishedWeights
+    from ftis_node.workers.weight_store import PublishedWeights
 
 OFF = "off"
 

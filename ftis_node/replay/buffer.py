@@ -22,7 +22,7 @@ from ftis_node.replay.failures import apply_checkpoint, claim_used, note_failed,
 from ftis_node.replay.lifecycle import Candidate, Freshness, ReleaseReason, State, choose_evicted, choose_newest
 from ftis_node.replay.numbering import LAST_NUMBER, SKIPPED_NUMBERS, forget, is_forgotten, position_of, read_total, trim
 from ftis_node.replay.reset import limit_reset_at, read_reset_at
-from ftis_node.swarm.reputation.rate_limits import ShareCap
+from ftis_node.swarm.rate_limits import ShareCap
 
 if TYPE_CHECKING:
     import sqlite3

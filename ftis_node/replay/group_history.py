@@ -24,8 +24,7 @@ from ftis_node.records.envelope import open_envelope
 from ftis_node.records.group import Completion, Group
 from ftis_node.records.text_codec import hash_messages, unpack_any
 from ftis_node.replay.reader import MIN_ID_PREFIX, ReplayReader
-from ftis_node.telemetry.events import event_log_files
-from ftis_node.telemetry.former_names import with_present_name
+from ftis_node.telemetry.events import event_log_files, with_present_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, TypeAlias
 from ftis_node.algorithms import choose_groups, has_signal, split_foreign, usefulness
 
 if TYPE_CHECKING:
-    from ftis_node.swarm.pulling.demand import OwnDomain
-    from ftis_node.swarm.reputation.rate_limits import ShareCap
+    from ftis_node.swarm.demand import OwnDomain
+    from ftis_node.swarm.rate_limits import ShareCap
 
 
 class State(StrEnum):

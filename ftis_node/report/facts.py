@@ -23,8 +23,7 @@ from ftis_node.records.text_codec import unpack_any
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.report.formatting import clean, short_id
 from ftis_node.report.timeline import TimelineBuilder, TimelineEntry
-from ftis_node.telemetry.events import EventReader
-from ftis_node.telemetry.former_names import present_reason
+from ftis_node.telemetry.events import EventReader, present_reason
 from ftis_node.telemetry.history import History, HistoryBuilder, read_event
 
 if TYPE_CHECKING:

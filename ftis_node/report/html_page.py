@@ -12,7 +12,7 @@ from ftis_node.report import formatting
 from ftis_node.report.formatting import clean, large, length, number, percent, plural
 from ftis_node.report.run_charts import learning_charts, traffic_chart
 from ftis_node.report.timeline import sentence
-from ftis_node.swarm.reputation.reasons import full_sentence
+from ftis_node.swarm.reasons import full_sentence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""Contains exceptions in work for one peer, so that they never end the node.
+"""Contains exceptions in work for one peer, so that they never end the node, and pauses peers after failures.
 
     with guard.work_for(peer_id, Place.RECORD) as work:
         figures.record = open_peer_record(data)
@@ -11,6 +11,9 @@ for a peer is all work on input that the peer chose: its address, its announceme
 Each exception in such work is counted; each kind is logged once. The peer is paused, for twice as long after each
 fault, and `on_fault` charges it. Several faults lead to a ban. Faults of this node itself pass through: a full disk, a
 damaged database, a dead worker.
+
+Per-peer back-off: a peer gets no requests for a while after a failure, longer after each consecutive one. A peer that
+never answers occupies a request slot until the time-out. Without back-off a few such peers would occupy all slots.
 """
 
 from __future__ import annotations
@@ -21,19 +24,21 @@ import logging
 import sqlite3
 import time
 import traceback
-from collections import Counter
+from collections import Counter, OrderedDict
 from enum import StrEnum
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
+from ftis_node.backoff import ExponentialBackoff
 from ftis_node.errors import DamagedError, MachineError, WorkerError
-from ftis_node.swarm.peer_backoff import PeerBackoff
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container
     from types import TracebackType
 
     OnFault = Callable[[str, "Place", Exception], None]
 
+MAX_FACTOR = 64
+MAX_PEERS = 4096
 log = logging.getLogger(__name__)
 
 UNPROVEN = ""  # instead of a peer id if the origin of a value is not authenticated; no peer is charged
@@ -43,6 +48,55 @@ MAX_LOGGED_ID = 64  # characters; a peer may have chosen the id
 OWN_ERRORS = (MachineError, DamagedError, WorkerError, sqlite3.OperationalError)
 OWN_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})  # of the disk
 SCARCE_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+
+class _Pause(NamedTuple):
+    until: float
+    num_failures: int
+
+
+class PeerBackoff:
+    """Exponential back-off for each peer, at most 4096 peers. `now` is a monotonic clock in seconds."""
+
+    def __init__(self, *, first_s: float) -> None:
+        """`first_s` is the pause after the first failure; each further failure doubles it, up to 64 times."""
+        self._backoff = ExponentialBackoff(first_s=first_s, ceiling_s=MAX_FACTOR * first_s)
+        self._pauses: OrderedDict[str, _Pause] = OrderedDict()
+
+    def may_ask(self, peer_id: str, *, now: float) -> bool:
+        """Return whether the peer may get a request, because its pause is over."""
+        pause = self._pauses.get(peer_id)
+        return pause is None or pause.until <= now
+
+    def has_failed(self, peer_id: str) -> bool:
+        """Return whether the peer's last request failed."""
+        pause = self._pauses.get(peer_id)
+        return pause is not None and pause.num_failures > 0
+
+    def rest(self, peer_id: str, seconds: float, *, now: float) -> None:
+        """Pause the peer because it answered BUSY. This does not count as a failure."""
+        known = self._pauses.pop(peer_id, _Pause(0.0, 0))
+        self._put(peer_id, known._replace(until=max(known.until, now + seconds)))
+
+    def failed(self, peer_id: str, *, now: float) -> None:
+        """Count a failed request and pause the peer."""
+        known = self._pauses.pop(peer_id, _Pause(0.0, 0))
+        num_failures = known.num_failures + 1
+        self._put(peer_id, _Pause(now + self._backoff.delay_s(num_failures), num_failures))
+
+    def succeeded(self, peer_id: str) -> None:
+        """Forget the peer's failures."""
+        self._pauses.pop(peer_id, None)
+
+    def keep(self, peer_ids: Container[str]) -> None:
+        """Forget the failures of all peers that are not in `peer_ids`."""
+        for peer_id in [peer_id for peer_id in self._pauses if peer_id not in peer_ids]:
+            del self._pauses[peer_id]
+
+    def _put(self, peer_id: str, pause: _Pause) -> None:
+        self._pauses[peer_id] = pause
+        if len(self._pauses) > MAX_PEERS:
+            self._pauses.popitem(last=False)
 
 
 class Place(StrEnum):

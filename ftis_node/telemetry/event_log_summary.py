@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from ftis_node.telemetry.events import EventReader
-from ftis_node.telemetry.former_names import present_name
+from ftis_node.telemetry.events import EventReader, present_name
 from ftis_node.telemetry.history import read_event
 
 if TYPE_CHECKING:

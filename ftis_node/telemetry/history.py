@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ftis_node.telemetry.events import EventReader
-from ftis_node.telemetry.former_names import present_name, with_present_name
+from ftis_node.telemetry.events import EventReader, present_name, with_present_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable

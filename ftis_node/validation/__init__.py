@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from ftis_node.records.envelope import Accepted
-from ftis_node.validation.context import ValidationContext, ValidationLimits
 from ftis_node.validation.pipeline import Refused, ValidationResult, validate
-from ftis_node.validation.rules import RULES, Refusal
+from ftis_node.validation.rules import RULES, Refusal, ValidationContext, ValidationLimits
 from ftis_node.validation.text_rules import TEXT_RULES
 
 __all__ = [

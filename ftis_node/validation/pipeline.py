@@ -4,7 +4,7 @@ bytes -> size, parse, version, codec, malformed     (records/: sizes are bounded
       -> RULES or TEXT_RULES in order               (rules.py, text_rules.py: pure, cheap)
       -> prompt rebuilt and compared                (tasks + tokenizer)
       -> a group sent as text: tokenized here       (text_rules.py)
-      -> copied completions                         (swarm/reputation/duplicates.py)
+      -> copied completions                         (swarm/duplicates.py)
       -> rewards scored, except those of own groups; claimed rewards are only compared
       -> Accepted(group with our rewards) | Refused(reason)
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ftis_node.records.group import PromptRef
     from ftis_node.records.text_group import TextGroup
     from ftis_node.tasks.base import TaskItem
-    from ftis_node.validation.context import ValidationContext
+    from ftis_node.validation.rules import ValidationContext
 
 REWARD_SLACK = 1e-4  # a claimed reward may differ by the rounding of float32
 

@@ -1,4 +1,6 @@
-"""Validation rules, cheapest first. Each is a pure function that returns one reason to reject a group, or None.
+"""Validation rules, cheapest first, and their inputs.
+
+Each rule is a pure function, because callers pass its inputs in. It returns one reason to reject, or None.
 
 `RULES` lists the rules for a group sent as token ids, `text_rules.py` those for a group sent as text. The codec has
 already checked the group's form; it rejects with `size`, `parse`, `version`, `codec` or `malformed`. `pipeline.py` runs
@@ -9,25 +11,86 @@ docs/reference/rejections.md lists all reasons.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from ftis_node.records.group import FinishReason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
+    from ftis_node.config.manifest import RunManifest
+    from ftis_node.models import PromptTokenizer
     from ftis_node.records.envelope import Envelope
-    from ftis_node.records.group import Group
+    from ftis_node.records.group import CompletionStatus, Group, PromptRef
     from ftis_node.records.text_group import TextGroup
-    from ftis_node.validation.context import ValidationContext
+    from ftis_node.tasks.base import TaskItem
+    from ftis_node.tasks.scoring.worker import ScoringCost
 
 LOGPROB_SLACK = 1e-3  # rounding may lift the log-prob of a token with probability 1 a little above 0
 MAX_EQUAL_TOKENS = 16  # up to this many log-probs of a group may be equal by chance
 TEMPERATURE_SLACK = 1e-6
 _STOP = FinishReason.STOP
+
+
+class Scorer(Protocol):
+    """Scorer of completion texts. A text whose scoring fails or takes too long is UNSCORED with reward 0."""
+
+    async def score(
+        self, item: TaskItem, texts: Sequence[str], *, cost: ScoringCost | None = None
+    ) -> list[tuple[float, CompletionStatus]]:
+        """Return one reward and status for each text, in order. Adds the scoring time to `cost`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationLimits:
+    """Limits of this node alone. The manifest holds the limits that all nodes of the run share."""
+
+    max_clock_skew_s: float = 60.0
+    min_mean_logprob: float = -14.0
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationContext:
+    """All inputs of validation besides the envelope."""
+
+    manifest: RunManifest
+    tokenizer: PromptTokenizer
+    resolve: Callable[[PromptRef, ScoringCost], Awaitable[TaskItem]]
+    """Returns the problem that a reference names. Raises KeyError if there is none, TimeoutError if it is too slow."""
+    scorer: Scorer
+    is_known: Callable[[bytes], bool]
+    """Returns true if this node has admitted a group with this id."""
+    has_number: Callable[[str, int], bool]
+    """Returns true if this node has admitted a group with this sender and sequence number."""
+    is_banned: Callable[[str], bool] = lambda peer_id: False
+    """Returns true if this node currently rejects all groups of this sender."""
+    within_quota: Callable[[str], bool] = lambda peer_id: True
+    """Returns true if the sender is below its rate limit. The call charges nothing."""
+    may_score: Callable[[str], bool] = lambda peer_id: True
+    """Returns true if the sender has scoring time left. The call charges nothing."""
+    charge: Callable[[str, float], None] = lambda peer_id, seconds: None
+    """Charges seconds of scoring to the sender."""
+    duplicate_reason: Callable[[Group], str | None] = lambda group: None
+    """Returns `duplicate_completions` or `duplicate_of_own` for a group with copied completions, else None."""
+    now: Callable[[], float] = time.time
+    """Unix time in seconds."""
+    reset_at: float = 0.0
+    """Unix time of the last buffer reset. The node does not know which earlier groups of peers it has used."""
+    limits: ValidationLimits = ValidationLimits()
+    own_id: str = ""
+    """This node's peer id."""
+    newest_offered: Callable[[], int | None] = lambda: None
+    """Returns the newest version of its weights that this node has offered; None if it offers none."""
+    run_id: str = field(init=False)
+    """The manifest's run id, cached because each look-up in the manifest compares all its settings."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "run_id", self.manifest.run_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,3 +261,7 @@ RULES: tuple[Callable[[Envelope, Group, ValidationContext], Refusal | None], ...
     logprobs_plausible,
     finishes_agree,
 )
+
+
+
+

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ftis_node.records.envelope import Envelope
     from ftis_node.records.group import Group
     from ftis_node.records.text_group import TextGroup
-    from ftis_node.validation.context import ValidationContext
+    from ftis_node.validation.rules import ValidationContext
 
 MAX_BYTES_PER_TOKEN = 64  # mean over a text; bounds the work of tokenizing
 MIN_MEAN_LOGPROB = -100.0  # nats, of one completion; uniform sampling from 10^6 tokens gives -14

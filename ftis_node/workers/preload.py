@@ -1,4 +1,6 @@
-"""One process that imports the workers' libraries once and forks the first process of each worker.
+"""The process to spawn for a worker: its record, its time limits, its socket, and the process that forks it.
+
+One process imports the workers' libraries once and forks the first process of each worker.
 
     daemon --spawns--> preloading process (`fork_server.py`) --imports, forks twice--> both workers; then it ends
 
@@ -12,9 +14,11 @@ signals, process group, parent-death signal, log and environment. A restart spaw
 After any failure `fork` returns None, and the worker is spawned as usual. Libraries must not have started
 threads before the fork, and CUDA cannot be used after one: only workers on the CPU are forked.
 
-The handle of a worker process that this process did not spawn but inherited (`preload.py`).
+The handle of a worker process that this process did not spawn but inherited has the part of
+`asyncio.subprocess.Process` that `process.py` uses.
 
-It has the part of `asyncio.subprocess.Process` that `process.py` uses.
+The path of a worker's socket is a file in a folder that the caller gives. The kernel limits the path of a unix socket
+to 107 bytes. For a longer one zmq's error does not name the folder, so this module checks the length.
 """
 
 from __future__ import annotations
@@ -27,17 +31,23 @@ import socket
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ftis_node.config.no_network_env import NO_TELEMETRY, WORKERS_STAY_OFFLINE
+from ftis_node.errors import ConfigError
 from ftis_node.files import open_to_write
+from ftis_node.workers.liveness import Liveness
 from ftis_node.workers.wire import pack_fork, unpack_pid
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
     from signal import Signals
 
+    from ftis_node.workers.wire import Message
+
+SCHEME = "ipc://"
+MAX_SOCKET_PATH_BYTES = 107  # sun_path is 108 bytes, including the terminating zero
 log = logging.getLogger(__name__)
 SERVER_MODULE = "ftis_node.workers.fork_server"
 PR_SET_CHILD_SUBREAPER = 36  # from <sys/prctl.h>
@@ -49,6 +59,67 @@ COMMAND_BYTES = 512
 """Length of the server's command line, which a worker replaces by its own."""
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 """numpy's threads would start at its import. No worker multiplies matrices with numpy."""
+
+
+def endpoint_in(sockets_dir: Path, *, name: str) -> str:
+    """Return a zmq endpoint in `sockets_dir`, and create that folder if missing. Raises ConfigError for a path that is
+    too long.
+    """
+    path = Path(sockets_dir).absolute() / f"{name}.sock"
+    num_bytes = len(os.fsencode(path))
+    if num_bytes > MAX_SOCKET_PATH_BYTES:
+        raise ConfigError(
+            f"socket path {path} is {num_bytes} bytes long, the system's limit is {MAX_SOCKET_PATH_BYTES}: "
+            "choose a home with a shorter path"
+        )
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return f"{SCHEME}{path}"
+
+
+def remove_socket(endpoint: str) -> None:
+    """Remove an endpoint's socket file, which zmq does not remove."""
+    Path(endpoint.removeprefix(SCHEME)).unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """The process to spawn: `python -m module`. `boot` is the first message that it receives.
+
+    `environment` is added to the daemon's environment. `launcher` precedes the module's name on the command line
+    (torchrun, for example). The first process is forked from `preloading` if that is possible.
+    """
+
+    name: str
+    module: str
+    boot: Message
+    sockets_dir: Path
+    log_path: Path
+    event_types: tuple[type[Message], ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    launcher: tuple[str, ...] = (sys.executable, "-m")
+    preloading: PreloadingProcess | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Time limits in seconds. With `stall_timeout_s` None a request may take any time."""
+
+    start_grace_s: float = 900.0
+    heartbeat_every_s: float = 1.0
+    heartbeat_timeout_s: float = 30.0
+    stall_timeout_s: float | None = None
+    stop_grace_s: float = 4.0
+    terminate_grace_s: float = 1.0
+
+    def liveness(self) -> Liveness:
+        """Return a failure detector for one worker process."""
+        stall_timeout_s = self.stall_timeout_s
+        return Liveness(
+            max_silent_ticks=max(1, round(self.heartbeat_timeout_s / self.heartbeat_every_s)),
+            max_stalled_ticks=None
+            if stall_timeout_s is None
+            else max(1, round(stall_timeout_s / self.heartbeat_every_s)),
+        )
 
 
 class ProcessHandle(Protocol):

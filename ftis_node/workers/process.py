@@ -25,7 +25,7 @@ from ftis_node.config.no_network_env import NO_TELEMETRY, WORKERS_STAY_OFFLINE
 from ftis_node.errors import FtisError, WorkerDiedError
 from ftis_node.files import open_to_write
 from ftis_node.workers.liveness import LivenessVerdict
-from ftis_node.workers.spec import endpoint_in, remove_socket
+from ftis_node.workers.preload import endpoint_in, remove_socket
 from ftis_node.workers.wire import (
     WORKER_IDENTITY,
     Body,
@@ -51,8 +51,7 @@ from ftis_node.workers.wire import (
 if TYPE_CHECKING:
     import msgspec
 
-    from ftis_node.workers.preload import ProcessHandle
-    from ftis_node.workers.spec import Timing, WorkerSpec
+    from ftis_node.workers.preload import ProcessHandle, Timing, WorkerSpec
 
 logger = logging.getLogger(__name__)
 

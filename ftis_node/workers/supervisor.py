@@ -38,11 +38,11 @@ from ftis_node.errors import (
 )
 from ftis_node.telemetry.faults import watched_task
 from ftis_node.workers.liveness import GiveUp, Restart, RestartPolicy
+from ftis_node.workers.preload import Timing
 from ftis_node.workers.process import OnEvent, WorkerProcess
-from ftis_node.workers.spec import Timing
 
 if TYPE_CHECKING:
-    from ftis_node.workers.spec import WorkerSpec
+    from ftis_node.workers.preload import WorkerSpec
     from ftis_node.workers.wire import Body, Message
 
 logger = logging.getLogger(__name__)

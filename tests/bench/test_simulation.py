@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from ftis_node.swarm.pulling.demand import is_assigned
+from ftis_node.swarm.demand import is_assigned
 
 BENCH = str(Path(__file__).parents[2] / "bench")
 if BENCH not in sys.path:

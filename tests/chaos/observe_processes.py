@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import psutil
 
 from ftis_node.config.home import Home
-from ftis_node.workers.weights.store import MEMORY_DISK
+from ftis_node.workers.weight_store import MEMORY_DISK
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -118,7 +118,7 @@ def leftovers_of(node: Watched) -> dict[tuple[str, int], str]:
 
 
 def weights_in_memory(home: Path) -> Path:
-    """Where a node of this home keeps published weights, when there is room (workers/weights/store.py)."""
+    """Where a node of this home keeps published weights, when there is room (workers/weight_store.py)."""
     digest = hashlib.sha256(str(home.absolute()).encode()).hexdigest()[:16]
     return MEMORY_DISK / f"ftis-{os.getuid()}-{digest}"
 

@@ -10,8 +10,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.telemetry.events import event_log_files
-from ftis_node.telemetry.former_names import present_name
+from ftis_node.telemetry.events import event_log_files, present_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

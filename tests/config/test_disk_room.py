@@ -99,7 +99,7 @@ def test_a_home_on_a_full_disk_is_the_machines_fault(tmp_path: Path, monkeypatch
 def test_a_checkpoint_that_finds_no_room_is_the_systems_error(tmp_path: Path) -> None:
     import torch
 
-    from ftis_node.workers.weights.tensor_file import write_tensors
+    from ftis_node.workers.tensor_file import write_tensors
 
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))

@@ -12,7 +12,7 @@ from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import load_node_settings
 from ftis_node.memory.plan import plan
 from ftis_node.models import shape_of
-from ftis_node.workers.weights.store import VERSIONS_AT_ONCE
+from ftis_node.workers.weight_store import VERSIONS_AT_ONCE
 from tests.deploy.files import DEPLOY, documents
 from tests.models.test_model_shape import QWEN_05B, QWEN_3B
 

@@ -18,8 +18,7 @@ from ftis_node.doctor import machine as doctor_machine
 from ftis_node.doctor import network as doctor_network
 from ftis_node.doctor.doctor import CHECKS, DoctorCheck, DoctorTarget, checks_of, examine, exit_code_of, run_checks
 from ftis_node.doctor.machine import check_disk, read_driver
-from ftis_node.doctor.memory import memory_question
-from ftis_node.doctor.model import check_model
+from ftis_node.doctor.model import check_model, memory_question
 from ftis_node.doctor.network import nat_kind
 from ftis_node.doctor.table import FINDINGS, CheckResult, as_markdown, worst_first
 from ftis_node.models import shape_of

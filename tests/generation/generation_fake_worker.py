@@ -31,7 +31,7 @@ from ftis_node.workers.worker import Emitter, Handlers, run_worker
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
 
-    from ftis_node.workers.weights.shared_weights import SharedWeights
+    from ftis_node.workers.shared_weights import SharedWeights
 
 UNANSWERED = 66
 

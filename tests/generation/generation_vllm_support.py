@@ -30,9 +30,9 @@ from ftis_node.generation.messages import (
 )
 from ftis_node.models import resolve_model
 from ftis_node.workers.liveness import RestartPolicy
-from ftis_node.workers.spec import Timing, WorkerSpec
+from ftis_node.workers.preload import Timing, WorkerSpec
 from ftis_node.workers.supervisor import Supervisor
-from ftis_node.workers.weights.store import find_difference
+from ftis_node.workers.weight_store import find_difference
 from ftis_node.workers.wire import Message
 from ftis_node.workers.worker import Emitter, Handlers, run_worker
 

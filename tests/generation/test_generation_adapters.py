@@ -35,13 +35,13 @@ from ftis_node.learner.model.policy_loading import load_policy
 from ftis_node.models import resolve_model
 from ftis_node.records.group import FinishReason, SamplingSettings
 from ftis_node.workers.liveness import RestartPolicy
-from ftis_node.workers.weights.store import ADAPTER_CONFIG_FILE, ADAPTER_FILE, WeightStore
+from ftis_node.workers.weight_store import ADAPTER_CONFIG_FILE, ADAPTER_FILE, WeightStore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from ftis_node.generation.engines.base import GenerationResult
-    from ftis_node.workers.weights.store import PublishedWeights
+    from ftis_node.workers.weight_store import PublishedWeights
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),

@@ -26,9 +26,9 @@ from ftis_node.generation.engines.base import EngineSettings, GenerateRequest, G
 from ftis_node.generation.messages import Generated, GenerationBoot
 from ftis_node.records.group import Completion, FinishReason, SamplingSettings
 from ftis_node.workers.liveness import RestartPolicy
-from ftis_node.workers.spec import Timing
+from ftis_node.workers.preload import Timing
 from ftis_node.workers.supervisor import WorkerState
-from ftis_node.workers.weights.store import PublishedWeights, WeightProof
+from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 
 QUICK = Timing(
     start_grace_s=20.0, heartbeat_every_s=0.1, heartbeat_timeout_s=4.0, stop_grace_s=2.0, terminate_grace_s=0.5

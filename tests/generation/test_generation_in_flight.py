@@ -11,8 +11,8 @@ from generation_mixed import CLOSE, mixed_logprobs, num_sampled_by_old
 from generation_support import SETTINGS, eventually, file_tensors, fresh_logprobs, make_request, tiny_model
 
 from ftis_node.generation.engines.torch_engine import TorchEngine
-from ftis_node.workers.weights.shared_tensors import Exporter
-from ftis_node.workers.weights.store import WeightStore
+from ftis_node.workers.shared_tensors import Exporter
+from ftis_node.workers.weight_store import WeightStore
 from tests import cpu_sharing
 
 PROMPT = [3, 1, 4]

@@ -19,8 +19,8 @@ from ftis_node.generation.engines import published as published_file
 from ftis_node.generation.engines.torch_engine import TorchEngine
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES, WeightLoader, WeightSource
 from ftis_node.generation.worker import Service
-from ftis_node.workers.weights.store import PublishedWeights, WeightProof, WeightStore, find_difference, prove
-from ftis_node.workers.weights.tensor_file import checksum, read_tensors
+from ftis_node.workers.tensor_file import checksum, read_tensors
+from ftis_node.workers.weight_store import PublishedWeights, WeightProof, WeightStore, find_difference, prove
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

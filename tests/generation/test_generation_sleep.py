@@ -34,9 +34,9 @@ from ftis_node.generation.messages import (
     WeightsLoaded,
 )
 from ftis_node.generation.time_limits import TimeLimits
-from ftis_node.workers.spec import Timing, WorkerSpec
+from ftis_node.workers.preload import Timing, WorkerSpec
 from ftis_node.workers.supervisor import Supervisor, WorkerState
-from ftis_node.workers.weights.store import WeightStore, prove
+from ftis_node.workers.weight_store import WeightStore, prove
 from tests.loop_clock import LoopClock
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from test_generation_client import MakeClient, make_client, one_group, proof, pu
 
 from ftis_node.errors import ModelError, SharingError, WorkerDiedError
 from ftis_node.generation.weight_loader import WeightSource
-from ftis_node.workers.weights.shared_weights import SharedWeights
-from ftis_node.workers.weights.store import PublishedWeights
+from ftis_node.workers.shared_weights import SharedWeights
+from ftis_node.workers.weight_store import PublishedWeights
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -32,7 +32,7 @@ from generation_support import (
 from ftis_node.errors import ModelError, NonFiniteError, WorkerTaskError
 from ftis_node.generation.engines.torch_engine import TorchEngine
 from ftis_node.records.group import FinishReason, SamplingSettings
-from ftis_node.workers.weights.store import WeightStore, probe_logprobs, probe_token_ids
+from ftis_node.workers.weight_store import WeightStore, probe_logprobs, probe_token_ids
 
 GREEDY = SamplingSettings(temperature=0.0)
 NEVER: frozenset[int] = frozenset()  # no id ends a completion

@@ -33,7 +33,7 @@ from generation_vllm_support import VLLM_MODEL, VLLM_SETTINGS, DistantEngine
 from ftis_node.errors import ConfigError, ModelError, NonFiniteError, WorkerTaskError
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.records.group import Completion, FinishReason, SamplingSettings
-from ftis_node.workers.weights.store import WeightStore, probe_logprobs, probe_token_ids, prove
+from ftis_node.workers.weight_store import WeightStore, probe_logprobs, probe_token_ids, prove
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.asyncio(loop_scope="module")]
 

@@ -22,7 +22,7 @@ from ftis_node.errors import OutOfMemoryError, WorkerDiedError, WorkerError
 from ftis_node.generation.engines.base import GenerateRequest
 from ftis_node.records.group import SamplingSettings
 from ftis_node.workers.supervisor import WorkerState
-from ftis_node.workers.weights.store import WeightStore, prove
+from ftis_node.workers.weight_store import WeightStore, prove
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -26,6 +26,7 @@ from ftis_node.errors import (
     WorkerTaskError,
 )
 from ftis_node.generation.engines.published import check_published, shapes_in
+from ftis_node.generation.engines.vllm_core import VllmCompletion, VllmJob
 from ftis_node.generation.engines.vllm_engine import (
     LOST_CORE,
     MIN_CPU_CACHE_BYTES,
@@ -34,7 +35,6 @@ from ftis_node.generation.engines.vllm_engine import (
     explained,
     root_cause,
 )
-from ftis_node.generation.engines.vllm_jobs import VllmCompletion, VllmJob
 from ftis_node.generation.engines.vllm_options import (
     check_executor,
     check_options,
@@ -45,7 +45,7 @@ from ftis_node.generation.engines.vllm_options import (
 from ftis_node.generation.engines.vllm_worker import DirectLoader, WorkerExtension
 from ftis_node.models import ModelSource, resolve_model
 from ftis_node.records.group import FinishReason
-from ftis_node.workers.weights.store import WeightStore
+from ftis_node.workers.weight_store import WeightStore
 
 if TYPE_CHECKING:
     from ftis_node.generation.engines.base import EngineSettings

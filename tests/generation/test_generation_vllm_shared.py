@@ -21,9 +21,9 @@ from ftis_node.errors import ModelError
 from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.engines.base import GenerateRequest
 from ftis_node.records.group import SamplingSettings
-from ftis_node.workers.weights.shared_tensors import Exporter
-from ftis_node.workers.weights.store import PublishedWeights, WeightStore, prove
-from ftis_node.workers.weights.tensor_file import checksum
+from ftis_node.workers.shared_tensors import Exporter
+from ftis_node.workers.tensor_file import checksum
+from ftis_node.workers.weight_store import PublishedWeights, WeightStore, prove
 from tests import cpu_sharing
 
 if TYPE_CHECKING:

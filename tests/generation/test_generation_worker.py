@@ -24,7 +24,7 @@ from ftis_node.generation.messages import GenerationBoot
 from ftis_node.records.group import SamplingSettings
 from ftis_node.workers.liveness import RestartPolicy
 from ftis_node.workers.supervisor import WorkerState
-from ftis_node.workers.weights.store import WeightStore, prove
+from ftis_node.workers.weight_store import WeightStore, prove
 
 PROMPT = (3, 1, 4, 1, 5)
 

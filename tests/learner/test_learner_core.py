@@ -23,7 +23,7 @@ from ftis_node.learner.checkpoint import checkpoint
 from ftis_node.learner.checkpoint.export import export_newest, export_policy
 from ftis_node.learner.core import Learner
 from ftis_node.models import load_causal_lm, load_tokenizer, resolve_model
-from ftis_node.workers.weights.store import WeightStore, probe_logprobs
+from ftis_node.workers.weight_store import WeightStore, probe_logprobs
 
 LORA = LoraSection(rank=8, alpha=16)
 

@@ -18,7 +18,7 @@ from ftis_node.learner import core
 from ftis_node.learner.messages import CheckRequest, GiveMemoryBack, MemoryGivenBack, StateRequest, TrainRequest
 from ftis_node.learner.worker import build
 from ftis_node.models import load_causal_lm, resolve_model
-from ftis_node.workers.weights.store import PublishedWeights, WeightProof
+from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,7 +18,7 @@ from ftis_node.node.storage.cleanup import num_versions
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ftis_node.workers.weights.shared_weights import Way
+    from ftis_node.workers.shared_weights import Way
 
 ONE_GPU: dict[str, Any] = {"on_gpu": True, "shares_gpu": True, "lora": False, "serves_adapters": False}
 GIB = 1 << 30

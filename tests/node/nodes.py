@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ftis_node.config.manifest import RunManifest
     from ftis_node.gossip.interface import Gossip
     from ftis_node.replay.lifecycle import ReleaseReason
-    from ftis_node.swarm.reputation.score import Behaviour
+    from ftis_node.swarm.reputation import Behaviour
     from ftis_node.tasks.base import Task
 
 ME = Identity.from_seed(bytes([9]) * 32)

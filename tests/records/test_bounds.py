@@ -47,8 +47,8 @@ from ftis_node.records.envelope import (
 from ftis_node.records.group import Group
 from ftis_node.records.identity import ENVELOPE_DOMAIN, PEER_DOMAIN, WEIGHTS_DOMAIN, Identity
 from ftis_node.records.text_codec import pack_text_group, unpack_any
-from ftis_node.swarm.reputation.reasons import attribute_refusal
-from ftis_node.swarm.reputation.score import Behaviour
+from ftis_node.swarm.reasons import attribute_refusal
+from ftis_node.swarm.reputation import Behaviour
 from ftis_node.validation import Refused, validate
 from tests.conftest import RUN_ID, TOKENIZER, make_group, make_text_group
 from tests.fuzz.targets import MANIFEST

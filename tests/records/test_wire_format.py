@@ -25,7 +25,7 @@ from ftis_node.records import backfill_request, bounds, codec, weights
 from ftis_node.records import envelope as envelope_file
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.codec import decompress, pack_logprobs
-from ftis_node.swarm.pulling.demand import NUM_TURNS, assignment_order
+from ftis_node.swarm.demand import NUM_TURNS, assignment_order
 from ftis_node.swarm.topology import NUM_MEMBER_BUCKETS, bucket_of, shard_of
 from tests.records import wire_example as example
 

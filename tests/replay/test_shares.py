@@ -7,8 +7,8 @@ from collections import Counter
 from dataclasses import replace
 
 from ftis_node.replay.lifecycle import Candidate, choose_evicted, choose_foreign, choose_useful
-from ftis_node.swarm.pulling.demand import OwnDomain
-from ftis_node.swarm.reputation.rate_limits import ShareCap
+from ftis_node.swarm.demand import OwnDomain
+from ftis_node.swarm.rate_limits import ShareCap
 
 
 def groups(sender: str, count: int, *, start: int = 0) -> list[Candidate]:

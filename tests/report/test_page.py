@@ -15,7 +15,7 @@ from ftis_node.report import html_page
 from ftis_node.report.formatting import ticks
 from ftis_node.report.html_page import mean
 from ftis_node.report.timeline import MAX_FIRST, MAX_LAST, TimelineBuilder
-from ftis_node.swarm.reputation.reasons import REFUSALS, full_sentence
+from ftis_node.swarm.reasons import REFUSALS, full_sentence
 from tests.report.support import ATTACK, NUM_STEPS, PEER_ID, step_events, write_home
 from tests.validation.test_reasons import ROWS
 

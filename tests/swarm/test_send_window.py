@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ftis_node.swarm.token_bucket import SendWindow
+from ftis_node.swarm.rate_limits import SendWindow
 
 
 def test_an_idle_destination_waits_for_nothing_and_a_busy_one_until_the_window_ends() -> None:

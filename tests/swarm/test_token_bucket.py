@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ftis_node.swarm.token_bucket import TokenBucket
+from ftis_node.swarm.rate_limits import TokenBucket
 
 
 def test_a_burst_is_there_at_once_and_then_the_rate() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ftis_node.swarm.token_bucket import MAX_REMEMBERED, MAX_WAIT_S, UploadBudget
+from ftis_node.swarm.rate_limits import MAX_REMEMBERED, MAX_WAIT_S, UploadBudget
 
 
 def budget(*, bytes_per_s: float = 1000, requests: float = 60) -> UploadBudget:

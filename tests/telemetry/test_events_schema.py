@@ -9,10 +9,9 @@ import pytest
 
 from ftis_node.replay.group_history import group_events
 from ftis_node.report.facts import EventTotals
-from ftis_node.swarm.reputation.reasons import BEHAVIOUR, REFUSALS
+from ftis_node.swarm.reasons import BEHAVIOUR, REFUSALS
 from ftis_node.telemetry.event_log_summary import read_event_log_summary
-from ftis_node.telemetry.events import read_events
-from ftis_node.telemetry.former_names import EVENTS, REASONS, with_present_name
+from ftis_node.telemetry.events import EVENTS, REASONS, read_events, with_present_name
 from ftis_node.telemetry.history import event_name, read_event
 from tests.chaos.observe_trail import parse
 from tests.telemetry.test_history import read_history

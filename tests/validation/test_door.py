@@ -14,8 +14,8 @@ from ftis_node.records.codec import pack_group
 from ftis_node.records.envelope import Envelope, seal_group
 from ftis_node.records.group import CompletionStatus, FinishReason, PromptRef, SamplingSettings
 from ftis_node.records.identity import Identity
-from ftis_node.swarm.reputation.reasons import attribute_refusal
-from ftis_node.swarm.reputation.score import Behaviour
+from ftis_node.swarm.reasons import attribute_refusal
+from ftis_node.swarm.reputation import Behaviour
 from ftis_node.tasks.base import TaskItem
 from ftis_node.validation import Accepted, Refused, ValidationContext, validate
 from tests.conftest import EOS, PROMPT_IDS, TOKENIZER, make_completion, make_group

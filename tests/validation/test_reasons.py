@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ftis_node.swarm.reputation.duplicates import DuplicateKind
-from ftis_node.swarm.reputation.reasons import AFTER_VALIDATION, NO_FAULT, ORIGIN_FAULT, SIGNER_FAULT, attribute_refusal
-from ftis_node.swarm.reputation.score import Behaviour
+from ftis_node.swarm.duplicates import DuplicateKind
+from ftis_node.swarm.reasons import AFTER_VALIDATION, NO_FAULT, ORIGIN_FAULT, SIGNER_FAULT, attribute_refusal
+from ftis_node.swarm.reputation import Behaviour
 
 ROOT = Path(__file__).parents[2]
 SOURCES = [

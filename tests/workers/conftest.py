@@ -8,7 +8,7 @@ import pytest_asyncio
 from echo_worker import EchoBoot, Tick
 from worker_support import PATIENT, PYTHON_PATH, QUICK, MakeSupervisor
 
-from ftis_node.workers.spec import Timing, WorkerSpec
+from ftis_node.workers.preload import Timing, WorkerSpec
 from ftis_node.workers.supervisor import Supervisor
 
 if TYPE_CHECKING:

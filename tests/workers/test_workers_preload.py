@@ -32,7 +32,7 @@ import asyncio, sys
 from pathlib import Path
 from echo_worker import EchoBoot
 from ftis_node.workers.preload import PreloadingProcess
-from ftis_node.workers.spec import WorkerSpec
+from ftis_node.workers.preload import WorkerSpec
 from ftis_node.workers.supervisor import Supervisor
 
 async def main(folder):

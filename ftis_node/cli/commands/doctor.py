@@ -105,7 +105,7 @@ def doctor(
 
     from ftis_node.config.node import load_node_settings
     from ftis_node.doctor.doctor import DoctorTarget, examine, exit_code_of
-    from ftis_node.doctor.memory import DETAILS, memory_question
+    from ftis_node.doctor.model import DETAILS, memory_question
     from ftis_node.gossip import parse_multiaddr
     from ftis_node.gossip.multiaddr import parse_listen_address
 
@@ -144,7 +144,7 @@ def _show_progress(text: str) -> None:
 
 def _screen(findings: list[CheckResult]) -> Iterator[str]:
     """Yield the lines of all findings. The options for a model form a table with a head."""
-    from ftis_node.doctor.memory import OPTIONS_HEAD
+    from ftis_node.doctor.model import OPTIONS_HEAD
 
     head = OPTIONS_HEAD
     for finding in findings:

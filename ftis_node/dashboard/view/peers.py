@@ -18,7 +18,7 @@ from ftis_node.dashboard.view.spans import (
     sanitized,
     short_id,
 )
-from ftis_node.telemetry.teaching import teaches, teaching_words
+from ftis_node.swarm.peer_rows import teaches, teaching_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

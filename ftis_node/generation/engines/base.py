@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from ftis_node.records.group import FinishReason
     from ftis_node.records.token_batch import TokenBatch
-    from ftis_node.workers.weights.shared_weights import SharedWeights
+    from ftis_node.workers.shared_weights import SharedWeights
 
 DEFAULT_MAX_VERSION_SPAN = 8
 DEFAULT_MAX_PREFILL_TOKENS = 8192

@@ -37,7 +37,7 @@ from ftis_node.generation.engines.kv_cache import GrowingLayer, empty_cache, use
 from ftis_node.generation.engines.torch_engine import DEFAULT_MAX_BATCH, TorchEngine
 from ftis_node.models import load_causal_lm, pick_device
 from ftis_node.telemetry.progress import unwatched
-from ftis_node.workers.weights.store import probe_logprobs
+from ftis_node.workers.weight_store import probe_logprobs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

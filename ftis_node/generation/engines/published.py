@@ -22,8 +22,8 @@ import torch
 from ftis_node.errors import ModelError
 from ftis_node.models import read_header, read_json, tied_names
 from ftis_node.workers.durable import is_complete
-from ftis_node.workers.weights.store import ADAPTER_CONFIG_FILE, ADAPTER_FILE
-from ftis_node.workers.weights.tensor_file import checksum, read_tensors
+from ftis_node.workers.tensor_file import checksum, read_tensors
+from ftis_node.workers.weight_store import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ftis_node.models import ModelSource
-    from ftis_node.workers.weights.shared_tensors import OpenedWeights
-    from ftis_node.workers.weights.shared_weights import SharedWeights
-    from ftis_node.workers.weights.tensor_file import LockedFiles
+    from ftis_node.workers.shared_tensors import OpenedWeights
+    from ftis_node.workers.shared_weights import SharedWeights
+    from ftis_node.workers.tensor_file import LockedFiles
 
 Shapes: TypeAlias = "Mapping[str, tuple[int, ...]]"
 HEAD = "lm_head.weight"

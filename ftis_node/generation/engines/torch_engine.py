@@ -28,16 +28,16 @@ from ftis_node.generation.engines.kv_cache import use_grouped_attention
 from ftis_node.generation.engines.published import load_in_place, load_shared_in_place
 from ftis_node.models import load_causal_lm, pick_device
 from ftis_node.telemetry.faults import watched_task
-from ftis_node.workers.weights.shared_tensors import OpenedWeights
-from ftis_node.workers.weights.store import probe_logprobs
-from ftis_node.workers.weights.tensor_file import LockedFiles
+from ftis_node.workers.shared_tensors import OpenedWeights
+from ftis_node.workers.tensor_file import LockedFiles
+from ftis_node.workers.weight_store import probe_logprobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from ftis_node.models import ModelSource
-    from ftis_node.workers.weights.shared_weights import SharedWeights
+    from ftis_node.workers.shared_weights import SharedWeights
 
 DEFAULT_MAX_BATCH = 128
 TOKENS_PER_HOP = 8  # more: less overhead; fewer: lower latency of new requests and cancellations

@@ -23,12 +23,13 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from ftis_node.errors import ModelError, WorkerTaskError
-from ftis_node.generation.engines.vllm_core import LoraAdapters, VllmCore
-from ftis_node.generation.engines.vllm_jobs import (
+from ftis_node.generation.engines.vllm_core import (
     FINISH_REASONS,
     CommandQueue,
+    LoraAdapters,
     PendingProbe,
     VllmCompletion,
+    VllmCore,
     VllmJob,
     fail,
 )

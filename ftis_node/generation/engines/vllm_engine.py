@@ -34,7 +34,7 @@ from ftis_node.errors import (
     says_out_of_memory,
 )
 from ftis_node.generation.engines.published import check_adapter, check_published, check_shared, shapes_in
-from ftis_node.generation.engines.vllm_jobs import VllmJob
+from ftis_node.generation.engines.vllm_core import VllmJob
 from ftis_node.generation.engines.vllm_options import (
     CPU_BLOCK_TOKENS,
     check_executor,
@@ -44,8 +44,8 @@ from ftis_node.generation.engines.vllm_options import (
     has_separate_core,
 )
 from ftis_node.models import pick_device
-from ftis_node.workers.weights.shared_weights import encode
-from ftis_node.workers.weights.store import ADAPTER_FILE, file_checksums
+from ftis_node.workers.shared_weights import encode
+from ftis_node.workers.weight_store import ADAPTER_FILE, file_checksums
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from ftis_node.generation.engines.base import EngineSettings, GenerateRequest, GenerationResult
     from ftis_node.generation.engines.vllm_driver import VllmDriver
     from ftis_node.models import ModelSource
-    from ftis_node.workers.weights.shared_weights import SharedWeights
+    from ftis_node.workers.shared_weights import SharedWeights
 
 POLL_EVERY_S = 0.5
 SEED_BITS = 31

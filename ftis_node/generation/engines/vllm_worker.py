@@ -31,9 +31,9 @@ import torch
 
 from ftis_node.errors import SharingError
 from ftis_node.models import read_header
-from ftis_node.workers.weights.shared_tensors import OpenedWeights
-from ftis_node.workers.weights.shared_weights import decode
-from ftis_node.workers.weights.tensor_file import LockedFiles, checksum, read_tensors
+from ftis_node.workers.shared_tensors import OpenedWeights
+from ftis_node.workers.shared_weights import decode
+from ftis_node.workers.tensor_file import LockedFiles, checksum, read_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ftis_node.errors import RecordError
 from ftis_node.gossip.rpc.frames import read_bodies, unpack_ids
 from ftis_node.gossip.wire_names import RpcService
-from ftis_node.swarm.token_bucket import UploadBudget
+from ftis_node.swarm.rate_limits import UploadBudget
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence

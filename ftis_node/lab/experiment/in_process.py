@@ -26,7 +26,7 @@ from ftis_node.node.startup.factories import generation_boot, learner_boot
 from ftis_node.node.worker_settings import dtype_of
 from ftis_node.swarm.transit import VersionsInTransit
 from ftis_node.workers.supervisor import WorkerState
-from ftis_node.workers.weights.store import WEIGHTS_FILE, find_difference
+from ftis_node.workers.weight_store import WEIGHTS_FILE, find_difference
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ftis_node.learner.messages import LearnerBoot, LearnerState, TrainGroup, TrainReply
     from ftis_node.models import ModelSource
     from ftis_node.node.startup.factories import NodeInputs
-    from ftis_node.workers.weights.store import PublishedWeights, WeightProof
+    from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 
 
 class InProcessGeneration:

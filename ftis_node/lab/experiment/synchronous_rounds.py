@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ftis_node.lab.experiment.rounds import RoundQuota
 from ftis_node.node.training.step_shares import ForeignShortfall
-from ftis_node.swarm.reputation.reasons import AFTER_VALIDATION
+from ftis_node.swarm.reasons import AFTER_VALIDATION
 
 if TYPE_CHECKING:
     from collections.abc import Callable

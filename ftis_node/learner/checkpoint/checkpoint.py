@@ -31,7 +31,7 @@ from ftis_node.learner.model.policy import ADAPTED_LAYERS
 from ftis_node.learner.step.optimizer import moment_shapes, moments_of, restore_moments
 from ftis_node.models import model_fingerprint, other_model
 from ftis_node.workers.durable import complete_folder, is_complete, keep_newest, remove_leftovers
-from ftis_node.workers.weights.tensor_file import read_tensors, write_tensors
+from ftis_node.workers.tensor_file import read_tensors, write_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -26,7 +26,7 @@ from ftis_node.learner.checkpoint.checkpoint import (
 )
 from ftis_node.learner.checkpoint.saving import CheckpointSaver
 from ftis_node.learner.distributed.rank_commands import GatherCommand
-from ftis_node.workers.weights.tensor_file import DTYPES, NAMES
+from ftis_node.workers.tensor_file import DTYPES, NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,7 +16,7 @@ from ftis_node.learner.distributed.sharded_tensors import whole
 from ftis_node.learner.model.policy import ADAPTER, load_unchecked
 from ftis_node.models import export_adapter, export_model
 from ftis_node.telemetry.progress import unwatched
-from ftis_node.workers.weights.tensor_file import write_tensors
+from ftis_node.workers.tensor_file import write_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor

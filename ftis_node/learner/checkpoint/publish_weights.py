@@ -21,9 +21,9 @@ from ftis_node.learner.distributed.rank_commands import GatherCommand, ProveComm
 from ftis_node.learner.distributed.sharded_tensors import TensorGatherer, is_sharded
 from ftis_node.learner.model.policy import adapter_alone, adapter_merger, own_tensors
 from ftis_node.workers.durable import remove_leftovers
-from ftis_node.workers.weights.shared_tensors import Exporter
-from ftis_node.workers.weights.store import PREFIX, PublishedWeights, WeightProof, WeightStore, prove
-from ftis_node.workers.weights.tensor_file import LockedFiles, checksum
+from ftis_node.workers.shared_tensors import Exporter
+from ftis_node.workers.tensor_file import LockedFiles, checksum
+from ftis_node.workers.weight_store import PREFIX, PublishedWeights, WeightProof, WeightStore, prove
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ftis_node.learner.distributed.ranks import Ranks
     from ftis_node.learner.messages import LearnerBoot
     from ftis_node.learner.model.policy import Policy
-    from ftis_node.workers.weights.shared_weights import Way
+    from ftis_node.workers.shared_weights import Way
 
 log = logging.getLogger(__name__)
 Form = Literal["model", "adapter"]

@@ -15,7 +15,7 @@ from ftis_node.learner.distributed.ranks import ALONE
 from ftis_node.learner.distributed.sharded_tensors import gradient_of
 from ftis_node.learner.model import attention
 from ftis_node.records.token_batch import TokenBatch
-from ftis_node.workers.weights.store import probe_token_ids
+from ftis_node.workers.weight_store import probe_token_ids
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from ftis_node.errors import MachineError, says_out_of_memory
-from ftis_node.workers.weights.cuda_ipc import grow_segments
+from ftis_node.workers.shared_tensors import grow_segments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -107,7 +107,7 @@ def grow_segments_after_weights(boot: LearnerBoot) -> None:
     """Enable expandable segments from now on, if the weights had to be allocated without them to be shared with an
     engine.
 
-    Another process cannot open the handle of an expandable segment (`workers/weights/cuda_ipc.py`).
+    Another process cannot open the handle of an expandable segment (`workers/shared_tensors.py`).
     """
     if boot.hand_over == "ipc" and boot.memory_share is not None and not grow_segments():
         log.info("torch's allocator has no expandable segments")

@@ -1,6 +1,6 @@
 """Reasons for which an exchange node refuses a group or a request of the trainer, before validation.
 
-Validation refuses a group under the reasons of `swarm/reputation/reasons.py`. The page docs/train/trl.md has them all.
+Validation refuses a group under the reasons of `swarm/reasons.py`. The page docs/train/trl.md has them all.
 """
 
 from __future__ import annotations

@@ -18,12 +18,12 @@ from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.records.envelope import open_announcement
 from ftis_node.records.parsing import SCHEMA
 from ftis_node.swarm.delivery import ReconfirmQueue
+from ftis_node.swarm.demand import eligible_members, is_assigned
 from ftis_node.swarm.peer_guard import Place
-from ftis_node.swarm.pulling.demand import eligible_members, is_assigned
-from ftis_node.swarm.pulling.pull_queue import PullItem, PullQueue
-from ftis_node.swarm.pulling.sequence import SequenceTracker
-from ftis_node.swarm.reputation.rate_limits import AnnounceRateLimiter
-from ftis_node.swarm.reputation.score import Behaviour
+from ftis_node.swarm.pull_queue import PullItem, PullQueue
+from ftis_node.swarm.rate_limits import AnnounceRateLimiter
+from ftis_node.swarm.reputation import Behaviour
+from ftis_node.swarm.sequence import SequenceTracker
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable

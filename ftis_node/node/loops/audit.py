@@ -34,7 +34,7 @@ from ftis_node.records.codec import pack_group
 from ftis_node.replay.buffer import StoredGroup
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.swarm.peer_guard import Place
-from ftis_node.swarm.reputation.score import Behaviour, TrustLevel
+from ftis_node.swarm.reputation import Behaviour, TrustLevel
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

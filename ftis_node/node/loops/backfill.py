@@ -25,10 +25,9 @@ from ftis_node.node.loops.announcements import MAX_SENDERS
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.records.backfill_request import BackfillRequest
 from ftis_node.records.bounds import MAX_INTEGER
-from ftis_node.swarm.peer_backoff import PeerBackoff
-from ftis_node.swarm.peer_guard import Place
-from ftis_node.swarm.pulling.sequence import BackfillProgress
-from ftis_node.swarm.token_bucket import TokenBucket
+from ftis_node.swarm.peer_guard import PeerBackoff, Place
+from ftis_node.swarm.rate_limits import TokenBucket
+from ftis_node.swarm.sequence import BackfillProgress
 from ftis_node.swarm.topology import shard_of
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from ftis_node.node.training.step_shares import StepShares
     from ftis_node.records.envelope import PeerRecord
     from ftis_node.replay.reader import ReplayReader
-    from ftis_node.swarm.pulling.sequence import SequenceGap
+    from ftis_node.swarm.sequence import SequenceGap
 
 log = logging.getLogger(__name__)
 

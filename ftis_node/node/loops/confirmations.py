@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.swarm.delivery import ReconfirmQueue
 from ftis_node.swarm.peer_guard import Place
-from ftis_node.swarm.token_bucket import SendWindow
+from ftis_node.swarm.rate_limits import SendWindow
 from ftis_node.validation import Accepted
 
 if TYPE_CHECKING:

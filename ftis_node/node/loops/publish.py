@@ -33,7 +33,7 @@ from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.records.bounds import MAX_MORE_GROUPS
 from ftis_node.records.envelope import announce_group, join_announcements, open_envelope, seal_group
 from ftis_node.swarm.peer_guard import Place
-from ftis_node.swarm.token_bucket import SendWindow
+from ftis_node.swarm.rate_limits import SendWindow
 from ftis_node.validation import Accepted
 
 if TYPE_CHECKING:

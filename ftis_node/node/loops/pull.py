@@ -10,7 +10,7 @@
                                                                   +----- missed: ask another -------+
 
 A node pulls each body once: from its sender, or from another holder if the sender cannot be reached. In a small swarm a
-node pulls all groups. In a large one it pulls the groups that the learner will use (`swarm/pulling/demand.py`), and
+node pulls all groups. In a large one it pulls the groups that the learner will use (`swarm/demand.py`), and
 the groups that rendezvous hashing assigns to it.
 
 If the run allows it, a node pulls a group of another tokenizer as text. Only its sender can encode and sign that text.
@@ -29,11 +29,11 @@ from ftis_node.node.loops.announcements import AssignmentMembers
 from ftis_node.node.loops.confirmations import ConfirmationLoop
 from ftis_node.node.loops.pull_slots import HeldBytes, PullSlots
 from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.swarm.demand import ANY, STEPS_IN_STOCK, PullDemand, portions, pull_demand
 from ftis_node.swarm.peer_guard import Place
-from ftis_node.swarm.pulling.demand import ANY, STEPS_IN_STOCK, PullDemand, portions, pull_demand
-from ftis_node.swarm.pulling.pull_queue import RetryQueue
-from ftis_node.swarm.reputation.score import Behaviour
-from ftis_node.swarm.token_bucket import TokenBucket
+from ftis_node.swarm.pull_queue import RetryQueue
+from ftis_node.swarm.rate_limits import TokenBucket
+from ftis_node.swarm.reputation import Behaviour
 from ftis_node.tasks import part_names
 from ftis_node.validation import Accepted, Refused
 
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from ftis_node.node.storage.usage import DiskSpace
     from ftis_node.node.training.step_shares import StepShares
     from ftis_node.replay.reader import ReplayReader
-    from ftis_node.swarm.pulling.demand import DomainPortion, OwnDomain
-    from ftis_node.swarm.pulling.pull_queue import PullItem, PullRequest
+    from ftis_node.swarm.demand import DomainPortion, OwnDomain
+    from ftis_node.swarm.pull_queue import PullItem, PullRequest
     from ftis_node.validation import ValidationResult
 
 GATHER_S = 0.02  # wait for further announcements, to request several groups at once

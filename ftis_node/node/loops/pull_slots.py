@@ -9,8 +9,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from ftis_node.node.supervision.task_monitor import waiting_for
-from ftis_node.swarm.peer_backoff import PeerBackoff
-from ftis_node.swarm.peer_guard import Place
+from ftis_node.swarm.peer_guard import PeerBackoff, Place
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -17,10 +17,10 @@ import numpy as np
 from ftis_node.errors import UsageError
 from ftis_node.node.peers.store import PeerStore
 from ftis_node.records.identity import peer_id_from_text
-from ftis_node.swarm.reputation.duplicates import DuplicateDetector, DuplicateRules, SeenCompletion
-from ftis_node.swarm.reputation.rate_limits import QuotaLimits, Quotas, ShareCap, subnet_of
-from ftis_node.swarm.reputation.reasons import attribute_refusal
-from ftis_node.swarm.reputation.score import BAN_SCORE, BanRules, Behaviour, ReputationTable, TrustLevel
+from ftis_node.swarm.duplicates import DuplicateDetector, DuplicateRules, SeenCompletion
+from ftis_node.swarm.rate_limits import QuotaLimits, Quotas, ShareCap, subnet_of
+from ftis_node.swarm.reasons import attribute_refusal
+from ftis_node.swarm.reputation import BAN_SCORE, BanRules, Behaviour, ReputationTable, TrustLevel
 from ftis_node.telemetry.clock import SteadyClock
 from ftis_node.validation import Accepted, ValidationLimits
 

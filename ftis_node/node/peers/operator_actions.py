@@ -14,7 +14,7 @@ from ftis_node.errors import DamagedError, UsageError
 from ftis_node.files import read_object
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.startup.migrations import opened
-from ftis_node.swarm.peer_lookup import find_peer
+from ftis_node.swarm.peer_rows import find_peer
 from ftis_node.telemetry.events import EventLog
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from ftis_node.records.text_codec import hash_messages
 from ftis_node.records.text_group import TextCompletion, TextGroup
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.swarm.delivery import SentBodies
-from ftis_node.swarm.reputation.score import Behaviour
+from ftis_node.swarm.reputation import Behaviour
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 from ftis_node.errors import ConfigError
 from ftis_node.files import check_database
 from ftis_node.replay.integrity import BUSY_TIMEOUT_S, explained, is_busy, readable_rows
-from ftis_node.swarm.reputation.score import PeerReputation, Reputation
-from ftis_node.telemetry.former_names import present_reason
+from ftis_node.swarm.reputation import PeerReputation, Reputation
+from ftis_node.telemetry.events import present_reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from ftis_node.swarm.reputation.score import ReputationTable
+    from ftis_node.swarm.reputation import ReputationTable
 
 SCHEMA_VERSION = 3
 SAVE_BUSY_TIMEOUT_MS = 200  # short, since the event loop waits; the next save follows soon

@@ -41,13 +41,12 @@ from ftis_node.node.training.tracking import make_tracking
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.tasks.scoring.scorer import IsolatedScorer
-from ftis_node.telemetry.events import EventLog
-from ftis_node.telemetry.former_names import EVENT_SCHEMA
+from ftis_node.telemetry.events import EVENT_SCHEMA, EventLog
 from ftis_node.telemetry.log import log_block
 from ftis_node.telemetry.progress import unwatched
 from ftis_node.telemetry.status import EndWord, EvalStatus
 from ftis_node.workers.durable import remove_leftovers
-from ftis_node.workers.weights.store import weights_folder
+from ftis_node.workers.weight_store import weights_folder
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

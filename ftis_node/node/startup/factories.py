@@ -27,9 +27,8 @@ from ftis_node.models import pick_device, read_json
 from ftis_node.node.worker_settings import dtype_of, serves_adapters, threads_of
 from ftis_node.records.envelope import MAX_ANNOUNCEMENT_BYTES
 from ftis_node.telemetry.secrets import read_secret
-from ftis_node.workers.preload import PreloadingProcess, can_fork
-from ftis_node.workers.spec import Timing
-from ftis_node.workers.weights.store import PROBE_LENGTH
+from ftis_node.workers.preload import PreloadingProcess, Timing, can_fork
+from ftis_node.workers.weight_store import PROBE_LENGTH
 
 if TYPE_CHECKING:
     from ftis_node.config.home import Home

@@ -19,7 +19,7 @@ from ftis_node.node.training.step_report import StepReporter
 from ftis_node.node.training.step_shares import StepShares
 from ftis_node.node.training.tracking import StepTracker
 from ftis_node.node.weights.offer import newest_offered
-from ftis_node.swarm.pulling.demand import OwnDomain
+from ftis_node.swarm.demand import OwnDomain
 from ftis_node.tasks import part_names
 
 if TYPE_CHECKING:

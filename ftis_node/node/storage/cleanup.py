@@ -31,7 +31,7 @@ from ftis_node.node.worker_settings import dtype_of, serves_adapters
 from ftis_node.telemetry.events import event_log_files
 from ftis_node.telemetry.terminal_text import size
 from ftis_node.workers.durable import keep_newest, newest_complete
-from ftis_node.workers.weights.store import VERSIONS_AS_A_RESERVE, VERSIONS_AT_ONCE
+from ftis_node.workers.weight_store import VERSIONS_AS_A_RESERVE, VERSIONS_AT_ONCE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ftis_node.node.storage.usage import HomeUse
     from ftis_node.node.supervision.background import DiskThread
     from ftis_node.replay.buffer import ReplayBuffer
-    from ftis_node.workers.weights.shared_weights import Way
+    from ftis_node.workers.shared_weights import Way
 
 CHECKPOINT_PREFIX = "step-"  # a copy, because learner/checkpoint/checkpoint.py imports torch
 DAMAGED_PREFIX = "damaged-"

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from ftis_node.learner.messages import TrainGroup
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.swarm.peer_guard import Place
-from ftis_node.swarm.reputation.reasons import sentence
-from ftis_node.swarm.reputation.score import Behaviour
+from ftis_node.swarm.reasons import sentence
+from ftis_node.swarm.reputation import Behaviour
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

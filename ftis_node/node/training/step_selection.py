@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from ftis_node.replay.buffer import ReplayBuffer, StoredGroup
     from ftis_node.replay.lifecycle import ChoiceRule
     from ftis_node.replay.reader import HeldGroup, ReplayReader
+    from ftis_node.swarm.demand import OwnDomain
     from ftis_node.swarm.peer_guard import PeerGuard
-    from ftis_node.swarm.pulling.demand import OwnDomain
     from ftis_node.telemetry.events import EventLog
 
 log = logging.getLogger(__name__)

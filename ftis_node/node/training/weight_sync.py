@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING, TypeAlias
 
 from ftis_node.errors import WorkerError
-from ftis_node.workers.weights.store import PublishedWeights
+from ftis_node.workers.weight_store import PublishedWeights
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ftis_node.learner.messages import TrainReply
     from ftis_node.node.protocols import Generation
     from ftis_node.telemetry.events import EventLog
-    from ftis_node.workers.weights.store import WeightProof
+    from ftis_node.workers.weight_store import WeightProof
 
 DeliverWeights: TypeAlias = "Callable[[PublishedWeights, ProofToCome | WeightProof | None], Awaitable[None]]"
 """Receiver of new weights: `update_engine`, or `OfferLoop.take` of a learner node."""

@@ -30,7 +30,7 @@ from ftis_node.node.supervision.background import in_background
 from ftis_node.records.bounds import DIGEST_BYTES, MAX_CHUNK_BYTES
 from ftis_node.records.weights import WeightsPart, WeightsRequest, open_offer
 from ftis_node.workers.durable import complete_folder, remove_leftovers
-from ftis_node.workers.weights.store import (
+from ftis_node.workers.weight_store import (
     ADAPTER_CONFIG_FILE,
     ADAPTER_FILE,
     WEIGHTS_FILE,

@@ -32,7 +32,7 @@ from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.transit import VersionsInTransit, should_fetch
 from ftis_node.validation.rules import Refusal
 from ftis_node.validation.weights_rules import Follower, refuse_offer
-from ftis_node.workers.weights.store import probe_token_ids
+from ftis_node.workers.weight_store import probe_token_ids
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ftis_node.node.protocols import Generation, Learning
     from ftis_node.node.training.evaluation import Evaluator
     from ftis_node.records.weights import WeightsOffer
-    from ftis_node.workers.weights.store import PublishedWeights, WeightProof
+    from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 
 log = logging.getLogger(__name__)
 

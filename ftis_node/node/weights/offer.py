@@ -27,7 +27,7 @@ from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.records.bounds import DIGEST_BYTES, MAX_CHUNK_BYTES, MAX_INTEGER
 from ftis_node.records.weights import WeightsOffer, WeightsPart, open_weights_request, seal_offer
 from ftis_node.swarm.transit import outdated_offers
-from ftis_node.workers.weights.store import ADAPTER_CONFIG_FILE, ADAPTER_FILE
+from ftis_node.workers.weight_store import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.protocols import Learning
     from ftis_node.node.supervision.background import DiskThread
-    from ftis_node.workers.weights.store import PublishedWeights, WeightProof
+    from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 
 log = logging.getLogger(__name__)
 

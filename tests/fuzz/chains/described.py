@@ -11,7 +11,7 @@ from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
 from ftis_node.records.identity import PEER_DOMAIN
 from ftis_node.swarm.peer_guard import Place
-from ftis_node.swarm.pulling.pull_queue import PullItem
+from ftis_node.swarm.pull_queue import PullItem
 from tests.conftest import TOKENIZER
 from tests.fuzz.items import Item, join
 from tests.fuzz.targets import SEEDS_MADE_AT

@@ -11,7 +11,7 @@ from ftis_node.gossip.interface import GossipLimits
 from ftis_node.gossip.membership.dialler import usable_addresses
 from ftis_node.gossip.membership.reachability import reachability_of
 from ftis_node.gossip.p2pd.hivemind_bindings import address_bytes, address_texts
-from ftis_node.swarm.reputation.rate_limits import subnet_of
+from ftis_node.swarm.rate_limits import subnet_of
 from ftis_node.swarm.topology import choose_dials, shard_of
 from tests.fuzz.items import Item, join
 from tests.fuzz.world import HOSTILE, RUN

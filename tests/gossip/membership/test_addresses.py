@@ -22,7 +22,7 @@ from ftis_node.gossip.p2pd.client import P2pdError, _usable
 from ftis_node.gossip.p2pd.hivemind_bindings import Multiaddr, address_bytes, address_texts
 from ftis_node.node.startup.bootstrap import run_bootstrap_node
 from ftis_node.records.addresses import CODES, MAX_ADDRESS_CHARS, AddressError, parse_address, read_address
-from ftis_node.swarm.reputation.rate_limits import subnet_of
+from ftis_node.swarm.rate_limits import subnet_of
 from tests.gossip.helpers import settings as network_settings
 from tests.gossip.test_multiaddr import PEER, RELAY
 

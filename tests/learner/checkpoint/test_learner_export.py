@@ -16,7 +16,7 @@ from ftis_node.learner.checkpoint.export import export_newest, write_weights
 from ftis_node.learner.checkpoint.publish_weights import gathering_of
 from ftis_node.learner.core import Learner
 from ftis_node.learner.model.policy import load_unchecked
-from ftis_node.workers.weights.store import probe_logprobs
+from ftis_node.workers.weight_store import probe_logprobs
 
 LORA = LoraSection(rank=4, alpha=8)
 FILE_BYTES = 100_000

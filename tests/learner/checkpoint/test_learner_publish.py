@@ -19,9 +19,9 @@ from ftis_node.learner.core import Learner
 from ftis_node.learner.messages import StateRequest, TrainRequest, WeightsWritten, WriteWeights
 from ftis_node.learner.model.policy import own_tensors
 from ftis_node.learner.worker import build
-from ftis_node.workers.weights.shared_tensors import OpenedWeights
-from ftis_node.workers.weights.store import WeightStore, file_checksums
-from ftis_node.workers.weights.tensor_file import LockedFiles, checksum, read_tensors
+from ftis_node.workers.shared_tensors import OpenedWeights
+from ftis_node.workers.tensor_file import LockedFiles, checksum, read_tensors
+from ftis_node.workers.weight_store import WeightStore, file_checksums
 from tests import cpu_sharing
 
 LORA = LoraSection(rank=4, alpha=8)
@@ -141,12 +141,8 @@ def test_an_adapter_alone_is_all_that_crosses(model_folder, tmp_path, sharing, m
 
 def test_page_locked_files_are_told_from_plain_ones(model_folder, tmp_path, monkeypatch):
     locked = []
-    monkeypatch.setattr(
-        "ftis_node.workers.weights.tensor_file.register", lambda mapping: locked.append(mapping.numel())
-    )
-    monkeypatch.setattr(
-        "ftis_node.workers.weights.tensor_file.unregister", lambda mapping: locked.remove(mapping.numel())
-    )
+    monkeypatch.setattr("ftis_node.workers.tensor_file.register", lambda mapping: locked.append(mapping.numel()))
+    monkeypatch.setattr("ftis_node.workers.tensor_file.unregister", lambda mapping: locked.remove(mapping.numel()))
     learner = Learner(make_boot(model_folder, tmp_path, hand_over="pinned", **BFLOAT16))
     plain = Learner(make_boot(model_folder, tmp_path / "plain", **BFLOAT16))
     for number in (1, 2, 3):

@@ -19,7 +19,7 @@ from ftis_node.errors import FtisError
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.workers.liveness import RestartPolicy
-from ftis_node.workers.spec import Timing
+from ftis_node.workers.preload import Timing
 from ftis_node.workers.wire import dec_hook
 
 

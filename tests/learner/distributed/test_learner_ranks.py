@@ -33,8 +33,8 @@ from ftis_node.learner.distributed import ranks
 from ftis_node.learner.distributed.launch import COMMUNICATION, RankAddress
 from ftis_node.learner.distributed.ranks import RankGroup, cut_evenly, empty_micro_batch
 from ftis_node.workers.liveness import RestartPolicy
-from ftis_node.workers.spec import Timing
-from ftis_node.workers.weights.store import WeightStore
+from ftis_node.workers.preload import Timing
+from ftis_node.workers.weight_store import WeightStore
 from ftis_node.workers.wire import enc_hook
 
 HERE = Path(__file__).parent

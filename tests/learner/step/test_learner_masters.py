@@ -11,7 +11,7 @@ from torch.nn import Parameter
 from ftis_node.config.workers import LoraSection
 from ftis_node.learner.core import Learner
 from ftis_node.learner.step.optimizer import MasterWeights, make_masters, make_optimizer
-from ftis_node.workers.weights.store import WeightStore
+from ftis_node.workers.weight_store import WeightStore
 
 # Half of bfloat16's spacing is 3.8e-6 here: more than one update of 1e-6, less than fifty of them.
 START = 1.5e-3

@@ -19,7 +19,7 @@ from ftis_node.records.codec import unpack_group
 from ftis_node.records.envelope import open_envelope
 from ftis_node.records.group import CompletionStatus, FinishReason
 from ftis_node.records.identity import Identity
-from ftis_node.swarm.reputation.score import Behaviour
+from ftis_node.swarm.reputation import Behaviour
 from ftis_node.tasks.registry import load_task
 from ftis_node.tasks.scoring.scorer import IsolatedScorer
 from ftis_node.validation import Refusal

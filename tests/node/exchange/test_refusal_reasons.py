@@ -10,7 +10,7 @@ from ftis_node.node.exchange import group_exchange, refusal_reasons
 from ftis_node.node.exchange.refusal_reasons import PASSING, REQUEST_REASONS, GroupReason, RequestReason
 from ftis_node.node.http_api import exchange_api
 from ftis_node.node.http_api.exchange_api import BODY_S, MAX_PENDING
-from ftis_node.swarm.reputation.reasons import AFTER_VALIDATION, REFUSALS
+from ftis_node.swarm.reasons import AFTER_VALIDATION, REFUSALS
 
 ROOT = Path(__file__).parents[3]
 GROUP, REQUEST = set(get_args(GroupReason)), set(get_args(RequestReason))

@@ -15,7 +15,7 @@ from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.backfill_request import BackfillRequest, open_backfill_request
 from ftis_node.records.envelope import Announcement, Envelope, join_announcements, open_envelope
 from ftis_node.swarm.delivery import PendingConfirmations
-from ftis_node.swarm.reputation.rate_limits import AnnounceRateLimiter
+from ftis_node.swarm.rate_limits import AnnounceRateLimiter
 from tests.gossip.helpers import eventually
 from tests.node.loops.test_pull import LightSwarm, held, identity_of, manifest_of, quick
 

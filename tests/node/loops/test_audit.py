@@ -20,7 +20,7 @@ from ftis_node.node.loops.audit import AuditLoop
 from ftis_node.node.protocols import NullLearner
 from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
-from ftis_node.swarm.reputation.score import Behaviour, TrustLevel
+from ftis_node.swarm.reputation import Behaviour, TrustLevel
 from ftis_node.validation import Accepted
 from tests.conftest import make_completion, make_group
 from tests.gossip.helpers import eventually

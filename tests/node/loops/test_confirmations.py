@@ -13,7 +13,7 @@ from ftis_node.node.loops import publish
 from ftis_node.records.envelope import open_announcement, seal_group
 from ftis_node.swarm.delivery import PendingConfirmations
 from ftis_node.swarm.peer_guard import Place
-from ftis_node.swarm.reputation.score import Behaviour
+from ftis_node.swarm.reputation import Behaviour
 from ftis_node.validation import Accepted
 from tests.gossip.helpers import eventually
 from tests.node.loops.test_pull import RNG, LightSwarm, held, identity_of, manifest_of
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ftis_node.gossip.loopback import LoopbackGossip
     from ftis_node.records.identity import Identity
-    from ftis_node.swarm.token_bucket import SendWindow
+    from ftis_node.swarm.rate_limits import SendWindow
 
 LIAR = 40
 NOTHING = b"\x0a\x01x"

@@ -20,9 +20,9 @@ from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import StoredGroup
 from ftis_node.replay.lifecycle import ReleaseReason
-from ftis_node.swarm.reputation.score import Behaviour
+from ftis_node.swarm.reputation import Behaviour
 from ftis_node.validation import Accepted
-from ftis_node.workers.weights.store import WeightProof
+from ftis_node.workers.weight_store import WeightProof
 from tests.conftest import PROMPT_IDS, make_group
 from tests.node.nodes import buffer_of, components, events_of, notes_of
 from tests.node.support import manifest_text

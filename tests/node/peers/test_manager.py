@@ -11,7 +11,7 @@ import pytest
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
-from ftis_node.swarm.reputation.score import Behaviour
+from ftis_node.swarm.reputation import Behaviour
 from ftis_node.telemetry.events import EventLog, read_events
 from ftis_node.validation import Accepted, Refusal, Refused
 from tests.conftest import make_completion, make_group
@@ -144,7 +144,7 @@ import os, signal
 from pathlib import Path
 from ftis_node.config.admission import Admission
 from ftis_node.node.peers.manager import PeerManager
-from ftis_node.swarm.reputation.score import Behaviour
+from ftis_node.swarm.reputation import Behaviour
 from ftis_node.telemetry.events import EventLog
 book = PeerManager(Path({str(tmp_path / "peers.sqlite")!r}), own_id="me", settings=Admission(),
                 events=EventLog(Path({str(tmp_path / "other.jsonl")!r})), clock=lambda: 1e9)

@@ -11,8 +11,8 @@ import pytest
 
 from ftis_node.errors import ConfigError
 from ftis_node.node.peers.store import SCHEMA, SCHEMA_VERSION, PeerStore
-from ftis_node.swarm.reputation.score import ReputationTable
-from ftis_node.telemetry.former_names import REASONS
+from ftis_node.swarm.reputation import ReputationTable
+from ftis_node.telemetry.events import REASONS
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -29,7 +29,7 @@ from ftis_node.replay import integrity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.reader import ReplayReader
-from ftis_node.swarm.reputation.score import Behaviour, ReputationTable
+from ftis_node.swarm.reputation import Behaviour, ReputationTable
 from ftis_node.telemetry.clock import SteadyClock
 from ftis_node.telemetry.event_log_summary import read_event_log_summary
 from ftis_node.telemetry.events import EventLog, read_events

@@ -36,7 +36,7 @@ from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.shutdown import first_of_ours
 from ftis_node.workers.liveness import RestartPolicy
-from ftis_node.workers.weights.store import PublishedWeights, WeightProof
+from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 from tests.node.loops.test_train import HONEST, foreign
 from tests.node.nodes import components
 from tests.node.support import manifest_text

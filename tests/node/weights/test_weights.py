@@ -32,7 +32,7 @@ from ftis_node.records.bounds import MAX_INTEGER
 from ftis_node.records.identity import Identity
 from ftis_node.records.weights import WeightsPart, WeightsRequest, open_offer, open_weights_request, seal_offer
 from ftis_node.workers.durable import complete_folder
-from ftis_node.workers.weights.store import WEIGHTS_FILE, PublishedWeights, WeightProof, probe_token_ids
+from ftis_node.workers.weight_store import WEIGHTS_FILE, PublishedWeights, WeightProof, probe_token_ids
 from tests.conftest import TOKENIZER
 from tests.gossip.helpers import eventually, settings
 from tests.node.nodes import components, events_of

@@ -1,0 +1,72 @@
+"""Rows of `peers --json`: the one peer that a user's text names, and text about a peer's part in training.
+
+A user names a peer by its full id, by the beginning or end of its id, or by its name.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from ftis_node.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+PEER_ID = re.compile(r"12D3KooW[1-9A-HJ-NP-Za-km-z]{44}")
+MIN_PART = 4
+MAX_SHOWN = 3
+NONE_YET = "no step has taken a group of it since the node's start"
+
+
+def find_peer(text: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the id of the one peer in `rows` (`peer_id`, `name`) that `text` matches; a full id need not be in `rows`.
+
+    Raises UsageError if no peer or more than one matches. A peer may choose any name, so a name that two peers
+    have selects neither.
+    """
+    if PEER_ID.fullmatch(text):
+        return text
+    by_name = [row["peer_id"] for row in rows if text and row.get("name") == text]
+    by_id = [row["peer_id"] for row in rows if len(text) >= MIN_PART and _is_end_of(text, row["peer_id"])]
+    found = sorted({*by_name, *by_id})
+    if len(found) == 1:
+        return str(found[0])
+    if found:
+        shown = ", ".join(found[:MAX_SHOWN])
+        raise UsageError(f"{text!r} fits {len(found)} peers ({shown}): give more of the id")
+    raise UsageError(f"no peer {text!r}: give an id, {MIN_PART} or more characters of its start or end, or a name")
+
+
+def _is_end_of(text: str, peer_id: str) -> bool:
+    return peer_id.startswith(text) or peer_id.endswith(text)
+
+
+def teaches(row: Mapping[str, Any]) -> str:
+    """Return the effective fraction of a peer's completions used in training, in percent; `-` if no step used any."""
+    return _percent((row.get("teaching") or {}).get("teaches"))
+
+
+def teaching_words(row: Mapping[str, Any]) -> list[str]:
+    """Return the measurements behind that fraction, one on each line."""
+    found = row.get("teaching")
+    if not found:
+        return [NONE_YET]
+    return [
+        f"{teaches(row)} of its completions, effectively, over its last {found['steps']} steps",
+        f"{found['groups']} groups, {_percent(found['signal'])} of them of unequal rewards",
+        f"{found['completions']} completions, {_percent(found['kept'])} kept; "
+        f"of the negatives {_percent(found['kept_negatives'])}",
+        f"ESS {_percent(found['ess'])}, mean weight {_number(found['weight_mean'])}, "
+        f"variance {_number(found['weight_variance'])}, clipped {_percent(found['clipped'])}",
+        f"log ratio {_number(found['mean_log_ratio'])} nats a token, KL {_number(found['mean_kl'])}, "
+        f"truncated {_percent(found['truncated'])}",
+    ]
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.0f} %"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"

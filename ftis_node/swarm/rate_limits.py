@@ -1,0 +1,306 @@
+"""Rate limits, token buckets for any unit, and shares of the replay buffer.
+
+bucket = TokenBucket(rate_per_s=100.0, burst=500.0)
+bucket.take(30.0, now=clock())      # True: 30 were available and are now spent
+
+Limits per peer: groups, tokens, scoring time, announcements. Each sender has its own token buckets. All new peers
+together share one more set, so that a thousand new identities get no more than a few. A peer with some reputation
+(`Reputation.is_known`) uses only its own buckets, so new peers cannot exhaust them.
+
+Nagle's rule (RFC 896) for small messages to one destination: send at once if idle, else gather for a short time. Each
+message has a fixed cost: frames, handshakes, acknowledgments. Under load one message holds what several would.
+
+Upload budget: requests per minute for each peer and service, bytes per second over all peers. A peer above its request
+rate gets BUSY. Above the byte rate a request waits briefly. If the wait would be long, the peer also gets BUSY and asks
+another holder. While bandwidth is short, peers that recently received more than their fair share get BUSY first. The
+fair share is the mean over the peers that received anything.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+MAX_WAIT_S = 2.0  # for one item; a longer wait is answered with BUSY
+RECENT_S = 10.0  # time constant of the decay
+FADE_PERIOD_S = 0.5
+SHARE_FACTOR = 1.5  # tolerance above the mean
+MAX_REMEMBERED = 4096  # request buckets; the least recently used is dropped
+MINUTE_S = 60.0
+MIN_PARTS = 3  # "", "ip4", host
+PREFIX_BITS = {4: 24, 6: 48}
+
+
+class SendWindow:
+    """Rate limiter by the generic cell rate algorithm, for each destination. `now`: monotonic, in seconds.
+
+    `burst` messages go at once, then one in each window.
+    """
+
+    def __init__(self, *, window_s: float, burst: int = 1, capacity: int = 256) -> None:
+        """Above `capacity` destinations the one used longest ago is dropped, so it counts as idle."""
+        self._window_s = window_s
+        self._burst_s = (burst - 1) * window_s
+        self._capacity = capacity
+        self._free_at: OrderedDict[str, float] = OrderedDict()  # the windows of the messages so far end then
+
+    def wait_s(self, destination: str, *, now: float) -> float:
+        """Return how long to gather before the next message to `destination`; 0 if it is idle."""
+        return max(0.0, self._free_at.get(destination, now) - self._burst_s - now)
+
+    def sent(self, destination: str, *, now: float) -> None:
+        """Start a window: a message goes to `destination` now."""
+        self._free_at[destination] = max(now, self._free_at.get(destination, now)) + self._window_s
+        self._free_at.move_to_end(destination)
+        if len(self._free_at) > self._capacity:
+            self._free_at.popitem(last=False)
+
+
+class UploadBudget:
+    """Token buckets for requests and bytes, with fair sharing between peers. `now` is a monotonic clock in seconds."""
+
+    def __init__(self, *, max_bytes_per_s: float, max_requests_per_minute: float) -> None:
+        """`max_requests_per_minute` is the rate and the burst for each service of each peer."""
+        self._max_requests_per_minute = max_requests_per_minute
+        self._line = TokenBucket(rate_per_s=max_bytes_per_s, burst=max_bytes_per_s)
+        self._requests: OrderedDict[tuple[str, str], TokenBucket] = OrderedDict()
+        self._recent = RecentBytes()
+
+    def takes_request(self, peer_id: str, service: str, *, cost: float = 1.0, now: float) -> bool:
+        """Return whether to serve a request, and charge it. `cost` is in units of a usual request."""
+        key = (peer_id, service)
+        allowance = self._requests.pop(key, None) or TokenBucket(
+            rate_per_s=self._max_requests_per_minute / 60, burst=self._max_requests_per_minute
+        )
+        self._requests[key] = allowance
+        if len(self._requests) > MAX_REMEMBERED:
+            self._requests.popitem(last=False)
+        return allowance.take(cost, now=now)
+
+    def wait_s(self, peer_id: str, num_bytes: int, *, now: float) -> float | None:
+        """Return the seconds to wait before sending `num_bytes`, and charge them; None if the peer must ask another.
+
+        An item larger than one second's rate is sent when the budget is full.
+        """
+        left = self._line.left(now=now)
+        debt_s = self._line.wait_s(num_bytes, now=now)
+        is_full = left < num_bytes
+        if debt_s > MAX_WAIT_S or (is_full and self._recent.is_above_share(peer_id, now=now)):
+            return None
+        self._line.spend(num_bytes, now=now)
+        self._recent.add(peer_id, num_bytes, now=now)
+        return debt_s
+
+
+class RecentBytes:
+    """Bytes sent to each peer recently, with exponential decay."""
+
+    def __init__(self) -> None:
+        self._given: dict[str, float] = {}
+        self._counted_at = 0.0
+
+    def add(self, peer_id: str, num_bytes: int, *, now: float) -> None:
+        self._fade(now)
+        self._given[peer_id] = self._given.get(peer_id, 0.0) + num_bytes
+
+    def is_above_share(self, peer_id: str, *, now: float) -> bool:
+        """Return whether the peer received clearly more than the mean of all that received something."""
+        self._fade(now)
+        share = sum(self._given.values()) / len(self._given) if self._given else math.inf
+        return self._given.get(peer_id, 0.0) > SHARE_FACTOR * share
+
+    def _fade(self, now: float) -> None:
+        """Apply the decay and drop peers below one byte; at most every 0.5 s, because there may be thousands."""
+        if now < self._counted_at + FADE_PERIOD_S:
+            return
+        left = math.exp((self._counted_at - now) / RECENT_S)
+        self._given = {peer: given * left for peer, given in self._given.items() if given * left >= 1}
+        self._counted_at = now
+
+
+class TokenBucket:
+    """Token bucket: refills at a steady rate up to its burst. `now` is a monotonic clock in seconds."""
+
+    __slots__ = ("_burst", "_counted_at", "_left", "_rate_per_s")  # a node holds several for each peer
+
+    def __init__(self, *, rate_per_s: float, burst: float) -> None:
+        """Start full. Raises ValueError if the rate or the burst is not above 0."""
+        if not (rate_per_s > 0 and burst > 0):
+            raise ValueError("a token bucket needs a rate and a burst above 0")
+        self._rate_per_s = rate_per_s
+        self._burst = burst
+        self._left = burst
+        self._counted_at: float | None = None
+
+    def left(self, *, now: float) -> float:
+        """Return the amount available now; negative if more was spent than was available."""
+        if self._counted_at is not None:
+            self._left = min(self._burst, self._left + (now - self._counted_at) * self._rate_per_s)
+        self._counted_at = now
+        return self._left
+
+    def take(self, amount: float, *, now: float) -> bool:
+        """Spend `amount` if it is available; return whether it was."""
+        if self.left(now=now) < amount:
+            return False
+        self._left -= amount
+        return True
+
+    def spend(self, amount: float, *, now: float) -> float:
+        """Spend `amount` even if it is not available; return the seconds until the debt is repaid (0: no debt)."""
+        self._left = self.left(now=now) - amount
+        return max(0.0, -self._left / self._rate_per_s)
+
+    def wait_s(self, amount: float, *, now: float) -> float:
+        """Return the seconds until `amount` is available; an amount above the burst waits for a full bucket."""
+        return max(0.0, (min(amount, self._burst) - self.left(now=now)) / self._rate_per_s)
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaLimits:
+    """Groups, tokens and scoring seconds per minute, for one sender and for all new peers together."""
+
+    groups_per_minute: float = 6000.0
+    tokens_per_minute: float = 20e6
+    new_peers_groups_per_minute: float = 30000.0
+    new_peers_tokens_per_minute: float = 100e6
+    scoring_s_per_minute: float = 20.0
+    new_peers_scoring_s_per_minute: float = 40.0
+
+
+class _PeerBuckets:
+    """Token buckets for groups, tokens and scoring seconds; the burst is one minute."""
+
+    def __init__(self, groups_per_minute: float, tokens_per_minute: float, scoring_s_per_minute: float) -> None:
+        self.scoring_s = TokenBucket(rate_per_s=scoring_s_per_minute / MINUTE_S, burst=scoring_s_per_minute)
+        self._groups = TokenBucket(rate_per_s=groups_per_minute / MINUTE_S, burst=groups_per_minute)
+        self._tokens = TokenBucket(rate_per_s=tokens_per_minute / MINUTE_S, burst=tokens_per_minute)
+
+    def is_spent(self, *, now: float) -> bool:
+        return self._groups.left(now=now) < 1.0 or self._tokens.left(now=now) <= 0.0
+
+    def spend(self, num_tokens: int, *, now: float) -> None:
+        self._groups.spend(1.0, now=now)
+        self._tokens.spend(num_tokens, now=now)
+
+
+class Quotas:
+    """Token buckets of the `max_peers` peers seen last. `now` is a monotonic clock in seconds."""
+
+    def __init__(self, limits: QuotaLimits, *, max_peers: int = 4096) -> None:
+        self._limits = limits
+        self._max_peers = max_peers
+        self._senders: OrderedDict[str, _PeerBuckets] = OrderedDict()
+        self._new_peers = _PeerBuckets(
+            limits.new_peers_groups_per_minute,
+            limits.new_peers_tokens_per_minute,
+            limits.new_peers_scoring_s_per_minute,
+        )
+
+    def allows(self, peer_id: str, *, is_new_peer: bool, now: float) -> bool:
+        """Return whether to validate a group of this peer. Spends nothing, because the sender is not verified yet."""
+        if is_new_peer and self._new_peers.is_spent(now=now):
+            return False
+        buckets = self._senders.get(peer_id)
+        return buckets is None or not buckets.is_spent(now=now)
+
+    def allows_scoring(self, peer_id: str, *, is_new_peer: bool, now: float) -> bool:
+        """Return whether to score a group of this peer. Spends nothing."""
+        if is_new_peer and self._new_peers.scoring_s.left(now=now) <= 0.0:
+            return False
+        buckets = self._senders.get(peer_id)
+        return buckets is None or buckets.scoring_s.left(now=now) > 0.0
+
+    def spend(self, peer_id: str, num_tokens: int, *, is_new_peer: bool, now: float) -> None:
+        """Charge the peer that is responsible for a group, whatever the result of the validation."""
+        if is_new_peer:
+            self._new_peers.spend(num_tokens, now=now)
+        self._buckets_of(peer_id).spend(num_tokens, now=now)
+
+    def spend_scoring(self, peer_id: str, seconds: float, *, is_new_peer: bool, now: float) -> None:
+        """Charge the signer of a group that was scored."""
+        if is_new_peer:
+            self._new_peers.scoring_s.spend(seconds, now=now)
+        self._buckets_of(peer_id).scoring_s.spend(seconds, now=now)
+
+    def _buckets_of(self, peer_id: str) -> _PeerBuckets:
+        buckets = self._senders.get(peer_id)
+        if buckets is None:
+            limits = self._limits
+            buckets = _PeerBuckets(limits.groups_per_minute, limits.tokens_per_minute, limits.scoring_s_per_minute)
+            self._senders[peer_id] = buckets
+            if len(self._senders) > self._max_peers:
+                self._senders.popitem(last=False)
+        self._senders.move_to_end(peer_id)
+        return buckets
+
+
+@dataclass(frozen=True, slots=True)
+class ShareCap:
+    """Cap on the fraction of the buffer's places for remote groups that one neighbor may occupy.
+
+    A neighbor is a peer, or all peers of one network: `networks` maps peer ids to networks (`subnet_of`). With k
+    neighbors each may hold at least 1 / k of the places, so one peer alone may hold all. With many, none holds more
+    than `share`, or `trusted_share` for peers in `trusted`.
+    """
+
+    share: float = 0.25
+    trusted_share: float = 0.5
+    trusted: frozenset[str] = frozenset()
+    networks: Mapping[str, str] = field(default_factory=dict)
+
+    def neighbour(self, peer_id: str) -> str:
+        """Return the name under which a peer's groups are counted. A trusted peer is counted separately."""
+        return peer_id if peer_id in self.trusted else self.networks.get(peer_id, peer_id)
+
+    def places(self, neighbour: str, *, num_neighbours: int, capacity: int) -> int:
+        """Return the number of places of one neighbor, at least one."""
+        share = self.trusted_share if neighbour in self.trusted else self.share
+        return max(1, math.floor(capacity * min(1.0, max(share, 1.0 / max(1, num_neighbours)))))
+
+
+class AnnounceRateLimiter:
+    """Token bucket for each of the `max_peers` peers seen last; the burst is one minute."""
+
+    def __init__(self, *, max_per_minute: float, max_peers: int = 4096) -> None:
+        self._max_per_minute = max_per_minute
+        self._max_peers = max_peers
+        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
+
+    def admits(self, peer_id: str, *, now: float) -> bool:
+        """Return whether to handle one more announcement of the peer, and charge it. `now`: seconds, monotonic."""
+        bucket = self._buckets.pop(peer_id, None) or TokenBucket(
+            rate_per_s=self._max_per_minute / MINUTE_S, burst=self._max_per_minute
+        )
+        self._buckets[peer_id] = bucket
+        if len(self._buckets) > self._max_peers:
+            self._buckets.popitem(last=False)
+        return bucket.take(1.0, now=now)
+
+
+def subnet_of(multiaddrs: Iterable[str]) -> str | None:
+    """Return the subnet of a peer with these addresses: public IPv4 /24 or IPv6 /48; the first public address counts.
+
+    Identities cost nothing, but addresses in many networks do. Return None for loopback, private and relayed addresses,
+    because they do not identify the peer's network.
+    """
+    return next(filter(None, map(_subnet, multiaddrs)), None)
+
+
+def _subnet(multiaddr: str) -> str | None:
+    parts = multiaddr.split("/")
+    if len(parts) < MIN_PARTS or parts[1] not in ("ip4", "ip6") or "p2p-circuit" in parts:
+        return None
+    try:
+        address = ipaddress.ip_address(parts[2])
+    except ValueError:
+        return None
+    if not address.is_global:
+        return None
+    return str(ipaddress.ip_network((address, PREFIX_BITS[address.version]), strict=False))

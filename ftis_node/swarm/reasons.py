@@ -1,0 +1,139 @@
+"""Dictionary of reasons: for the rejection of a group and for a peer's loss of reputation.
+
+Status, events, screens, the report and docs/reference/rejections.md use these names and sentences; tests compare them.
+`REFUSALS` are the reasons of validation, `BEHAVIOUR` the other entries of a peer's record.
+
+Attributes a rejected group to the peer that signed it, to the peer that sent it, or to none.
+
+Any peer may serve any group, so that a group stays available if its creator is offline. Two rules keep that safe. A
+reason found before the signature check is not charged to the named creator, because any peer can write that name. A
+reason that a relaying peer cannot know is not charged to that peer. It knows form and signature, because its own
+validation checks them. It does not know our clock, quotas or bans.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ftis_node.swarm.reputation import Behaviour
+
+REFUSALS = {
+    "size": "it has more bytes than the run allows",
+    "parse": "it is not a valid envelope or body",
+    "unsolicited": "the node did not request it from this peer",
+    "version": "it has another schema version: one of the two nodes is older",
+    "codec": "its codec is unknown here: one of the two nodes is older",
+    "malformed": "its fields contradict each other",
+    "run": "it belongs to another run",
+    "wrong_encoding": "it is encoded as text, but the exact form is available from this sender or required by the run",
+    "banned": "its sender is banned or not on the allow-list",
+    "quota": "its sender, or all new peers together, exceeded their rate limit",
+    "signature": "the signature is not its sender's",
+    "duplicate": "the node has it already",
+    "sequence_reused": "its sender used the sequence number before, as after a restored backup",
+    "weights_not_offered": "it claims weights of this node that this node has not offered",
+    "clock_skew": "its time is further ahead than `validation.max_clock_skew_s`: one of the two clocks is wrong",
+    "stale": "it is older than the run's `step.max_age_s`, or than this node's last buffer reset",
+    "tokenizer": "its token ids are those of another tokenizer",
+    "group_size": "its number of completions differs from the run's group size",
+    "sampling": "it was sampled with other settings than the run's",
+    "length": "a completion is longer than the run allows",
+    "reward_range": "a claimed reward is outside [0, 1]",
+    "token_out_of_range": "a token id is outside the tokenizer's vocabulary",
+    "logprobs": (
+        "a log-prob is not finite or above 0, more than 16 are equal for different or uncertain completions, or "
+        "their mean is below `validation.min_mean_logprob`"
+    ),
+    "finish_reason": "a finish reason does not fit the last token",
+    "prompt_mismatch": "the problem does not exist here, or its text differs",
+    "not_encodable": "the tokenizer here cannot encode one of its texts",
+    "duplicate_completions": (
+        "its completions were in a group of another peer before, or in an earlier one of its sender"
+    ),
+    "duplicate_of_own": "its completions were in a group of this node before",
+    "reward_mismatch": "a claimed reward differs from the one computed here",
+    "scoring_quota": "scoring the groups of its sender, or of all new peers, exceeded their time limit",
+    "scoring_timeout": "making its problem or scoring one of its completions reached the time limit",
+    "scoring_failed": "scoring it here failed, or this machine was too busy",
+    "logprob_mismatch": "(after validation) its log-probs differ from those of the weights that it claims",
+    "understated_logprobs": "(after validation) the learner finds a completion far likelier than its log-probs say",
+}
+AFTER_VALIDATION = frozenset({"logprob_mismatch", "understated_logprobs"})
+BEHAVIOUR = {
+    "harmless": "a group was of no use, without fault of the peer",
+    "pull_failed": "it announced a group and did not deliver it",
+    "rate_limited": "it exceeded its rate limit",
+    "slow": "scoring its completions took the whole time limit",
+    "copied": "its completions were in another peer's group before",
+    "refused": "it sent what no correct node of this run sends",
+    "fault": "a value that it sent made this node's code fail: please report the line of the log",
+    "poisoned": "the learner failed in three steps that had a group of it",
+    "false_claim": "it made a false claim under its own signature",
+    "by the operator": "an operator of this node decided so",
+    "announcement_flood": "it announced more groups than this node reads",
+    "announcement_clock_skew": "it announced groups with a time further ahead than `validation.max_clock_skew_s`",
+    "announcement_version": "it announces in another wire version: update the older of the two nodes",
+    "pull_complete": "it announced groups as its own, and its complete answer had none of them",
+    "question_version": "its queries have another wire version: update the older of the two nodes",
+    "record_version": "its record has another wire version: update the older of the two nodes",
+}
+PULL = "pull_"  # followed by the outcome of the pull
+ANNOUNCEMENT = "announcement_"  # followed by the reason why it is invalid
+UNKNOWN = "this version does not know the reason"
+ORIGIN_FAULT = {
+    "unsolicited": Behaviour.REFUSED,
+    "size": Behaviour.REFUSED,
+    "parse": Behaviour.REFUSED,
+    "malformed": Behaviour.REFUSED,
+    "signature": Behaviour.FALSE_CLAIM,
+}
+NO_FAULT = frozenset(
+    {
+        *("version", "codec"),  # another software version
+        *("banned", "duplicate", "sequence_reused", "stale", "clock_skew"),
+        *("scoring_failed", "not_encodable", "scoring_quota"),  # this node scores and tokenizes
+    }
+)
+SIGNER_FAULT = {
+    "scoring_timeout": Behaviour.SLOW,
+    "reward_mismatch": Behaviour.FALSE_CLAIM,
+    "duplicate_of_own": Behaviour.FALSE_CLAIM,
+    "duplicate_completions": Behaviour.COPIED,
+}
+
+
+class Attribution(NamedTuple):
+    """The peer at fault and its behavior. The group also counts against that peer's quota."""
+
+    peer_id: str
+    conduct: Behaviour
+
+
+def attribute_refusal(reason: str, *, origin: str, sender: str | None, signed: bool) -> Attribution:
+    """Return the peer at fault: `origin` sent the group, `sender` is its named creator, verified if `signed`."""
+    if conduct := ORIGIN_FAULT.get(reason):
+        return Attribution(origin, conduct)
+    if reason in NO_FAULT:
+        return Attribution(origin, Behaviour.HARMLESS)
+    if reason == "quota":
+        return Attribution(origin, Behaviour.RATE_LIMITED if sender == origin else Behaviour.HARMLESS)
+    if signed and sender is not None:
+        return Attribution(sender, SIGNER_FAULT.get(reason, Behaviour.REFUSED))
+    return Attribution(origin, Behaviour.REFUSED)
+
+
+def sentence(reason: str) -> str:
+    """Return the meaning of a reason as a clause."""
+    if known := REFUSALS.get(reason) or BEHAVIOUR.get(reason):
+        return known
+    if reason.startswith(PULL):
+        return f"it announced groups, and fetching them ended as {reason.removeprefix(PULL).replace('_', ' ')!r}"
+    if reason.startswith(ANNOUNCEMENT):
+        return f"its announcement is invalid: {reason.removeprefix(ANNOUNCEMENT).replace('_', ' ')!r}"
+    return UNKNOWN
+
+
+def full_sentence(reason: str) -> str:
+    """Return the meaning of a reason as a sentence."""
+    clause = sentence(reason)
+    return f"{clause[0].upper()}{clause[1:]}."

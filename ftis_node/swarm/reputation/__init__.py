@@ -1,3 +1,0 @@
-"""Reputation: behavior of peers, attribution of rejected groups, rate limits, duplicates, bans."""
-
-from __future__ import annotations

@@ -1,0 +1,241 @@
+"""Safetensors files for weights that are published after every step: a writer that overwrites an old file, and a
+reader.
+
+The writer of safetensors first copies all bytes and creates a new file each time. This one converts and writes tensor
+by tensor, into the pages of the previous version. Fresh pages cost half as much again as the copy, and mapping the file
+costs more than that. The reader of safetensors (0.8.0, with torch 2.13) leaks 64 bytes a tensor. In a node that runs
+for weeks that adds up to a gigabyte.
+
+Format: the safetensors README, section "Format" (eight bytes of header length, a JSON header, the tensors' bytes).
+
+Weight files in memory with page-locked mappings, so that the GPU copies to and from them directly.
+
+Such a copy is several times faster than one from pageable memory, which the driver copies twice. Locking pages takes
+longer than the copy itself, so mappings stay locked as long as their file exists. The store overwrites the files of old
+versions (`store.WeightStore`), so there are at most three.
+
+If CUDA cannot lock a mapping (no GPU, a limit, a file system that is not memory), nothing is locked from then on. Files
+are then written and read without locks.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ftis_node.errors import ModelError
+from ftis_node.models.safetensors_file import read_header
+from ftis_node.workers.shared_weights import WORD_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from io import FileIO
+    from pathlib import Path
+
+    from torch import Tensor
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+LENGTH_BYTES = 8
+ALIGNMENT = 64  # of the first tensor
+logger = logging.getLogger(__name__)
+PORTABLE = 1  # cudaHostRegisterPortable: for every context of this process
+
+
+class LockedFiles:
+    """A cache of page-locked mappings by device and inode of the file. `lock` returns None if a mapping cannot be
+    locked.
+
+    Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self.why_not = ""
+        self._held: dict[tuple[int, int], tuple[int, Tensor]] = {}
+
+    def lock(self, path: Path) -> Tensor | None:
+        """Return the bytes of the file as a page-locked tensor; writes to it change the file.
+
+        The file must have its final size, and its file system space for it. After one failure no further lock is tried.
+        """
+        self._forget_removed()
+        if self.why_not:
+            return None
+        status = path.stat()
+        key = (status.st_dev, status.st_ino)
+        if key in self._held and self._held[key][1].numel() == status.st_size:
+            return self._held[key][1]
+        self._release(key)
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            mapping = torch.from_file(str(path), shared=True, size=status.st_size, dtype=torch.uint8)
+            register(mapping)
+        except (RuntimeError, AssertionError, AttributeError) as error:
+            os.close(descriptor)
+            self.why_not = (str(error).splitlines() or [type(error).__name__])[0]
+            logger.warning("weights cross in a plain file: CUDA does not lock %s: %s", path, self.why_not)
+            self.close()
+            return None
+        self._held[key] = (descriptor, mapping)
+        return mapping
+
+    def close(self) -> None:
+        """Unlock all mappings."""
+        for key in list(self._held):
+            self._release(key)
+
+    def _forget_removed(self) -> None:
+        """Unlock the mappings of removed files, which keep their memory."""
+        for key, (descriptor, mapping) in list(self._held.items()):
+            status = os.fstat(descriptor)
+            if status.st_nlink == 0 or status.st_size != mapping.numel():
+                self._release(key)
+
+    def _release(self, key: tuple[int, int]) -> None:
+        if (entry := self._held.pop(key, None)) is not None:
+            descriptor, mapping = entry
+            os.close(descriptor)
+            unregister(mapping)
+
+
+def register(mapping: Tensor) -> None:
+    """Lock the pages of a CPU tensor. Raises RuntimeError if CUDA refuses, AssertionError without CUDA."""
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    _check(runtime, runtime.cudaHostRegister(mapping.data_ptr(), mapping.numel(), PORTABLE))
+
+
+def unregister(mapping: Tensor) -> None:
+    """Unlock the pages of a tensor that `register` locked. Raises RuntimeError."""
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    _check(runtime, runtime.cudaHostUnregister(mapping.data_ptr()))
+
+
+def _check(runtime: Any, result: Any) -> None:
+    """Raise RuntimeError for an error, and clear it: otherwise CUDA reports it again at this thread's next kernel."""
+    if result == runtime.cudaError.success:
+        return
+    with suppress(RuntimeError):  # this kernel reports the pending error
+        torch.ones(1, device="cuda")
+    torch.cuda.check_error(result)
+
+
+def write_tensors(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    *,
+    dtype: torch.dtype | None = None,
+    change: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor,
+    locked: LockedFiles | None = None,
+) -> dict[str, int]:
+    """Write `tensors` by name as `dtype` (None: each its own), each after `change(name, tensor)`, which keeps its
+    shape.
+
+    With `locked` they are copied straight into the file's pages, if those can be locked. Returns the checksum of each.
+    An existing file is overwritten. Raises ValueError for a dtype that the format lacks, and for a non-float tensor if
+    `dtype` is given. Raises OSError if the disk is full: the file is then unusable.
+    """
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in tensors.items():
+        kind = dtype or tensor.dtype
+        if kind not in NAMES or (dtype is not None and not tensor.is_floating_point()):
+            raise ValueError(f"{name} is of {tensor.dtype}: it cannot be written as {kind}")
+        start, end = end, end + tensor.numel() * kind.itemsize
+        entries[name] = {"dtype": NAMES[kind], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    header = json.dumps(entries, separators=(",", ":")).encode()
+    header += b" " * (-(LENGTH_BYTES + len(header)) % ALIGNMENT)
+    beginning = len(header).to_bytes(LENGTH_BYTES, "little") + header
+    values = (
+        (name, change(name, tensor).detach().to(dtype or tensor.dtype).contiguous()) for name, tensor in tensors.items()
+    )
+    with path.open("r+b" if path.exists() else "w+b", buffering=0) as file:
+        if locked is not None:
+            num_bytes = len(beginning) + end
+            os.posix_fallocate(file.fileno(), 0, num_bytes)  # otherwise a full disk kills the process (SIGBUS)
+            file.truncate(num_bytes)
+            if (mapping := locked.lock(path)) is not None:
+                mapping[: len(beginning)] = torch.frombuffer(bytearray(beginning), dtype=torch.uint8)
+                return _copy_all(mapping[len(beginning) :], values)
+        checksums: dict[str, int] = {}
+        _write_all(file, memoryview(beginning))
+        for name, value in values:
+            checksums[name] = checksum(value)  # on its device, so that the checksum covers the transfer, too
+            _write_all(file, value.cpu().reshape(-1).view(torch.uint8).numpy().data)
+        file.truncate()
+    return checksums
+
+
+def _copy_all(data: Tensor, values: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
+    """Copy tensors one after the other into `data`. Returns when all copies are complete."""
+    checksums, start = {}, 0
+    for name, value in values:
+        checksums[name] = checksum(value)
+        part = value.reshape(-1).view(torch.uint8)
+        data[start : start + part.numel()].copy_(part, non_blocking=True)
+        start += part.numel()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return checksums
+
+
+def checksum(tensor: Tensor) -> int:
+    """Return the sum modulo 2^64 of a tensor's bytes as little-endian 64-bit words, the last one padded with zeros.
+
+    It is exact and the same on every device. Any change of one element changes it, but a permutation of words does not.
+    A core sums 12 GB/s, while the CRC-32 of a checkpoint runs at 2 GB/s.
+    """
+    data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    whole = data.numel() // WORD_BYTES * WORD_BYTES
+    words, rest = data[:whole], data[whole:]
+    if words.storage_offset() % WORD_BYTES:  # a part of a larger tensor
+        words = words.clone()
+    return (int(words.view(torch.int64).sum()) + int.from_bytes(bytes(rest.tolist()), "little")) % 2**64
+
+
+def _write_all(file: FileIO, data: memoryview) -> None:
+    """Write all bytes. One system call may write fewer, and always does above 2 GiB."""
+    while data:
+        data = data[file.write(data) :]
+
+
+def read_tensors(path: Path, *, locked: LockedFiles | None = None) -> dict[str, Tensor]:
+    """Return the tensors of a file, on the CPU: views of one private mapping, whose pages are read on first use.
+
+    With `locked`, if the file's pages can be locked, they are read-only views of the file itself. Raises ModelError if
+    the file is missing or damaged.
+    """
+    header = read_header(path)
+    try:
+        mapped = None if locked is None else locked.lock(path)
+        if mapped is None:
+            mapped = torch.from_file(str(path), shared=False, size=header.num_bytes, dtype=torch.uint8)
+        data = mapped[header.data_start :]
+        return {name: _view(data, entry) for name, entry in header.tensors.items()}
+    except (RuntimeError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"weight file {path} is damaged: {error!r}") from error
+
+
+def _view(data: Tensor, entry: Mapping[str, Any]) -> Tensor:
+    start, end = entry["data_offsets"]
+    dtype, part = DTYPES[entry["dtype"]], data[start:end]
+    if part.storage_offset() % dtype.itemsize:  # the format does not guarantee it
+        part = part.clone()
+    return part.view(dtype).view(entry["shape"])

@@ -1,0 +1,289 @@
+"""Published weights, from the learner to the generator: a safetensors file per version, and a proof that they are
+served.
+
+The learner publishes version n into a complete folder, and the generator loads it from there. The folder may be in
+memory (`/dev/shm`), and nothing in it is synced to a disk: a checkpoint holds the same weights. A learner publishes
+them again at its start. The file of an old version is overwritten, because fresh pages cost more than the copy.
+
+A version is the whole model, or only a LoRA adapter in peft's format, which an engine adds to its base model. An
+adapter's file is never overwritten: engines read it through a mapping.
+
+An engine may report that it loaded new weights and still use the old ones (seen with tied embeddings). So a version has
+two checks. Each tensor has a checksum, and an engine returns the checksums of its tensors after loading. Any difference
+means that a tensor is wrong, however small the error. The learner also computes the log-probs of a few fixed tokens
+under the published weights. This detects wrong computation with correct tensors. It is the only check of tensors that
+an engine holds in another form.
+
+Two correct forward passes differ by rounding. In bfloat16 the standard deviation is 0.05 nats a token, and the largest
+of 4,000 tokens differs by 0.66 (`generation.weight_loader.PROOF_TOLERANCES` has the sources). So the root of the mean
+square is compared with a bound, never the largest difference.
+
+The folder for published weights between learner and generator: in memory if they fit, else in the home.
+
+A new version is written after every step and read once. On a disk that would cost a gigabyte or more a step, although
+checkpoints hold the same weights. `/dev/shm` is a file system in memory. A container often has only 64 MiB of it: then
+the folder is in the home (or use `docker run --shm-size`). The next use of a home removes the files that a killed node
+left in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import os
+import shutil
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ftis_node.errors import ModelError
+from ftis_node.models.safetensors_file import read_header
+from ftis_node.workers.durable import complete_folder, is_complete, keep_newest, newest_complete, take_oldest
+from ftis_node.workers.shared_weights import WAYS, WORD_BYTES, SharedWeights, Way
+from ftis_node.workers.wire import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import torch
+    from numpy.typing import NDArray
+
+    from ftis_node.config.home import Home
+
+PREFIX = "weights-"
+WEIGHTS_FILE = "model.safetensors"
+ADAPTER_FILE = "adapter_model.safetensors"  # this and the next are peft's names
+ADAPTER_CONFIG_FILE = "adapter_config.json"
+PROBE_LENGTH = 32
+PROBE_MULTIPLIER = 2_654_435_761  # Knuth's multiplier, near 2^32 / golden ratio: spreads indices over a vocabulary
+log = logging.getLogger(__name__)
+MEMORY_DISK = Path("/dev/shm")  # nosec B108: only a folder of mode 0700 is created in it
+VERSIONS_KEPT = 2
+VERSIONS_AT_ONCE = VERSIONS_KEPT + 1  # and one is being written
+VERSIONS_AS_A_RESERVE = 2  # a fall-back to files keeps fewer: the oldest is overwritten
+FREE_SHARE = 0.5  # at most this share of the free bytes: other programs use it, too
+
+
+@contextmanager
+def weights_folder(
+    home: Home, *, version_bytes: int, num_versions: int = VERSIONS_AT_ONCE, memory_disk: Path = MEMORY_DISK
+) -> Iterator[Path]:
+    """Yield the folder for published weights of `version_bytes` each. A folder in memory is removed at the end.
+
+    In the home the published versions are removed: a learner publishes its weights again at its start.
+    """
+    digest = hashlib.sha256(str(home.root.absolute()).encode()).hexdigest()[:16]
+    folder = memory_disk / f"ftis-{os.getuid()}-{digest}"
+    if not _claim(folder, num_bytes=num_versions * version_bytes):
+        try:
+            yield home.weights
+        finally:
+            for path in home.weights.glob(f"{PREFIX}*"):
+                shutil.rmtree(path, ignore_errors=True)
+        return
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def has_space(num_bytes: int, free_bytes: int) -> bool:
+    """Return whether versions of `num_bytes` together fit in memory with `free_bytes` free."""
+    return num_bytes <= FREE_SHARE * free_bytes
+
+
+def free_in_memory(memory_disk: Path = MEMORY_DISK) -> int:
+    """Return the free bytes of the file system in memory; 0 if there is none."""
+    try:
+        return shutil.disk_usage(memory_disk).free
+    except OSError:
+        return 0
+
+
+def _claim(folder: Path, *, num_bytes: int) -> bool:
+    """Create an empty `folder`, readable by this user only. Returns False without shared memory or enough space."""
+    try:
+        if os.path.lexists(folder) and folder.lstat().st_uid == os.getuid():
+            shutil.rmtree(folder)  # left by a node that was killed: this process holds the home's lock
+        free_bytes = shutil.disk_usage(folder.parent).free
+        if not has_space(num_bytes, free_bytes):
+            log.debug("weights go through the home: %s has %d bytes free, %d are needed", folder, free_bytes, num_bytes)
+            return False
+        folder.mkdir(mode=0o700)  # raises if another user has created anything at this path
+    except OSError as error:
+        log.debug("weights go through the home: %s", error)
+        return False
+    return True
+
+
+class PublishedWeights(Message, frozen=True):
+    """A published version: `path` is the safetensors file (an adapter's has its own name), `num_bytes` its size.
+
+    `way` is the transport to the engine: "ipc" means the learner's own tensors, described in `shared`, without a file.
+    "pinned" means a file with locked pages. `fell_back` is the reason why that is not the planned transport.
+
+    `step_done_at_s` is the end of the step that made the version, by the monotonic clock that all processes of a
+    machine share. It is None if the version was published again later. `checksums` are those of its tensors by name, as
+    `tensor_file.checksum` computes them; empty if unknown.
+    """
+
+    version: int
+    path: str
+    num_bytes: int
+    step_done_at_s: float | None = None
+    checksums: dict[str, int] = {}
+    way: Way = "file"
+    shared: SharedWeights | None = None
+    fell_back: str = ""
+
+    def how(self) -> str:
+        """Return the transport to the engine, in words for the status."""
+        return f"{WAYS[self.way]} ({self.fell_back})" if self.fell_back else WAYS[self.way]
+
+
+class WeightProof(Message, frozen=True):
+    """A proof of a version: fixed tokens and their log-probs. `logprobs[i]` is that of `probe_ids[i + 1]` given all
+    before it.
+
+    The temperature is 1 and the type float32. There is one log-prob fewer than there are ids.
+    """
+
+    version: int
+    probe_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+    def rms_difference(self, logprobs: Sequence[float]) -> float:
+        """Return the root mean square of the differences between these log-probs and the proof's, in nats.
+
+        It is infinite if the two cannot be compared.
+        """
+        if len(logprobs) != len(self.logprobs):
+            return math.inf
+        squares = [(ours - theirs) ** 2 for ours, theirs in zip(self.logprobs, logprobs, strict=True)]
+        return math.sqrt(sum(squares) / len(squares)) if all(map(math.isfinite, squares)) else math.inf
+
+
+class WeightStore:
+    """The published versions in one folder, of which the newest `keep` remain. It has one writer and any number of
+    readers.
+    """
+
+    def __init__(self, folder: Path, *, keep: int = 2) -> None:
+        self._folder = Path(folder)
+        self._keep = keep
+
+    def publish(self, version: int, tensors: Mapping[str, torch.Tensor], **how: Any) -> PublishedWeights:
+        """Write a version and prune old ones; `how` as in `tensor_file.write_tensors`. Name tied weights once.
+
+        Raises OSError if the disk refuses, and ValueError for tensors that are not floats. Readers then see no new
+        version.
+        """
+        from ftis_node.workers.tensor_file import write_tensors
+
+        target = self._target(version)
+        with complete_folder(target, sync=False) as temporary:
+            if self._keep > 1 and (spent := take_oldest(self._folder, PREFIX, beyond=self._keep - 1)) is not None:
+                old = spent / WEIGHTS_FILE
+                if old.exists() and old.stat().st_nlink == 1:  # it has no other hard link
+                    os.replace(old, temporary / WEIGHTS_FILE)
+                shutil.rmtree(spent)
+            checksums = write_tensors(temporary / WEIGHTS_FILE, tensors, **how)
+        keep_newest(self._folder, PREFIX, self._keep)
+        return _published(target, checksums)
+
+    def publish_adapter(
+        self, version: int, tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any], **how: Any
+    ) -> PublishedWeights:
+        """Publish an adapter under peft's names, with peft's `config`, as `publish` does."""
+        from ftis_node.workers.tensor_file import write_tensors
+
+        target = self._target(version)
+        with complete_folder(target, sync=False) as temporary:
+            checksums = write_tensors(temporary / ADAPTER_FILE, tensors, **how)
+            (temporary / ADAPTER_CONFIG_FILE).write_text(json.dumps(config, indent=1, sort_keys=True))
+        keep_newest(self._folder, PREFIX, self._keep)
+        return _published(target, checksums)
+
+    def newest(self) -> PublishedWeights | None:
+        """Return the newest complete version, with the present checksums of its file; None before the first."""
+        newest = newest_complete(self._folder, PREFIX)
+        return None if newest is None else _published(newest, file_checksums(_file_in(newest)))
+
+    def load(self, version: int) -> dict[str, torch.Tensor]:
+        """Return the tensors of a version, on the CPU. Raises ModelError if it is missing or damaged."""
+        from ftis_node.workers.tensor_file import read_tensors
+
+        target = self._target(version)
+        if not is_complete(target):
+            raise ModelError(f"weights of version {version} are not in {self._folder}")
+        return read_tensors(_file_in(target))
+
+    def _target(self, version: int) -> Path:
+        return self._folder / f"{PREFIX}{version:08d}"
+
+
+def probe_token_ids(vocab_size: int, length: int = PROBE_LENGTH) -> tuple[int, ...]:
+    """Return fixed ids below `vocab_size` (the tokenizer's length), equal on every node, spread over the vocabulary."""
+    return tuple((index + 1) * PROBE_MULTIPLIER % 2**32 % vocab_size for index in range(length))
+
+
+def probe_logprobs(model: Any, probe_ids: Sequence[int]) -> tuple[float, ...]:
+    """Return log-probs of `probe_ids[1:]` under a transformers model: one forward pass, softmax in float32."""
+    import torch
+
+    ids = torch.tensor([list(probe_ids)], device=model.device)
+    with torch.no_grad():
+        logits = model(input_ids=ids, use_cache=False).logits[0, :-1].float()
+    logprobs = torch.log_softmax(logits, dim=-1).gather(-1, ids[0, 1:, None])
+    return tuple(logprobs.squeeze(-1).tolist())
+
+
+def prove(model: Any, *, version: int, vocab_size: int) -> WeightProof:
+    """Return the proof of a version; `vocab_size` is the tokenizer's length."""
+    probe_ids = probe_token_ids(vocab_size)
+    return WeightProof(version=version, probe_ids=probe_ids, logprobs=probe_logprobs(model, probe_ids))
+
+
+def find_difference(published: Mapping[str, int], held: Mapping[str, int]) -> str | None:
+    """Return how the checksums of a version and of an engine's tensors differ, as words that follow "the worker".
+
+    Tensors that only one side has are ignored: the engine holds them in another form, or the file names a tied one.
+    """
+    known = published.keys() & held.keys()
+    wrong = sorted(name for name in known if published[name] != held[name])
+    if not wrong:
+        return None
+    return f"holds other values than were published in {len(wrong)} of {len(known)} tensors, such as {wrong[0]}"
+
+
+def file_checksums(path: Path) -> dict[str, int]:
+    """Return the checksums of a file's tensors by name, as `tensor_file.checksum` computes them, without torch.
+
+    Raises ModelError if the file is missing or damaged.
+    """
+    header = read_header(path)
+    spans = {name: entry["data_offsets"] for name, entry in header.tensors.items()}
+    if sum(end - start for start, end in spans.values()) > header.num_bytes:  # each byte would be read several times
+        raise ModelError(f"weight file {path} is damaged: its tensors overlap")
+    data = np.memmap(path, dtype=np.uint8, mode="r")[header.data_start :]
+    return {name: _checksum(data[start:end]) for name, (start, end) in spans.items()}
+
+
+def _checksum(data: NDArray[np.uint8]) -> int:
+    whole = len(data) // WORD_BYTES * WORD_BYTES
+    return (int(data[:whole].view("<i8").sum()) + int.from_bytes(data[whole:].tobytes(), "little")) % 2**64
+
+
+def _published(folder: Path, checksums: dict[str, int]) -> PublishedWeights:
+    version = int(folder.name.removeprefix(PREFIX))
+    path = _file_in(folder)
+    return PublishedWeights(version=version, path=str(path), num_bytes=path.stat().st_size, checksums=checksums)
+
+
+def _file_in(folder: Path) -> Path:
+    adapter = folder / ADAPTER_FILE
+    return adapter if adapter.exists() else folder / WEIGHTS_FILE

@@ -1,0 +1,102 @@
+"""One member is assigned to each group."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.swarm.demand import (
+    MIN_MEMBERS_PER_SHARD,
+    NUM_TURNS,
+    assignment_order,
+    eligible_members,
+    is_assigned,
+)
+from ftis_node.swarm.topology import shard_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MEMBERS = [f"peer-{number}" for number in range(20)]
+IDS = [hashlib.sha256(bytes([number % 256, number // 256])).digest() for number in range(600)]
+
+
+def test_exactly_one_member_is_on_duty_and_another_at_each_attempt() -> None:
+    for group_id in IDS[:50]:
+        for attempt in range(4):
+            on_duty = [peer for peer in MEMBERS if is_assigned(group_id, peer, MEMBERS, attempt=attempt)]
+            assert len(on_duty) == 1
+        firsts = {
+            peer for peer in MEMBERS for attempt in range(4) if is_assigned(group_id, peer, MEMBERS, attempt=attempt)
+        }
+        assert len(firsts) == 4
+
+
+def test_duties_are_even() -> None:
+    counts = Counter(peer for group_id in IDS for peer in MEMBERS if is_assigned(group_id, peer, MEMBERS))
+    assert min(counts.values()) > 10 and max(counts.values()) < 60
+
+
+def test_a_member_more_or_less_moves_few_duties() -> None:
+    moved = sum(
+        is_assigned(group_id, peer, MEMBERS) != is_assigned(group_id, peer, MEMBERS[1:])
+        for group_id in IDS
+        for peer in MEMBERS[1:]
+    )
+    assert moved < 2 * len(IDS) / len(MEMBERS)
+
+
+def test_an_attempt_beyond_the_members_begins_again() -> None:
+    assert is_assigned(IDS[0], "alone", [], attempt=3)
+    assert is_assigned(IDS[0], "alone", ["alone"], attempt=0)
+
+
+def test_in_a_small_swarm_duties_go_round_among_all_in_a_large_one_in_the_shard() -> None:
+    me, sender = MEMBERS[0], MEMBERS[1]
+    few = eligible_members(sender, peer_id=me, known=MEMBERS[1:], shard_members=["x", sender], num_shards=8)
+    assert few == MEMBERS[1:]
+    many = MEMBERS * MIN_MEMBERS_PER_SHARD
+    for other in MEMBERS[1:]:
+        circle = eligible_members(other, peer_id=me, known=many, shard_members=["x", other], num_shards=8)
+        assert circle == (["x", other] if shard_of(other, 8) == shard_of(me, 8) else None)
+
+
+def test_assignments_are_those_of_ranking_all_eligible_members() -> None:
+    random = Random(5)
+    num_assigned = Counter[int]()
+    for group_id in IDS:
+        members, sender, peer = random.sample(MEMBERS, random.randint(0, 8)), *random.sample(MEMBERS, 2)
+        eligible, attempt = set(random.sample(MEMBERS, random.randint(8, 20))), random.choice((*range(10), 255))
+        ranked = assignment_order(group_id, {peer, *(eligible & set(members))} - {sender})
+        expected = ranked[attempt % NUM_TURNS % len(ranked)] == peer
+        assert expected == is_assigned(
+            group_id, peer, members, sender=sender, attempt=attempt, is_eligible=eligible.__contains__
+        )
+        num_assigned[min(attempt, len(ranked))] += expected
+    assert min(num_assigned[attempt] for attempt in range(3)) > 5
+
+
+@pytest.mark.parametrize(("attempt", "num_visited", "max_queried"), [(0, 16, 1), (255, 80, 16)])
+def test_the_work_for_one_group_hardly_grows_with_the_members(attempt: int, num_visited: int, max_queried: int) -> None:
+    visited: list[str] = []
+    queried: list[str] = []
+
+    class CountedMembers(list[str]):
+        def __iter__(self) -> Iterator[str]:
+            for member in super().__iter__():
+                visited.append(member)
+                yield member
+
+    def is_eligible(member: str) -> bool:
+        queried.append(member)
+        return True
+
+    members = CountedMembers(f"member-{number}" for number in range(2000))
+    for group_id in IDS:
+        is_assigned(group_id, "me", members, attempt=attempt, is_eligible=is_eligible)
+    assert len(queried) <= max_queried * len(IDS)
+    assert len(visited) < num_visited * len(IDS)

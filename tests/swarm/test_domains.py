@@ -1,0 +1,68 @@
+"""Which groups are pulled first if nodes have domains."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ftis_node.swarm.demand import ANY, DomainPortion, OwnDomain, portions
+from ftis_node.swarm.pull_queue import PullItem, PullQueue
+
+COUNTS = st.integers(0, 50)
+SHARES = st.floats(0, 1)
+
+
+def test_by_hand() -> None:
+    assert portions(0.75, stock=8, need=8, num_near=0, num_far=0) == (
+        DomainPortion(6, True),
+        DomainPortion(2, False),
+        ANY,
+    )
+    assert portions(0.25, stock=8, need=0, num_near=0, num_far=8) == (
+        DomainPortion(0, False),
+        DomainPortion(2, True),
+        ANY,
+    )
+    assert portions(1.0, stock=8, need=0, num_near=8, num_far=0) == (
+        DomainPortion(0, True),
+        DomainPortion(0, False),
+        ANY,
+    )
+    assert portions(0.5, stock=8, need=None, num_near=3, num_far=2) == (DomainPortion(None, False), ANY)
+    assert portions(0.5, stock=8, need=None, num_near=2, num_far=3) == (DomainPortion(None, True), ANY)
+
+
+@given(share=SHARES, stock=COUNTS, need=st.none() | COUNTS, near=COUNTS, far=COUNTS)
+def test_nothing_is_left_out_and_no_more_than_twice_the_stock_waits(
+    share: float, stock: int, need: int | None, near: int, far: int
+) -> None:
+    made = portions(share, stock=stock, need=need, num_near=near, num_far=far)
+    assert made[-1] == ANY, "what one side has not got the other fills"
+    if need is not None:
+        taken = {portion.near: portion.num or 0 for portion in made[:-1]}
+        assert set(taken) == {True, False}
+        assert sum(taken.values()) <= stock
+        assert taken[True] + near <= max(near, round(share * stock))
+        assert taken[False] + far <= max(far, stock - round(share * stock))
+
+
+def test_a_claim_is_of_a_domain_only_where_all_its_parts_are() -> None:
+    domain = OwnDomain(frozenset({"a", "b"}), share=1.0)
+    assert domain.is_claimed(frozenset({"a"}))
+    assert domain.is_claimed(frozenset({"a", "b"}))
+    assert not domain.is_claimed(frozenset({"a", "c"}))
+    assert not domain.is_claimed(frozenset()), "for the whole task, or it says nothing"
+
+
+def test_only_what_is_meant_is_asked_for_and_duties_always() -> None:
+    wants = PullQueue()
+    for number, sender in enumerate("aabb"):
+        name = f"{sender}{number}".encode()
+        wants.add(PullItem(name, sender, number + 1, 100, float(number), is_assigned=name == b"b2"), holder=sender)
+    requested = []
+    while batch := wants.next_request(most=9, need=None, max_bytes=1 << 20, is_meant=lambda want: want.sender == "a"):
+        requested.append([want.id for want in batch.items])
+    assert requested == [[b"a1", b"a0"], [b"b2"]]
+    assert wants.num_in_flight_of(lambda want: want.sender == "a") == 2
+    rest = wants.next_request(most=9, need=None, max_bytes=1 << 20)
+    assert rest is not None and [want.id for want in rest.items] == [b"b3"]

@@ -1,0 +1,85 @@
+"""Copies are rejected only if chance is ruled out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ftis_node.swarm.duplicates import DuplicateDetector, DuplicateKind, DuplicateRules, SeenCompletion
+
+RULES = DuplicateRules(min_tokens=8, max_share=0.25, max_kept=100)
+
+
+def seen(text: str, *, surprise: float = 30.0, prompt: str = "sum/1") -> SeenCompletion:
+    (completion,) = described([text.ljust(RULES.min_tokens)], surprise=surprise, prompt=prompt)
+    return completion
+
+
+def described(texts: list[str], *, surprise: float = 30.0, prompt: str = "sum/1") -> list[SeenCompletion]:
+    """Completions of one token for each character."""
+    ids = np.array([ord(letter) for text in texts for letter in text], dtype="<i4").tobytes()
+    return DuplicateDetector("me", RULES).describe(
+        prompt, ids, lengths=[len(text) for text in texts], surprises=[surprise] * len(texts)
+    )
+
+
+def detector_with(*completions: SeenCompletion, sender: str = "ann") -> DuplicateDetector:
+    detector = DuplicateDetector("me", RULES)
+    detector.remember(sender, completions)
+    return detector
+
+
+@pytest.mark.parametrize(
+    ("first", "copier", "found"),
+    [
+        ("ann", "bob", DuplicateKind.OTHERS),
+        ("ann", "ann", DuplicateKind.OTHERS),
+        ("me", "bob", DuplicateKind.OURS),
+        ("ann", "me", None),
+    ],
+)
+def test_a_copy_is_found_whoever_was_first(first: str, copier: str, found: DuplicateKind | None) -> None:
+    detector = detector_with(seen("a"), seen("b"), sender=first)
+    assert detector.judge(copier, [seen("a"), seen("x")]) is found
+
+
+def test_who_was_first_stays_first() -> None:
+    detector = detector_with(seen("a"), sender="me")
+    detector.remember("bob", [seen("a"), seen("x"), seen("y"), seen("z")])  # few enough that it passed
+    assert detector.judge("cat", [seen("a")]) is DuplicateKind.OURS
+
+
+def test_one_of_four_may_be_equal_and_two_may_not() -> None:
+    detector = detector_with(seen("a"), seen("b"))
+    assert detector.judge("bob", [seen("a"), seen("x"), seen("y"), seen("z")]) is None
+    assert detector.judge("bob", [seen("a"), seen("b"), seen("y"), seen("z")]) is DuplicateKind.OTHERS
+
+
+def test_short_answers_never_count() -> None:
+    short = described(["1234567", "7654321"])
+    assert detector_with(*short).judge("bob", short) is None
+
+
+def test_the_long_completions_of_a_group_are_found_between_short_ones() -> None:
+    assert described(["7", "12345678", "", "long text"]) == [seen("12345678"), seen("long text")]
+
+
+def test_what_surprises_nobody_never_counts_and_a_copy_cannot_claim_that() -> None:
+    collapsed = [seen("a", surprise=19.0)] * 4
+    assert detector_with(*collapsed).judge("bob", collapsed) is None
+    assert detector_with(seen("a")).judge("bob", [seen("a", surprise=0.0)]) is DuplicateKind.OTHERS
+
+
+def test_one_right_answer_many_times_is_a_copy_of_itself() -> None:
+    assert detector_with().judge("bob", [seen("a")] * 4) is DuplicateKind.OTHERS
+
+
+def test_another_prompt_is_another_text() -> None:
+    assert detector_with(seen("a")).judge("bob", [seen("a", prompt="sum/2")]) is None
+
+
+def test_memory_is_bounded_and_the_oldest_goes_first() -> None:
+    detector = detector_with(*[seen(str(i)) for i in range(500)])
+    assert len(detector) == 100
+    assert detector.judge("bob", [seen("499")]) is DuplicateKind.OTHERS
+    assert detector.judge("bob", [seen("0")]) is None

@@ -1,0 +1,67 @@
+"""Rate limits of one sender and of all new peers, and the buffer places of one peer."""
+
+from __future__ import annotations
+
+import pytest
+
+from ftis_node.swarm.rate_limits import QuotaLimits, Quotas, ShareCap, subnet_of
+
+LIMITS = QuotaLimits(
+    groups_per_minute=60.0, tokens_per_minute=6000.0, new_peers_groups_per_minute=120.0, new_peers_tokens_per_minute=1e6
+)
+
+
+def spend(quotas: Quotas, peer_id: str, *, groups: int, tokens: int = 1, stranger: bool = False) -> int:
+    """How many of these groups would be looked at, all at time 0."""
+    allowed = 0
+    for _ in range(groups):
+        if quotas.allows(peer_id, is_new_peer=stranger, now=0.0):
+            quotas.spend(peer_id, tokens, is_new_peer=stranger, now=0.0)
+            allowed += 1
+    return allowed
+
+
+def test_a_sender_has_a_minutes_worth_and_then_its_rate() -> None:
+    quotas = Quotas(LIMITS)
+    assert spend(quotas, "ann", groups=100) == 60
+    assert quotas.allows("bob", is_new_peer=False, now=0.0)
+    assert not quotas.allows("ann", is_new_peer=False, now=0.9)
+    assert quotas.allows("ann", is_new_peer=False, now=1.1)
+
+
+def test_few_groups_of_many_tokens_are_bounded_too() -> None:
+    assert spend(Quotas(LIMITS), "ann", groups=100, tokens=2000) == 3
+
+
+def test_a_thousand_strangers_have_no_more_than_two_peers_and_take_no_known_peers_turn() -> None:
+    quotas = Quotas(LIMITS, max_peers=50)
+    assert sum(spend(quotas, f"new{i}", groups=2, stranger=True) for i in range(1000)) == 120
+    assert not quotas.allows("new5000", is_new_peer=True, now=0.0)
+    assert spend(quotas, "ann", groups=100) == 60
+    assert len(quotas._senders) <= 50
+
+
+@pytest.mark.parametrize(
+    ("num_peers", "peer", "places"),
+    [(1, "ann", 100), (2, "ann", 50), (3, "ann", 33), (4, "ann", 25), (99, "ann", 25), (99, "friend", 50)],
+)
+def test_among_few_peers_each_has_its_part_and_among_many_none_has_more_than_the_share(
+    num_peers: int, peer: str, places: int
+) -> None:
+    cap = ShareCap(share=0.25, trusted_share=0.5, trusted=frozenset({"friend"}))
+    assert cap.places(peer, num_neighbours=num_peers, capacity=100) == places
+    assert cap.places(peer, num_neighbours=num_peers, capacity=2) >= 1
+
+
+@pytest.mark.parametrize(
+    ("addresses", "network"),
+    [
+        (["/ip4/8.8.8.8/tcp/1"], "8.8.8.0/24"),
+        (["/ip4/127.0.0.1/tcp/1", "/ip4/10.1.2.3/tcp/1", "/ip4/8.8.4.4/udp/1/quic-v1"], "8.8.4.0/24"),
+        (["/ip6/2001:4860:4860::8888/tcp/1"], "2001:4860:4860::/48"),
+        (["/ip4/8.8.8.8/tcp/1/p2p/RELAY/p2p-circuit"], None),
+        (["/ip4/192.168.1.1/tcp/1", "", "nonsense", "/ip4/x/tcp/1", "/dns4/example.org/tcp/1"], None),
+    ],
+)
+def test_peers_of_one_public_network_are_one_neighbour(addresses: list[str], network: str | None) -> None:
+    assert subnet_of(addresses) == network

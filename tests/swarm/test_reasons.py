@@ -1,0 +1,33 @@
+"""Every reason has a sentence, the same as in the documentation."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ftis_node.gossip.interface import FetchOutcome
+from ftis_node.swarm.reasons import BEHAVIOUR, REFUSALS, UNKNOWN, sentence
+from ftis_node.swarm.reputation import BY_OPERATOR, GOOD_BEHAVIOUR, Behaviour
+
+PAGE = Path(__file__).parents[2] / "docs/reference/rejections.md"
+
+
+def test_the_sentences_are_those_of_the_page_of_rejections() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    table = text[text.index("| reason | the group is refused") : text.index("## Other names")]
+    assert dict(re.findall(r"^\| `(\w+)` \| (.+?) \| .+ \|$", table, flags=re.MULTILINE)) == REFUSALS
+
+
+def test_whatever_a_peers_record_counts_has_a_sentence() -> None:
+    for reason in [
+        *(set(Behaviour) - GOOD_BEHAVIOUR),
+        BY_OPERATOR,
+        "logprob_mismatch",
+        "announcement_flood",
+        "announcement_malformed",
+    ]:
+        assert sentence(reason) != UNKNOWN, reason
+    for outcome in FetchOutcome:
+        assert outcome.value.replace("_", " ") in sentence(f"pull_{outcome.value}")
+    assert sentence("nonsense") == UNKNOWN
+    assert not set(REFUSALS) & set(BEHAVIOUR)

@@ -1,0 +1,55 @@
+"""Gaps in a sender's sequence numbers."""
+
+from __future__ import annotations
+
+from ftis_node.swarm.sequence import MAX_GAPS, MAX_TRIES, SequenceGap, SequenceTracker
+
+
+def heard(*numbers: int) -> SequenceTracker:
+    sender = SequenceTracker(at=0.0)
+    for number in numbers:
+        sender.note(number, at=1.0)
+    return sender
+
+
+def test_what_came_before_the_first_is_no_gap() -> None:
+    assert heard(7, 8, 9).gaps == ()
+
+
+def test_gaps_are_named_newest_first_and_filled() -> None:
+    sender = heard(1, 4, 9)
+    assert sender.gaps == (SequenceGap(5, 8), SequenceGap(2, 3))
+    sender.note(6, at=2.0)
+    assert sender.gaps == (SequenceGap(7, 8), SequenceGap(5, 5), SequenceGap(2, 3))
+    for number in (2, 3, 5, 7, 8):
+        sender.note(number, at=3.0)
+    assert sender.gaps == ()
+    assert (sender.highest, sender.at) == (9, 3.0)
+
+
+def test_a_directory_record_shows_a_missing_tail() -> None:
+    sender = heard(1, 2)
+    sender.note_tail(5)
+    assert sender.gaps == (SequenceGap(3, 5),)
+    sender.note_tail(5)
+    assert sender.gaps == (SequenceGap(3, 5),)
+    unheard = SequenceTracker(at=0.0)
+    unheard.note_tail(5)
+    assert unheard.gaps == (), "what came before is asked for by time"
+
+
+def test_a_gap_is_given_up_after_a_final_answer_or_a_few_tries() -> None:
+    sender = heard(1, 4, 9)
+    sender.note_query(SequenceGap(5, 8), is_final=True)
+    assert sender.gaps == (SequenceGap(2, 3),)
+    for tries in range(1, MAX_TRIES):
+        sender.note_query(SequenceGap(2, 3), is_final=False)
+        assert sender.gaps == (SequenceGap(2, 3, tries),)
+    sender.note_query(SequenceGap(2, 3), is_final=False)
+    assert sender.gaps == ()
+
+
+def test_a_sender_that_leaves_out_every_other_number_costs_little() -> None:
+    sender = heard(*range(1, 1001, 2))
+    assert len(sender.gaps) == MAX_GAPS
+    assert sender.gaps[0] == SequenceGap(998, 998)

@@ -1,0 +1,176 @@
+"""Files whose pages are locked: the same bytes as plain ones, locked once, forgotten when removed, given up if refused.
+
+CUDA's two calls are replaced, but in the last test, which is for a GPU.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from ftis_node.workers import tensor_file
+from ftis_node.workers.tensor_file import LockedFiles, read_tensors, write_tensors
+from ftis_node.workers.weight_store import WeightStore
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Cuda:
+    """What is locked, by its address."""
+
+    def __init__(self) -> None:
+        self.locked: dict[int, int] = {}
+        self.num_calls = 0
+        self.refuses = False
+
+    def register(self, mapping: Tensor) -> None:
+        self.num_calls += 1
+        if self.refuses:
+            raise RuntimeError("CUDA error: operation not supported (801)\nmore of it")
+        self.locked[mapping.data_ptr()] = mapping.numel()
+
+    def unregister(self, mapping: Tensor) -> None:
+        del self.locked[mapping.data_ptr()]
+
+
+def test_a_refusal_is_raised_and_does_not_come_again_at_the_next_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = [0]  # the error that CUDA reports once more: 0 is success
+
+    class Runtime:
+        class cudaError:
+            success = 0
+
+        def cudaHostRegister(self, pointer: int, num_bytes: int, flags: int) -> int:
+            kept[0] = 801
+            return 801
+
+    def kernel(*shape: int, device: str) -> None:
+        error, kept[0] = kept[0], 0
+        if error:
+            raise RuntimeError(f"CUDA error: {error}")
+
+    def check_error(error: int) -> None:
+        raise RuntimeError(f"CUDA error: operation not supported ({error})")
+
+    mapping = torch.zeros(8, dtype=torch.uint8)
+    monkeypatch.setattr(torch.cuda, "cudart", Runtime)
+    monkeypatch.setattr(torch.cuda, "check_error", check_error)
+    monkeypatch.setattr(torch, "ones", kernel)
+    with pytest.raises(RuntimeError, match=r"operation not supported \(801\)"):
+        tensor_file.register(mapping)
+    assert kept == [0]
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    made = Cuda()
+    monkeypatch.setattr(tensor_file, "register", made.register)
+    monkeypatch.setattr(tensor_file, "unregister", made.unregister)
+    return made
+
+
+def tensors(value: float = 1.5) -> dict[str, torch.Tensor]:
+    return {"a": torch.full((3, 2), value), "b": torch.full((5,), value).bfloat16(), "turned": torch.randn(4, 3).T}
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_a_locked_file_has_the_bytes_of_a_plain_one(cuda: Cuda, tmp_path: Path, dtype: torch.dtype | None) -> None:
+    given = tensors()
+    plain = write_tensors(tmp_path / "plain", given, dtype=dtype)
+    locked = write_tensors(tmp_path / "locked", given, dtype=dtype, locked=LockedFiles())
+    assert plain == locked
+    assert (tmp_path / "plain").read_bytes() == (tmp_path / "locked").read_bytes()
+    assert list(cuda.locked.values()) == [(tmp_path / "plain").stat().st_size]
+
+
+def test_what_is_read_through_locked_pages_is_the_file_itself(cuda: Cuda, tmp_path: Path) -> None:
+    path = Path(WeightStore(tmp_path).publish(1, tensors(1.0)).path)
+    locked = LockedFiles()
+    first = read_tensors(path, locked=locked)
+    assert first["a"].eq(1.0).all()
+    write_tensors(path, tensors(2.0))
+    again = read_tensors(path, locked=locked)
+    assert again["a"].eq(2.0).all()
+    assert first["a"].data_ptr() == again["a"].data_ptr()
+    assert cuda.num_calls == 1
+    assert read_tensors(path)["a"].data_ptr() != again["a"].data_ptr()
+
+
+def test_the_store_s_files_are_locked_once_each_and_unlocked_with_them(cuda: Cuda, tmp_path: Path) -> None:
+    store, locked = WeightStore(tmp_path), LockedFiles()
+    for version in range(1, 8):
+        path = Path(store.publish(version, tensors(float(version)), locked=locked).path)
+        assert store.load(version)["a"].eq(version).all()
+    assert (cuda.num_calls, len(cuda.locked)) == (2, 2), "files are written over"
+    larger = {"a": torch.ones(100)}
+    path = Path(store.publish(8, larger, locked=locked).path)
+    assert path.stat().st_size in cuda.locked.values()
+    assert store.load(8)["a"].eq(1).all()
+    for each in tmp_path.glob("*/*.safetensors"):
+        each.unlink()
+    locked.lock(Path(store.publish(9, tensors(), locked=locked).path))
+    assert len(cuda.locked) == 1, "a mapping would keep the memory of a removed file"
+    locked.close()
+    assert cuda.locked == {}
+
+
+def test_one_refusal_is_the_last_try_and_one_line(cuda: Cuda, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    locked = LockedFiles()
+    write_tensors(tmp_path / "early", tensors(), locked=locked)
+    cuda.refuses = True
+    with caplog.at_level(logging.WARNING):
+        for name in ("one", "two"):
+            written = write_tensors(tmp_path / name, tensors(2.0), locked=locked)
+            assert read_tensors(tmp_path / name, locked=locked)["a"].eq(2.0).all()
+            assert len(written) == 3
+    assert (cuda.num_calls, cuda.locked) == (2, {})
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == [
+        f"weights cross in a plain file: CUDA does not lock {tmp_path / 'one'}: "
+        "CUDA error: operation not supported (801)"
+    ]
+
+
+def test_without_a_gpu_nothing_is_locked(tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    locked = LockedFiles()
+    write_tensors(tmp_path / "t", tensors(), locked=locked)
+    assert locked.why_not == "Torch not compiled with CUDA enabled" or "driver" in locked.why_not
+    assert read_tensors(tmp_path / "t")["a"].eq(1.5).all()
+
+
+def test_a_full_disk_is_an_error_and_no_signal(cuda: Cuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages of a mapping for which there is no room end the process: room is asked for before."""
+
+    def full(descriptor: int, offset: int, length: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_tensors(tmp_path / "t", tensors(), locked=LockedFiles())
+    assert cuda.num_calls == 0
+
+
+@pytest.mark.timeout(120)
+def test_a_gpu_writes_and_reads_locked_pages(tmp_path: Path) -> None:
+    """The real thing: written from a GPU, read back to it, in /dev/shm where there is one."""
+    folder = Path("/dev/shm") if Path("/dev/shm").is_dir() else tmp_path
+    path, locked = folder / f"ftis-test-{os.getpid()}", LockedFiles()
+    given = {"a": torch.randn(1000, 999, device="cuda").bfloat16(), "b": torch.randn(7, device="cuda")}
+    try:
+        for factor in (1, 2):
+            write_tensors(path, {name: tensor * factor for name, tensor in given.items()}, locked=locked)
+            assert locked.why_not == ""
+            read = read_tensors(path, locked=locked)
+            assert all(read[name].is_pinned() for name in given)
+            assert all(read[name].cuda().equal(tensor * factor) for name, tensor in given.items())
+    finally:
+        locked.close()
+        path.unlink(missing_ok=True)

@@ -1,0 +1,310 @@
+"""Weights in another process' memory: the list of handles, what is refused of it, and what stays mapped.
+
+torch's two functions for CUDA IPC are replaced by shared memory of a CPU (`tests/cpu_sharing.py`); the last test is for
+a GPU and does the real thing.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+import torch
+
+from ftis_node.errors import SharingError
+from ftis_node.workers import shared_tensors
+from ftis_node.workers.shared_tensors import Exporter, OpenedWeights, export_storage
+from ftis_node.workers.shared_weights import SharedStorage, SharedTensor, SharedWeights, decode, encode
+from ftis_node.workers.tensor_file import checksum
+from tests import cpu_sharing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CPU = torch.device("cpu")
+ROOT = Path(__file__).parents[2]
+READER = """
+import sys
+import torch
+from ftis_node.errors import SharingError
+from ftis_node.workers.shared_tensors import OpenedWeights
+from ftis_node.workers.shared_weights import decode
+from ftis_node.workers.tensor_file import checksum
+from tests import cpu_sharing
+
+device = torch.device(sys.argv[1])
+if device.type == "cpu":
+    cpu_sharing.install()
+opened = OpenedWeights(device)
+for line in sys.stdin:
+    try:
+        opened.open(decode(bytes.fromhex(line)))
+        print(*(f"{name}={checksum(tensor)}" for name, tensor in opened.tensors()), flush=True)
+    except SharingError as error:
+        print("refused:", error, flush=True)
+"""
+
+
+class Reader:
+    """Another process that maps what it is sent, and answers with the checksums of what it sees."""
+
+    def __init__(self, device: str) -> None:
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", READER, device], stdin=-1, stdout=-1, text=True, env=environment
+        )
+
+    def read(self, shared: SharedWeights) -> str:
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write(encode(shared).hex() + "\n")
+        self._process.stdin.flush()
+        return self._process.stdout.readline().strip()
+
+    def close(self) -> None:
+        self._process.communicate(timeout=60)
+
+
+@pytest.fixture
+def sharing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was mapped so far, by its handle."""
+    cpu_sharing.install(monkeypatch.setattr)
+    cpu_sharing.opened.clear()
+    return cpu_sharing.opened
+
+
+def weights(device: str = "cpu") -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    whole = torch.randn(6, 4).bfloat16()
+    made = {"a": torch.randn(3, 5).bfloat16(), "part": whole[2:4], "rest": whole[4:], "c": torch.randn(7)}
+    on_device = {name: tensor.to(device) for name, tensor in made.items()} if device != "cpu" else made
+    for tensor in on_device.values():
+        if device == "cpu":
+            tensor.share_memory_()
+    return on_device
+
+
+def sums(tensors: dict[str, torch.Tensor]) -> str:
+    return " ".join(f"{name}={checksum(tensor)}" for name, tensor in tensors.items())
+
+
+@pytest.mark.timeout(120)
+def test_another_process_sees_each_version_without_mapping_it_again(sharing: list[str]) -> None:
+    tensors, exporter, reader = weights(), Exporter(), Reader("cpu")
+    try:
+        first = exporter.share(tensors)
+        assert decode(encode(first)) == first
+        assert len(first.storages) == 3, "two tensors of one storage are one"
+        assert [each.name for each in first.tensors] == list(tensors)
+        assert reader.read(first) == sums(tensors)
+        for tensor in tensors.values():
+            tensor.copy_(tensor * 2 + 1)
+        second = exporter.share(tensors)
+        assert second is first, "they did not move, so nothing is exported again"
+        assert reader.read(second) == sums(tensors)
+        tensors["a"] = torch.ones(2).share_memory_()
+        third = exporter.share(tensors)
+        assert third.export_id != first.export_id
+        assert reader.read(third) == sums(tensors)
+    finally:
+        reader.close()
+
+
+@pytest.mark.timeout(120)
+def test_the_real_thing_between_two_processes_on_one_gpu() -> None:
+    """Three versions through handles that were opened once; then another export, whose handles are new."""
+    tensors, exporter, reader = weights("cuda"), Exporter(), Reader("cuda:0")
+    try:
+        exports = set()
+        for _ in range(3):
+            for tensor in tensors.values():
+                tensor.copy_(tensor * 2 + 1)
+            shared = exporter.share(tensors)
+            exports.add(shared.export_id)
+            assert reader.read(shared) == sums(tensors)
+        assert len(exports) == 1
+        tensors["a"] = torch.ones(3 << 20, device="cuda")
+        assert reader.read(exporter.share(tensors)) == sums(tensors)
+        assert shared_tensors.grow_segments()
+        grown = {"a": torch.ones(64 << 20, device="cuda")}
+        with pytest.raises(SharingError):
+            Exporter().share(grown)
+        assert reader.read(exporter.share(tensors)) == sums(tensors), "what was there before is shared as before"
+    finally:
+        reader.close()
+
+
+def test_what_is_mapped_stays_until_another_export_comes(sharing: list[str]) -> None:
+    tensors, opened = weights(), OpenedWeights(CPU)
+    exporter = Exporter()
+    for _ in range(3):
+        opened.open(exporter.share(tensors))
+    assert len(sharing) == 3
+    views = dict(opened.tensors())
+    assert list(views) == list(tensors)
+    for name, tensor in tensors.items():
+        assert views[name].equal(tensor)
+        assert (views[name].dtype, views[name].shape) == (tensor.dtype, tensor.shape)
+        assert views[name].data_ptr() != tensor.data_ptr(), "another mapping of the same memory"
+    tensors["a"].fill_(3)
+    assert views["a"].equal(tensors["a"])
+    opened.open(Exporter().share({"other": torch.ones(3).share_memory_()}))
+    assert [name for name, _ in opened.tensors()] == ["other"]
+    assert len(sharing) == 4
+
+
+def test_a_tensor_that_moved_is_exported_again(sharing: list[str]) -> None:
+    tensors, exporter = weights(), Exporter()
+    first = exporter.share(tensors)
+    tensors["c"] = tensors["c"].clone().share_memory_()
+    second = exporter.share(tensors)
+    assert second.export_id != first.export_id
+    opened = OpenedWeights(CPU)
+    opened.open(second)
+    assert dict(opened.tensors())["c"].equal(tensors["c"])
+
+
+@pytest.mark.parametrize(
+    ("tensor", "problem"),
+    [
+        (torch.ones(3, dtype=torch.int64), "a .torch.int64. is not a contiguous tensor of 16-bit or 32-bit floats"),
+        (torch.ones(3, 4).T, "not a contiguous tensor"),
+        (torch.ones(0), "not a contiguous tensor"),
+    ],
+)
+def test_what_cannot_be_shared_is_named(sharing: list[str], tensor: torch.Tensor, problem: str) -> None:
+    with pytest.raises(SharingError, match=problem):
+        Exporter().share({"a": tensor})
+
+
+RIGHT = (0, b"\x02c" + bytes(64), 12, 0, b"counter", 0, b"event", True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ((*RIGHT[:1], b"\x02e" + bytes(20), *RIGHT[2:]), "expandable segments"),
+        ((*RIGHT[:1], b"\x02c" + bytes(63), *RIGHT[2:]), "expandable segments"),
+        (RIGHT[:7], "unknown form"),
+        ((*RIGHT[:4], "counter", *RIGHT[5:]), "unknown form"),
+        (list(RIGHT), "unknown form"),
+    ],
+)
+def test_handles_of_another_form_are_refused(monkeypatch: pytest.MonkeyPatch, fields: Any, problem: str) -> None:
+    monkeypatch.setattr(torch.UntypedStorage, "_share_cuda_", lambda storage: fields)
+    with pytest.raises(SharingError, match=problem):
+        export_storage(torch.ones(3).untyped_storage())
+    monkeypatch.setattr(torch.UntypedStorage, "_share_cuda_", lambda storage: RIGHT)
+    assert export_storage(torch.ones(3).untyped_storage()).num_bytes == 12
+
+
+@pytest.mark.parametrize(("version", "is_known"), [("2.10.1", False), ("2.13.0+cu130", True), ("2.14.0", False)])
+def test_only_known_versions_of_torch_share(
+    sharing: list[str], monkeypatch: pytest.MonkeyPatch, version: str, is_known: bool
+) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    if is_known:
+        Exporter().share(weights())
+        return
+    with pytest.raises(SharingError, match=f"not tried with torch {version}"):
+        Exporter().share(weights())
+
+
+def test_torch_without_cuda_says_so() -> None:
+    with pytest.raises(SharingError, match="CUDA IPC cannot export a handle: CUDA is not available"):
+        export_storage(torch.ones(3).untyped_storage())
+    with pytest.raises(SharingError, match="CUDA IPC cannot open a handle: CUDA is not available"):
+        shared_tensors.open_storage(SharedStorage(*RIGHT[1:]), 0)
+
+
+def changed(shared: SharedWeights, **fields: Any) -> SharedWeights:
+    return msgspec.structs.replace(shared, **fields)
+
+
+def first_tensor(shared: SharedWeights, **fields: Any) -> SharedWeights:
+    return changed(shared, tensors=(changed(shared.tensors[0], **fields), *shared.tensors[1:]))
+
+
+def first_storage(shared: SharedWeights, **fields: Any) -> SharedWeights:
+    return changed(shared, storages=(changed(shared.storages[0], **fields), *shared.storages[1:]))
+
+
+LIES: dict[str, tuple[Callable[[SharedWeights], SharedWeights], str]] = {
+    "no storage": (lambda shared: first_tensor(shared, storage=9), "a: there is no storage 9"),
+    "negative storage": (lambda shared: first_tensor(shared, storage=-1), "malformed"),
+    "beyond": (lambda shared: first_tensor(shared, offset=1), "a reach beyond their storage"),
+    "before": (lambda shared: first_tensor(shared, offset=-1), "malformed"),
+    "too many": (lambda shared: first_tensor(shared, shape=(3, 6)), "a reach beyond their storage"),
+    "huge": (lambda shared: first_tensor(shared, shape=(1 << 60,)), "malformed"),
+    "dimensions": (lambda shared: first_tensor(shared, shape=(1,) * 9), "malformed"),
+    "type": (lambda shared: first_tensor(shared, dtype="F64"), "malformed"),
+    "twice": (lambda shared: first_tensor(shared, name="c"), "names a tensor twice"),
+    "long handle": (lambda shared: first_storage(shared, handle=bytes(300)), "malformed"),
+    "counter": (lambda shared: first_storage(shared, ref_counter=bytes(300)), "malformed"),
+    "name": (lambda shared: first_tensor(shared, name=""), "malformed"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_list_that_lies_is_refused_before_anything_is_mapped(sharing: list[str], lie: str) -> None:
+    change, problem = LIES[lie]
+    shared = Exporter().share(weights())
+    with pytest.raises(SharingError, match=problem):
+        OpenedWeights(CPU).open(decode(encode(change(shared))))
+    assert sharing == []
+
+
+@pytest.mark.parametrize("message", [b"", b"\x00", b"\x81\xa1a\x01", encode(SharedWeights("e", "u", (), ()))[:-3]])
+def test_what_is_no_list_is_refused(message: bytes) -> None:
+    with pytest.raises(SharingError, match="malformed"):
+        decode(message)
+
+
+def test_weights_on_another_gpu_or_of_an_ended_process_are_refused_and_what_was_mapped_goes(
+    sharing: list[str],
+) -> None:
+    tensors, opened = weights(), OpenedWeights(CPU)
+    shared = Exporter().share(tensors)
+    opened.open(shared)
+    with pytest.raises(SharingError, match="on another GPU"):
+        opened.open(changed(shared, export_id="x", device_uuid="GPU-elsewhere"))
+    gone = [changed(each, handle=b"\x02c/proc/1/fd/none".ljust(66, b"\0")) for each in shared.storages[1:]]
+    half = changed(shared, export_id="y", storages=(shared.storages[0], *gone))
+    with pytest.raises(SharingError, match="cannot open a handle: CUDA error: invalid argument$"):
+        opened.open(half)
+    with pytest.raises(AssertionError):
+        next(opened.tensors())
+    opened.open(shared)
+    assert dict(opened.tensors())["a"].equal(tensors["a"])
+
+
+def test_memory_that_is_smaller_than_was_said_is_refused(sharing: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = Exporter().share(weights())
+    monkeypatch.setattr(shared_tensors, "open_storage", lambda each, device: torch.ones(1).untyped_storage())
+    with pytest.raises(SharingError, match="differs from the shared one"):
+        OpenedWeights(CPU).open(shared)
+
+
+def test_types_and_sizes_are_those_of_a_file() -> None:
+    storage = SharedStorage(b"h", 30, 0, b"", 0, b"", False)
+    tensors = (SharedTensor("a", 0, "BF16", (3, 5), 0), SharedTensor("b", 0, "F32", (), 2))
+    shared = SharedWeights(export_id="e", device_uuid="u", storages=(storage,), tensors=tensors)
+    assert shared.entries() == {"a": {"dtype": "BF16", "shape": [3, 5]}, "b": {"dtype": "F32", "shape": []}}
+    assert shared.num_bytes == 34
+
+
+def test_segments_grow_from_then_on_unless_somebody_has_set_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("emptied"))
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", calls.append)
+    for name in shared_tensors.ALLOCATOR_SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    assert shared_tensors.grow_segments()
+    assert calls == ["emptied", "expandable_segments:True"]
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:256")
+    assert not shared_tensors.grow_segments()
+    assert len(calls) == 2

@@ -1,0 +1,130 @@
+"""Tensors that are read from a file are those that safetensors itself wrote there, and a file that lies is named."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from ftis_node.errors import ModelError
+from ftis_node.workers.tensor_file import DTYPES, checksum, read_tensors, write_tensors
+from ftis_node.workers.weight_store import file_checksums, find_difference
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def write_raw(path: Path, entries: dict[str, Any], data: bytes, *, padding: int = 0) -> None:
+    header = json.dumps(entries).encode() + b" " * padding
+    path.write_bytes(len(header).to_bytes(8, "little") + header + data)
+
+
+def entry(dtype: str, shape: list[int], start: int, end: int) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+
+
+def test_every_kind_of_tensor_comes_back_as_safetensors_wrote_it(tmp_path: Path) -> None:
+    numbers = torch.tensor([[0, 1, 1], [1, 0, 1]])
+    tensors = {name: (numbers * (1 if name == "BOOL" else 3)).to(dtype) for name, dtype in DTYPES.items()}
+    tensors |= {"scalar": torch.tensor(2.5), "empty": torch.zeros(0, 4), "one": torch.ones(1, dtype=torch.bool)}
+    save_file(tensors, tmp_path / "t")
+    read = read_tensors(tmp_path / "t")
+    assert read.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert (read[name].dtype, read[name].shape) == (tensor.dtype, tensor.shape)
+        assert read[name].tolist() == tensor.tolist()
+
+
+@pytest.mark.parametrize("padding", range(8))
+def test_numbers_that_are_not_aligned_are_read(tmp_path: Path, padding: int) -> None:
+    values = torch.tensor([1.5, -2.0, 3.25])
+    entries = {"flag": entry("U8", [1], 0, 1), "a": entry("F32", [3], 1, 13)}
+    write_raw(tmp_path / "t", entries, b"\x07" + values.numpy().tobytes(), padding=padding)
+    read = read_tensors(tmp_path / "t")
+    assert (read["flag"].tolist(), read["a"].tolist()) == ([7], values.tolist())
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        entry("F33", [2], 0, 8),
+        entry("F32", [3], 0, 8),
+        entry("F32", [2, -3], 0, 8),
+        entry("F32", [2], 2, 8),
+        entry("F32", [1], 8, 4),
+        {"dtype": "F32", "data_offsets": [0, 8]},
+        entry("F32", "2", 0, 8),  # type: ignore[arg-type]
+        entry(["F32"], [2], 0, 8),  # type: ignore[arg-type]
+    ],
+)
+def test_a_header_that_lies_is_named(tmp_path: Path, lie: dict[str, Any]) -> None:
+    write_raw(tmp_path / "t", {"a": lie, "b": entry("F32", [2], 0, 8)}, bytes(8))
+    with pytest.raises(ModelError, match=r"weight file .*/t is damaged"):
+        read_tensors(tmp_path / "t")
+
+
+def test_what_is_changed_in_memory_stays_there(tmp_path: Path) -> None:
+    write_tensors(tmp_path / "t", {"a": torch.ones(4), "b": torch.ones(4)})
+    before = (tmp_path / "t").read_bytes()
+    read = read_tensors(tmp_path / "t")
+    read["a"].zero_()
+    assert read["b"].tolist() == [1.0] * 4
+    assert (tmp_path / "t").read_bytes() == before
+
+
+def test_reading_again_and_again_keeps_no_memory(tmp_path: Path) -> None:
+    write_tensors(tmp_path / "t", {f"layer{number}": torch.ones(4) for number in range(500)})
+    for _ in range(4):
+        read_tensors(tmp_path / "t")
+    before = psutil.Process().memory_full_info().uss
+    for _ in range(200):
+        read_tensors(tmp_path / "t")
+    assert psutil.Process().memory_full_info().uss - before < 2 << 20, "100,000 tensors, 64 bytes each, are 6 MB"
+
+
+def test_a_checksum_is_the_sum_of_the_words() -> None:
+    words = torch.tensor([3, -1, 2**62, 2**62, 2**62, 2**62, 5])
+    assert checksum(words) == 7
+    assert checksum(torch.tensor([-3])) == 2**64 - 3
+    assert checksum(torch.tensor([1, 0, 2, 0, 7], dtype=torch.int16)) == 1 + (2 << 32) + 7
+    assert checksum(torch.zeros(0)) == 0
+    assert checksum(torch.tensor(1, dtype=torch.int8)) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_what_is_written_read_and_held_has_one_checksum(tmp_path: Path, dtype: torch.dtype) -> None:
+    """Whatever the sizes, wherever a tensor begins, and whether torch or numpy computes it."""
+    torch.manual_seed(0)
+    fused = torch.randn(17, 7).to(dtype)
+    tensors = {f"part{size}": part for size, part in enumerate(fused.split([1, 2, 3, 4, 7]))} | {"turned": fused.T}
+    written = write_tensors(tmp_path / "t", tensors)
+    assert written == {name: checksum(tensor) for name, tensor in tensors.items()}
+    assert written == file_checksums(tmp_path / "t")
+    assert written == {name: checksum(tensor) for name, tensor in read_tensors(tmp_path / "t").items()}
+
+
+def test_one_bit_is_found_wherever_it_lies(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    path = tmp_path / "t"
+    written = write_tensors(path, {"a": torch.randn(5), "b": torch.randn(3, 3).bfloat16()})
+    content = path.read_bytes()
+    start = len(content) - 38
+    for bit in range(8 * 38):
+        byte = start + bit // 8
+        path.write_bytes(content[:byte] + bytes([content[byte] ^ 1 << bit % 8]) + content[byte + 1 :])
+        name = "a" if byte < start + 20 else "b"
+        expected = f"holds other values than were published in 1 of 2 tensors, such as {name}"
+        assert find_difference(written, file_checksums(path)) == expected
+
+
+def test_tensors_that_overlap_are_not_summed(tmp_path: Path) -> None:
+    """A header may name the same gigabytes a million times."""
+    entry = {"dtype": "F32", "shape": [64], "data_offsets": [0, 256]}
+    header = json.dumps({str(number): entry for number in range(20)}).encode()
+    (tmp_path / "t").write_bytes(len(header).to_bytes(8, "little") + header + bytes(256))
+    with pytest.raises(ModelError, match="its tensors overlap"):
+        file_checksums(tmp_path / "t")

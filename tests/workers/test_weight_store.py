@@ -1,0 +1,132 @@
+"""Published weights and their proof."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from ftis_node.errors import ModelError
+from ftis_node.workers.tensor_file import read_tensors
+from ftis_node.workers.weight_store import WeightProof, WeightStore, probe_token_ids, prove
+
+
+def tensors(value: float) -> dict[str, torch.Tensor]:
+    return {"a": torch.full((3, 2), value), "b": torch.full((4,), value, dtype=torch.bfloat16)}
+
+
+def test_what_is_published_is_loaded(tmp_path: Path) -> None:
+    store = WeightStore(tmp_path / "weights")
+    assert store.newest() is None
+    published = store.publish(3, tensors(1.5))
+    assert published.version == 3
+    assert Path(published.path).stat().st_size == published.num_bytes > 32
+    loaded = store.load(3)
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors(1.5).items())
+    assert loaded["b"].dtype == torch.bfloat16
+    assert WeightStore(tmp_path / "weights").newest() == published
+
+
+def test_the_newest_two_stay(tmp_path: Path) -> None:
+    store = WeightStore(tmp_path, keep=2)
+    for version in range(9, 12):
+        store.publish(version, tensors(float(version)))
+    assert store.newest().version == 11
+    assert float(store.load(10)["a"][0, 0]) == 10.0
+    with pytest.raises(ModelError, match="version 9"):
+        store.load(9)
+
+
+def test_the_file_of_a_spent_version_is_written_over_unless_someone_holds_it(tmp_path: Path) -> None:
+    store = WeightStore(tmp_path, keep=2)
+    first, held = (Path(store.publish(version, tensors(float(version))).path) for version in (1, 2))
+    file_number = first.stat().st_ino
+    os.link(held, tmp_path / "held")
+    third = Path(store.publish(3, tensors(3.0)).path)
+    assert third.stat().st_ino == file_number
+    assert float(store.load(3)["b"][-1]) == 3.0
+    store.publish(4, tensors(4.0))
+    assert float(read_tensors(tmp_path / "held")["a"][0, 0]) == 2.0
+
+
+def test_a_file_of_another_size_is_made_anew(tmp_path: Path) -> None:
+    store = WeightStore(tmp_path, keep=2)
+    for version, length in ((1, 3), (2, 3), (3, 9), (4, 2)):
+        store.publish(version, {"a": torch.full((length,), float(version))}, dtype=torch.bfloat16)
+        assert torch.equal(store.load(version)["a"], torch.full((length,), float(version), dtype=torch.bfloat16))
+
+
+def test_a_version_can_be_published_again(tmp_path: Path) -> None:
+    store = WeightStore(tmp_path)
+    store.publish(1, tensors(1.0))
+    store.publish(1, tensors(2.0))
+    assert float(store.load(1)["a"][0, 0]) == 2.0
+
+
+def test_a_failed_publication_shows_nothing(tmp_path: Path) -> None:
+    store = WeightStore(tmp_path)
+    store.publish(1, tensors(1.0))
+    with pytest.raises(ValueError, match="b is of torch.int64: it cannot be written as torch.float32"):
+        store.publish(2, {"a": torch.ones(3), "b": torch.ones(3, dtype=torch.int64)}, dtype=torch.float32)
+    assert store.newest().version == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["weights-00000001"]
+
+
+@pytest.mark.parametrize("damage", ["cut", "header", "gone"])
+def test_damaged_weights_are_a_typed_error(tmp_path: Path, damage: str) -> None:
+    store = WeightStore(tmp_path)
+    path = Path(store.publish(1, tensors(1.0)).path)
+    content = path.read_bytes()
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(content[:-3] if damage == "cut" else b"\xff" * 16 + content[16:])
+    with pytest.raises(ModelError, match="is damaged"):
+        store.load(1)
+
+
+def test_probe_ids_are_fixed_and_inside_the_vocabulary() -> None:
+    assert probe_token_ids(151_665)[:4] == (146_596, 23_701, 18_632, 47_402)
+    for vocab_size in (2, 37, 151_665):
+        ids = probe_token_ids(vocab_size)
+        assert len(ids) == 32
+        assert all(0 <= token < vocab_size for token in ids)
+    assert len(set(probe_token_ids(151_665))) == 32
+
+
+def test_a_proof_is_the_log_probs_of_the_probe_and_tells_models_apart() -> None:
+    config = Qwen2Config(
+        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    models = [Qwen2ForCausalLM(config).eval() for _ in range(2)]
+    proofs = [prove(model, version=4, vocab_size=60) for model in models]
+    ids = torch.tensor([proofs[0].probe_ids])
+    with torch.no_grad():
+        by_loss = models[0](input_ids=ids, labels=ids).loss  # transformers' own mean over the same positions
+    assert -sum(proofs[0].logprobs) / 31 == pytest.approx(float(by_loss), abs=1e-6)
+    assert proofs[0].rms_difference(prove(models[0], version=4, vocab_size=60).logprobs) == 0.0
+    assert proofs[0].rms_difference(proofs[1].logprobs) > 1e-3
+
+
+def test_log_probs_that_do_not_compare_never_pass() -> None:
+    proof = WeightProof(version=1, probe_ids=(1, 2, 3), logprobs=(-1.0, -2.0))
+    assert proof.rms_difference((-1.3, -2.4)) == pytest.approx((0.5 * (0.3**2 + 0.4**2)) ** 0.5)
+    assert proof.rms_difference((-1.0,)) == math.inf
+    assert proof.rms_difference((-1.0, math.nan)) == math.inf
+    assert proof.rms_difference((math.nan, -2.0)) == math.inf
+
+
+def test_the_room_loads_no_torch() -> None:
+    code = (
+        "import sys, ftis_node.workers.weight_store, ftis_node.workers.supervisor, ftis_node.workers.worker\n"
+        "sys.exit(bool({'torch', 'safetensors', 'transformers'} & set(sys.modules)))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

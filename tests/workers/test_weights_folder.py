@@ -1,0 +1,57 @@
+"""The place of published weights: memory where there is room, and nothing of it left behind."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+from ftis_node.config.home import Home
+from ftis_node.workers.weight_store import weights_folder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_weights_lie_in_memory_for_one_node_alone_and_go_with_it(tmp_path: Path) -> None:
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    with weights_folder(Home(tmp_path / "a"), version_bytes=10, memory_disk=memory) as first:
+        with weights_folder(Home(tmp_path / "b"), version_bytes=10, memory_disk=memory) as second:
+            assert first.parent == second.parent == memory
+            assert first != second
+            assert first.stat().st_mode & 0o777 == 0o700
+        (first / "left").write_text("by a node that is killed now")
+        with weights_folder(Home(tmp_path / "a"), version_bytes=10, memory_disk=memory) as again:
+            assert again == first
+            assert list(again.iterdir()) == []
+    assert list(memory.iterdir()) == []
+
+
+def test_weights_that_would_fill_the_memory_go_through_the_home(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    too_large = shutil.disk_usage(tmp_path).free // 4
+    with weights_folder(home, version_bytes=too_large, memory_disk=tmp_path) as folder:
+        assert folder == home.weights
+    with weights_folder(home, version_bytes=1, memory_disk=tmp_path / "nowhere") as folder:
+        assert folder == home.weights
+
+
+def test_published_versions_in_the_home_go_with_the_node_and_followed_ones_stay(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.create()
+    with weights_folder(home, version_bytes=1, memory_disk=tmp_path / "nowhere") as folder:
+        for name in ("weights-00000001", "followed"):
+            (folder / name).mkdir(parents=True)
+            (folder / name / "file").write_text("bytes")
+    assert [path.name for path in home.weights.iterdir()] == ["followed"]
+
+
+def test_a_name_that_someone_else_has_taken_is_left_alone(tmp_path: Path) -> None:
+    home, elsewhere = Home(tmp_path / "home"), tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    with weights_folder(home, version_bytes=1, memory_disk=tmp_path) as folder:
+        name = folder.name
+    (tmp_path / name).symlink_to(elsewhere)
+    with weights_folder(home, version_bytes=1, memory_disk=tmp_path) as folder:
+        assert folder == home.weights
+    assert elsewhere.is_dir()
