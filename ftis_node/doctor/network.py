@@ -22,8 +22,7 @@ from urllib.parse import urlsplit
 
 from ftis_node.doctor.table import CheckResult, Level
 from ftis_node.errors import UsageError
-from ftis_node.gossip.membership.reachability import Reachability, is_public
-from ftis_node.gossip.multiaddr import parse_listen_address, parse_multiaddr
+from ftis_node.gossip.multiaddr import Reachability, is_public, parse_listen_address, parse_multiaddr
 from ftis_node.gossip.p2pd.process import check_free
 from ftis_node.node.startup.preflight import check_ports
 from ftis_node.telemetry.terminal_text import GIB
@@ -31,7 +30,7 @@ from ftis_node.telemetry.terminal_text import GIB
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ftis_node.gossip.membership.probe import AddressProbe, NetworkProbe
+    from ftis_node.gossip.dialler import AddressProbe, NetworkProbe
     from ftis_node.gossip.multiaddr import PeerAddress
 
 P2PDS_PREAMBLE = re.compile(r"^.*all dials failed \* \[[^]]*\] ")
@@ -162,7 +161,7 @@ def examine_network(peers: tuple[str, ...], *, listen: tuple[str, ...], limit_s:
     """Dial each peer and yield the results. Raises ConfigError for an invalid address, UsageError and MachineError as a
     node would.
     """
-    from ftis_node.gossip.membership.probe import probe_network
+    from ftis_node.gossip.dialler import probe_network
 
     addresses = tuple(map(parse_multiaddr, peers))
     with tempfile.TemporaryDirectory(prefix="ftis-") as folder:

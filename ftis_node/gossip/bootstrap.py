@@ -18,13 +18,13 @@ import logging
 import random
 from typing import TYPE_CHECKING
 
+from ftis_node.gossip.dialler import Dialler
 from ftis_node.gossip.directory.lookup import SurveyReader
 from ftis_node.gossip.interface import GossipCounters, GossipLimits
-from ftis_node.gossip.membership.dialler import Dialler
 from ftis_node.gossip.p2pd.session import P2pdConfig, Session
 from ftis_node.gossip.p2pd.supervisor import P2pdSupervisor
-from ftis_node.gossip.rpc.services import AdmissionControl
-from ftis_node.gossip.wire_names import topic
+from ftis_node.gossip.services import AdmissionControl
+from ftis_node.gossip.wire_format import topic
 from ftis_node.swarm.peer_guard import PeerGuard
 
 if TYPE_CHECKING:

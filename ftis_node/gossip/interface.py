@@ -21,7 +21,7 @@ from ftis_node.errors import RecordError
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
 
-    from ftis_node.gossip.membership.reachability import Reachability
+    from ftis_node.gossip.multiaddr import Reachability
     from ftis_node.swarm.peer_guard import PeerGuard
 
 ID_BYTES = 32

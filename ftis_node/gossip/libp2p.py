@@ -16,25 +16,25 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
+from ftis_node.gossip.connection_state import DUPLICATE_IDENTITY, with_duplicate_identity
 from ftis_node.gossip.encryption import NO_CIPHER, SecretCipher
 from ftis_node.gossip.interface import Fetched, FetchOutcome, GossipLimits, GossipMessage, SwarmPhase
-from ftis_node.gossip.membership.connection_state import DUPLICATE_IDENTITY, with_duplicate_identity
-from ftis_node.gossip.membership.membership import SEEN_TTLS, Membership
-from ftis_node.gossip.membership.reachability import Reachability, reachability_of
+from ftis_node.gossip.membership import SEEN_TTLS, Membership
+from ftis_node.gossip.multiaddr import Reachability, reachability_of
 from ftis_node.gossip.p2pd.session import P2pdConfig, Session
 from ftis_node.gossip.p2pd.supervisor import P2pdSupervisor
 from ftis_node.gossip.pubsub import AnnouncementQueue, Subscriptions
-from ftis_node.gossip.rpc.calls import PeerCalls
-from ftis_node.gossip.rpc.client import pull_items
-from ftis_node.gossip.wire_names import RpcService, protocol, topic
+from ftis_node.gossip.services import PeerCalls
+from ftis_node.gossip.streams import pull_items
+from ftis_node.gossip.wire_format import RpcService, protocol, topic
 from ftis_node.swarm.peer_guard import Place
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection
 
     from ftis_node.gossip.interface import PeerConnection, SwarmState
-    from ftis_node.gossip.rpc.frames import ItemCollector
     from ftis_node.gossip.settings import NetworkSettings
+    from ftis_node.gossip.wire_format import ItemCollector
     from ftis_node.records.identity import Identity
 
 

@@ -18,6 +18,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
+from ftis_node.gossip.connection_state import DUPLICATE_IDENTITY, ConnectionFacts, with_duplicate_identity
 from ftis_node.gossip.interface import (
     Fetched,
     FetchOutcome,
@@ -27,20 +28,17 @@ from ftis_node.gossip.interface import (
     SwarmPhase,
     SwarmState,
 )
-from ftis_node.gossip.membership.connection_state import DUPLICATE_IDENTITY, ConnectionFacts, with_duplicate_identity
-from ftis_node.gossip.membership.reachability import Reachability, reachability_of
+from ftis_node.gossip.multiaddr import Reachability, reachability_of
 from ftis_node.gossip.pubsub import AnnouncementQueue
-from ftis_node.gossip.rpc.calls import PeerCalls
-from ftis_node.gossip.rpc.frames import outcome_of
-from ftis_node.gossip.rpc.services import OverBudget
+from ftis_node.gossip.services import OverBudget, PeerCalls
+from ftis_node.gossip.wire_format import outcome_of
 from ftis_node.swarm.peer_guard import Place, is_own
 from ftis_node.swarm.topology import shard_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
 
-    from ftis_node.gossip.rpc.frames import ItemCollector
-    from ftis_node.gossip.wire_names import RpcService
+    from ftis_node.gossip.wire_format import ItemCollector, RpcService
 
     DelayHook = Callable[[str, str], float]
     LossHook = Callable[[str, str, bytes], bool]

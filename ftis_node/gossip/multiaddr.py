@@ -1,4 +1,6 @@
-"""Parses addresses that users type, with error messages that show the right form. See `records/addresses.py`.
+"""Parses addresses that users type, and derives from a node's own addresses how peers can dial it.
+
+Error messages show the right form of an address. See `records/addresses.py`.
 
 A dialable address names a path to a machine and the peer expected there. It ends in `/p2p/ID`:
 
@@ -7,18 +9,28 @@ A dialable address names a path to a machine and the peer expected there. It end
     /ip4/203.0.113.7/tcp/4001/p2p/RELAY/p2p-circuit/p2p/ID          (through a relay)
 
 The command line imports this file, so it imports nothing heavy.
+
+p2pd requests dials from peers, and uses a relay if they fail. Then its list of addresses contains one through the
+relay. p2pd reports its reachability in no other way.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from enum import StrEnum
+from ipaddress import ip_address
+from typing import TYPE_CHECKING
 
 from ftis_node.errors import ConfigError
 from ftis_node.records.addresses import IPS, Address, AddressError, parse_address, shown
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 HOST_AND_PORT = re.compile(r"([0-9.]{0,15}):?([0-9]{1,5})")  # the form of other programs' listen options
 EXAMPLE = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooW..."
+CIRCUIT = "/p2p-circuit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,3 +100,33 @@ def _parsed(text: str) -> Address:
         return parse_address(text)
     except AddressError as error:
         raise ConfigError(f"the address {shown(text)} cannot be used ({error}): write it like {EXAMPLE}") from None
+
+
+class Reachability(StrEnum):
+    """Reachability of a node according to its addresses."""
+
+    UNKNOWN = "unknown"  # no address yet
+    LOCAL = "local"  # from the local network only; behind NAT until a relay is found
+    RELAYED = "relayed"  # through a relay, because peers failed to dial it
+    PUBLIC = "public"  # from everywhere, unless a firewall blocks it; then a relay will be found
+
+
+def reachability_of(addresses: Iterable[str]) -> Reachability:
+    """Return how a node with these multiaddrs can be dialed."""
+    addresses = list(addresses)
+    if any(CIRCUIT in address for address in addresses):
+        return Reachability.RELAYED
+    if any(map(is_public, addresses)):
+        return Reachability.PUBLIC
+    return Reachability.LOCAL if addresses else Reachability.UNKNOWN
+
+
+def is_public(address: str) -> bool:
+    """Return whether a multiaddr starts with a DNS name or a global IP address."""
+    _, kind, host, *_ = [*address.split("/"), "", ""]
+    if kind.startswith("dns"):
+        return True
+    try:
+        return ip_address(host).is_global
+    except ValueError:
+        return False

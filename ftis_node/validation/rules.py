@@ -261,7 +261,3 @@ RULES: tuple[Callable[[Envelope, Group, ValidationContext], Refusal | None], ...
     logprobs_plausible,
     finishes_agree,
 )
-
-
-
-

@@ -16,8 +16,8 @@ from ftis_node.gossip import GossipLimits
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.p2pd import session
 from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_pb2, read_pbmsg_safe
-from ftis_node.gossip.rpc.server import close_server
-from ftis_node.gossip.wire_names import protocol, service_of
+from ftis_node.gossip.streams import close_server
+from ftis_node.gossip.wire_format import protocol, service_of
 from ftis_node.models.source import resolve_model
 from ftis_node.models.tokenizer import load_tokenizer
 from ftis_node.records.codec import hash_prompt
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ftis_node.config.manifest import RunManifest
-    from ftis_node.gossip.wire_names import RpcService
+    from ftis_node.gossip.wire_format import RpcService
     from tests.attacks.victim import Victim
 
 AGAIN_S = 0.4  # between announcements of the same: gossipsub loses what is said before its mesh has grown

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import zstandard
 
-from ftis_node.gossip.rpc.frames import HEADER, Frame
+from ftis_node.gossip.wire_format import HEADER, Frame
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.codec import pack_group
 from tests.attacks.member import joined, sign_body
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ftis_node.gossip.wire_names import RpcService
+    from ftis_node.gossip.wire_format import RpcService
     from tests.attacks.member import Maker, Member
     from tests.attacks.victim import Victim
 

@@ -11,7 +11,7 @@ import pytest
 from ftis_node.config.home import Home
 from ftis_node.gossip.directory.entries import EntryKind, sign_entry
 from ftis_node.gossip.p2pd.hivemind_bindings import DHTID, PeerID
-from ftis_node.gossip.wire_names import record_key
+from ftis_node.gossip.wire_format import record_key
 from ftis_node.records.identity import Identity
 
 if TYPE_CHECKING:

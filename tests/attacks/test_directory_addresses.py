@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entry
-from ftis_node.gossip.wire_names import bucket_key
+from ftis_node.gossip.wire_format import bucket_key
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.topology import bucket_of
 from tests.attacks.progress import goes_on

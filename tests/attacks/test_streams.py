@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ftis_node.gossip.rpc.frames import HEADER, Frame
-from ftis_node.gossip.wire_names import RpcService
+from ftis_node.gossip.wire_format import HEADER, Frame, RpcService
 from tests.attacks.victim import REQUESTS_PER_MINUTE
 
 if TYPE_CHECKING:

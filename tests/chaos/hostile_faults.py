@@ -20,8 +20,7 @@ import numpy as np
 from ftis_node.config.manifest import load_manifest
 from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entry
 from ftis_node.gossip.p2pd.client import P2pdError
-from ftis_node.gossip.rpc.frames import HEADER, Frame
-from ftis_node.gossip.wire_names import RpcService, bucket_key
+from ftis_node.gossip.wire_format import HEADER, Frame, RpcService, bucket_key
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.topology import bucket_of
 from tests.attacks.member import Maker, Member, joined, spoil

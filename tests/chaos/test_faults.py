@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from ftis_node.gossip.wire_names import RpcService
+    from ftis_node.gossip.wire_format import RpcService
     from tests.attacks.member import Maker
 
 

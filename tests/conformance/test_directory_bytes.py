@@ -8,7 +8,7 @@ from pathlib import Path
 import msgpack
 
 from ftis_node.gossip.p2pd.hivemind_bindings import DHTID, DictionaryDHTValue, MSGPackSerializer, dht_pb2
-from ftis_node.gossip.wire_names import manifest_key
+from ftis_node.gossip.wire_format import manifest_key
 from tests.records import wire_example as example
 
 PAGE = (Path(__file__).parents[2] / "docs/reference/wire-format.md").read_text()

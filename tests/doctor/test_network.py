@@ -8,9 +8,8 @@ import pytest
 
 from ftis_node.doctor.network import judge
 from ftis_node.gossip.bootstrap import BootstrapNode
-from ftis_node.gossip.membership.probe import AddressProbe, NetworkProbe, probe_network
-from ftis_node.gossip.membership.reachability import Reachability
-from ftis_node.gossip.multiaddr import parse_multiaddr
+from ftis_node.gossip.dialler import AddressProbe, NetworkProbe, probe_network
+from ftis_node.gossip.multiaddr import Reachability, parse_multiaddr
 from ftis_node.gossip.p2pd.relay_limit import RelayLimit
 from ftis_node.records.identity import Identity
 from tests.gossip.helpers import LOOPBACK, settings

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.errors import RecordError
-from ftis_node.gossip.wire_names import RpcService
+from ftis_node.gossip.wire_format import RpcService
 from ftis_node.lab.stub_node import FINGERPRINT, stub_group
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.backfill_request import BackfillRequest

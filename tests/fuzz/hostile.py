@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ftis_node.errors import RecordError
 from ftis_node.gossip.interface import FetchOutcome, GossipLimits
 from ftis_node.gossip.loopback import UNBOUNDED, LoopbackGossip
-from ftis_node.gossip.wire_names import RpcService
+from ftis_node.gossip.wire_format import RpcService
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.envelope import open_envelope
 from ftis_node.records.identity import ENVELOPE_DOMAIN, PEER_DOMAIN

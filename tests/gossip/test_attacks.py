@@ -14,7 +14,7 @@ from ftis_node.gossip.directory.entries import EntryKind, sign_entry
 from ftis_node.gossip.directory.validators import MAX_KEYS_PER_FIND
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.p2pd.hivemind_bindings import DHTID, PeerID, dht_pb2
-from ftis_node.gossip.wire_names import RpcService, protocol, record_key, topic
+from ftis_node.gossip.wire_format import RpcService, protocol, record_key, topic
 from ftis_node.records.identity import Identity
 from tests.gossip.helpers import Shelf, announce_until_heard, eventually, settings
 

@@ -11,8 +11,7 @@ from ftis_node.errors import ConfigError, RecordError
 from ftis_node.gossip.encryption import MAX_OVERHEAD_BYTES, SecretCipher
 from ftis_node.gossip.interface import FetchOutcome
 from ftis_node.gossip.libp2p import Libp2pGossip
-from ftis_node.gossip.rpc.frames import Frame, pack_ids, write_frame
-from ftis_node.gossip.wire_names import RUN_ID, RpcService, protocol, topic
+from ftis_node.gossip.wire_format import RUN_ID, Frame, RpcService, pack_ids, protocol, topic, write_frame
 from ftis_node.records.identity import Identity
 from ftis_node.telemetry.secrets import read_secret
 from tests.gossip.helpers import Shelf, announce_until_heard, eventually, hear, settings

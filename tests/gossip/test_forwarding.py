@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.gossip.bootstrap import MAX_TOPICS, BootstrapNode, TopicForwarder
 from ftis_node.gossip.directory.validators import StoredRun
-from ftis_node.gossip.wire_names import topic
+from ftis_node.gossip.wire_format import topic
 from ftis_node.records.identity import Identity
 from tests.gossip.helpers import settings
 

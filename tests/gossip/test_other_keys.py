@@ -14,7 +14,7 @@ from ftis_node.gossip import FetchOutcome
 from ftis_node.gossip.bootstrap import BootstrapNode
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.p2pd.client import P2pdError
-from ftis_node.gossip.wire_names import RpcService, protocol, topic
+from ftis_node.gossip.wire_format import RpcService, protocol, topic
 from ftis_node.records.identity import Identity, is_peer_id
 from tests.gossip.helpers import Shelf, announce_until_heard, eventually, settings
 from tests.gossip.visitors import KEY_TYPES, Visitor, visiting

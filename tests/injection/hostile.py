@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entry
-from ftis_node.gossip.wire_names import bucket_key
+from ftis_node.gossip.wire_format import bucket_key
 from ftis_node.records.backfill_request import BackfillRequest
 from ftis_node.records.envelope import Announcement, PeerRecord, open_announcement, seal_peer_record
 from ftis_node.records.identity import Identity

@@ -17,8 +17,7 @@ from ftis_node.gossip import encryption as secret_file
 from ftis_node.gossip.directory import entries
 from ftis_node.gossip.directory import validators as door
 from ftis_node.gossip.interface import GossipLimits
-from ftis_node.gossip.rpc.frames import HEADER, Frame, pack_ids
-from ftis_node.gossip.wire_names import RpcService, protocol, topic
+from ftis_node.gossip.wire_format import HEADER, Frame, RpcService, pack_ids, protocol, topic
 from ftis_node.models.fingerprint import PROBE_TEXTS
 from ftis_node.node.peers.serve import MAX_ANSWERS
 from ftis_node.records import backfill_request, bounds, codec, weights

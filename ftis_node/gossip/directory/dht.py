@@ -43,7 +43,7 @@ from ftis_node.gossip.p2pd.hivemind_bindings import (
     PeerID,
     dht_pb2,
 )
-from ftis_node.gossip.wire_names import bucket_key, manifest_key, record_key
+from ftis_node.gossip.wire_format import bucket_key, manifest_key, record_key
 from ftis_node.records.identity import peer_id_from_text
 from ftis_node.swarm.peer_guard import PeerGuard, Place
 from ftis_node.swarm.topology import bucket_of

@@ -33,7 +33,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from ftis_node.gossip.encryption import MAX_OVERHEAD_BYTES
-from ftis_node.gossip.wire_names import RUN_ID, bucket_key, manifest_key, record_key
+from ftis_node.gossip.wire_format import RUN_ID, bucket_key, manifest_key, record_key
 from ftis_node.records.identity import peer_id_text, verify
 from ftis_node.swarm.topology import NUM_MEMBER_BUCKETS, bucket_of
 

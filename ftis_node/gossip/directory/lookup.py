@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import NetworkError, RecordError
-from ftis_node.gossip.membership.dialler import Dialler
+from ftis_node.gossip.dialler import Dialler
 from ftis_node.gossip.p2pd.client import cancel_and_wait
 from ftis_node.gossip.p2pd.session import Session, client_only_config, open_session
 from ftis_node.records.envelope import PeerRecord, open_peer_record

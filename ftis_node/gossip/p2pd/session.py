@@ -5,43 +5,85 @@
 | control client | sends our requests, receives gossipsub's messages |
 | directory | our node of the DHT; its persistent connection keeps p2pd alive |
 | stream server | serves incoming streams |
+
+The folder of p2pd's unix sockets is private, has a short path, and is emptied at each start.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import stat
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ftis_node.errors import MachineError
+from ftis_node.errors import MachineError, UsageError
 from ftis_node.gossip.directory.dht import Directory
 from ftis_node.gossip.encryption import NO_CIPHER
 from ftis_node.gossip.interface import GossipCounters, GossipLimits
-from ftis_node.gossip.p2pd import sockets
 from ftis_node.gossip.p2pd.client import P2pdClient
 from ftis_node.gossip.p2pd.process import P2pdProcess, check_free, p2pd_arguments, write_identity_file
 from ftis_node.gossip.p2pd.relay_limit import fetch_own_limit
-from ftis_node.gossip.rpc.client import Caller, serves
-from ftis_node.gossip.rpc.server import StreamServer
-from ftis_node.gossip.rpc.services import AdmissionControl
-from ftis_node.gossip.wire_names import RpcService
+from ftis_node.gossip.services import AdmissionControl
+from ftis_node.gossip.streams import Caller, StreamServer, serves
+from ftis_node.gossip.wire_format import RpcService
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.peer_guard import PeerGuard
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from pathlib import Path
 
     from ftis_node.gossip.encryption import PayloadCipher
     from ftis_node.gossip.multiaddr import ListenAddress
     from ftis_node.gossip.p2pd.relay_limit import RelayLimit
-    from ftis_node.gossip.rpc.services import Handler
+    from ftis_node.gossip.services import Handler
     from ftis_node.gossip.settings import NetworkSettings
 
+MAX_SOCKET_PATH_BYTES = 107  # the kernel's limit on the path of a unix socket
+CONTROL_NAME = "p2pd.sock"
+STREAMS_NAME = "streams.sock"
+PROBE_NAME = "probe.sock"
+KEY_NAME = "p2pd.key"
+_NAMES = (CONTROL_NAME, STREAMS_NAME, PROBE_NAME, KEY_NAME, KEY_NAME + ".new")
 logger = logging.getLogger(__name__)
 
 EXIT_GRACE_S = 0.2  # p2pd closes its sockets shortly before it exits
+
+
+def prepare_sockets(folder: Path) -> None:
+    """Create the folder, readable by its owner only, and remove_socket files that a killed process left.
+
+    Raises UsageError if its path is too long, it cannot be created, or it belongs to another user.
+    """
+    longest = max(len(os.fsencode(folder.absolute() / name)) for name in _NAMES[:2])
+    if longest > MAX_SOCKET_PATH_BYTES:
+        raise UsageError(
+            f"the path {folder} is too long for a unix socket ({longest} bytes, {MAX_SOCKET_PATH_BYTES} allowed): "
+            "choose a shorter one"
+        )
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+            raise UsageError(f"{folder} must be a folder of this user's: remove_socket it, or choose another")
+        folder.chmod(0o700)
+        clear_sockets(folder)
+    except OSError as error:
+        raise UsageError(f"cannot use {folder} for sockets: {error.strerror}") from None
+
+
+def clear_sockets(folder: Path) -> None:
+    """Remove our files and keep others."""
+    for name in _NAMES:
+        (folder / name).unlink(missing_ok=True)
+
+
+def remove_socket(folder: Path, name: str) -> None:
+    """Remove one of our files, so that the next start does not find it."""
+    (folder / name).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +154,11 @@ async def open_session(config: P2pdConfig, *, listen: Sequence[ListenAddress]) -
     """Start p2pd on `listen`, with client, directory and server. Raises the same errors as `Gossip.start`."""
     settings = config.settings
     folder = settings.sockets_dir.absolute()
-    control_path, streams_path = folder / sockets.CONTROL_NAME, folder / sockets.STREAMS_NAME
+    control_path, streams_path = folder / CONTROL_NAME, folder / STREAMS_NAME
     async with AsyncExitStack() as stack:
-        sockets.prepare(folder)
-        stack.callback(sockets.clear, folder)
-        write_identity_file(config.identity, folder / sockets.KEY_NAME)
+        prepare_sockets(folder)
+        stack.callback(clear_sockets, folder)
+        write_identity_file(config.identity, folder / KEY_NAME)
         process = await (_start_relay if config.is_public else _start_p2pd)(config, listen=listen)
         stack.push_async_callback(process.stop, timeout_s=settings.stop_timeout_s)
         async with asyncio.timeout(
@@ -173,23 +215,23 @@ async def _start_relay(config: P2pdConfig, *, listen: Sequence[ListenAddress]) -
             )
             break
         await process.stop(timeout_s=0)
-        (settings.sockets_dir / sockets.CONTROL_NAME).unlink(missing_ok=True)
+        (settings.sockets_dir / CONTROL_NAME).unlink(missing_ok=True)
     return process
 
 
 async def _own_relay_limit(config: P2pdConfig) -> RelayLimit | None:
     folder = config.settings.sockets_dir.absolute()
-    client = P2pdClient(folder / sockets.CONTROL_NAME, timeout_s=config.settings.control_timeout_s)
+    client = P2pdClient(folder / CONTROL_NAME, timeout_s=config.settings.control_timeout_s)
     try:
         return await fetch_own_limit(
             client,
-            folder / sockets.PROBE_NAME,
+            folder / PROBE_NAME,
             peer_id=config.identity.peer_id,
             timeout_s=config.settings.dial_timeout_s,
         )
     finally:
         client.close()
-        sockets.remove(folder, sockets.PROBE_NAME)
+        remove_socket(folder, PROBE_NAME)
 
 
 async def _start_p2pd(config: P2pdConfig, *, listen: Sequence[ListenAddress]) -> P2pdProcess:
@@ -200,8 +242,8 @@ async def _start_p2pd(config: P2pdConfig, *, listen: Sequence[ListenAddress]) ->
     arguments = p2pd_arguments(
         settings,
         listen=listen,
-        control_path=folder / sockets.CONTROL_NAME,
-        key_path=folder / sockets.KEY_NAME,
+        control_path=folder / CONTROL_NAME,
+        key_path=folder / KEY_NAME,
         is_public=config.is_public,
     )
     failures = []
@@ -210,6 +252,6 @@ async def _start_p2pd(config: P2pdConfig, *, listen: Sequence[ListenAddress]) ->
             return await P2pdProcess.start(arguments, timeout_s=settings.start_timeout_s, on_one_core=config.is_public)
         except MachineError as error:
             failures.append(str(error))
-            (folder / sockets.CONTROL_NAME).unlink(missing_ok=True)
+            (folder / CONTROL_NAME).unlink(missing_ok=True)
     where = ", ".join(address.text for address in listen)
     raise MachineError(f"cannot listen on {where}: {failures[-1]} ({len(failures)} tries)")

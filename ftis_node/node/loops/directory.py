@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from ftis_node import __version__
 from ftis_node.errors import RecordError
 from ftis_node.gossip.interface import SwarmPhase
-from ftis_node.gossip.membership.reachability import is_public
+from ftis_node.gossip.multiaddr import is_public
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
 from ftis_node.records.parsing import SCHEMA
@@ -49,7 +49,7 @@ SKEW_NOTE_S = 1.0
 SKEW_REFUSED_S = 3.0  # hivemind peers refuse messages with more clock skew
 CALM_SHARE = 0.8  # of SKEW_NOTE_S: hysteresis, so that a skew near the limit causes few lines
 SYNCHRONISE = "switch on time synchronization (systemd-timesyncd, chrony)"
-NO_PEERS_GIVEN = "no peers were given"  # both texts are from gossip/membership/reachability.py
+NO_PEERS_GIVEN = "no peers were given"  # both texts are from gossip/multiaddr.py
 NOBODY_ANSWERS = "no bootstrap peer answers"
 P2PDS_PREAMBLE = re.compile(r"failed to dial.*all dials failed \* \[[^]]*\] ")
 UNPRINTABLE = re.compile(r"[^ -~]+")

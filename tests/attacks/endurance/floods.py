@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entry
 from ftis_node.gossip.interface import MAX_ANSWERS
 from ftis_node.gossip.p2pd.client import P2pdError
-from ftis_node.gossip.rpc.frames import HEADER, Frame
-from ftis_node.gossip.wire_names import RpcService, bucket_key, record_key
+from ftis_node.gossip.wire_format import HEADER, Frame, RpcService, bucket_key, record_key
 from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.topology import bucket_of

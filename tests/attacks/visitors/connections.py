@@ -7,8 +7,7 @@ from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING
 
 from ftis_node.gossip.p2pd.client import P2pdError
-from ftis_node.gossip.rpc.frames import HEADER, Frame
-from ftis_node.gossip.wire_names import RpcService, protocol
+from ftis_node.gossip.wire_format import HEADER, Frame, RpcService, protocol
 from tests.attacks.visitors.host import DIAL_S, host
 from tests.attacks.visitors.visitor import Visitor
 

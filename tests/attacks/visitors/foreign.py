@@ -8,8 +8,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ftis_node.gossip.rpc.frames import HEADER, Frame
-from ftis_node.gossip.wire_names import RpcService, protocol, topic
+from ftis_node.gossip.wire_format import HEADER, Frame, RpcService, protocol, topic
 from ftis_node.records.envelope import Announcement
 from tests.attacks.visitors.host import Host, host
 from tests.attacks.visitors.keys import KeyKind

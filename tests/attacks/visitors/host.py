@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import base58
 
-from ftis_node.gossip.p2pd import sockets
 from ftis_node.gossip.p2pd.client import P2pdClient, P2pdError
 from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_pb2
 from ftis_node.gossip.p2pd.process import P2pdProcess
+from ftis_node.gossip.p2pd.session import CONTROL_NAME, KEY_NAME, clear_sockets, prepare_sockets
 from ftis_node.records.identity import peer_id_from_text, write_private
 from tests.attacks.visitors.keys import KeyKind, private_key
 
@@ -82,8 +82,8 @@ class Host:
 @asynccontextmanager
 async def host(folder: Path, kind: KeyKind = KeyKind.ED25519) -> AsyncIterator[Host]:
     """Starts a host on a free port of the loopback, with gossipsub; stops it at the end."""
-    sockets.prepare(folder)
-    control_path, key_path = folder / sockets.CONTROL_NAME, folder / sockets.KEY_NAME
+    prepare_sockets(folder)
+    control_path, key_path = folder / CONTROL_NAME, folder / KEY_NAME
     write_private(key_path, private_key(kind))
     arguments = [
         f"-listen=/unix{control_path}",
@@ -103,4 +103,4 @@ async def host(folder: Path, kind: KeyKind = KeyKind.ED25519) -> AsyncIterator[H
     finally:
         control.close()
         await process.stop(timeout_s=0)
-        sockets.clear(folder)
+        clear_sockets(folder)

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftis_node.gossip.wire_names import RpcService, protocol
+from ftis_node.gossip.wire_format import RpcService, protocol
 from tests.attacks.visitors.visitor import Visitor, output_of
 
 if TYPE_CHECKING:

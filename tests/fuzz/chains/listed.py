@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
+from ftis_node.gossip.dialler import usable_addresses
 from ftis_node.gossip.directory import entries
 from ftis_node.gossip.directory.validators import address_block, choose_evicted, sample_by_block
 from ftis_node.gossip.interface import GossipLimits
-from ftis_node.gossip.membership.dialler import usable_addresses
-from ftis_node.gossip.membership.reachability import reachability_of
+from ftis_node.gossip.multiaddr import reachability_of
 from ftis_node.gossip.p2pd.hivemind_bindings import address_bytes, address_texts
 from ftis_node.swarm.rate_limits import subnet_of
 from ftis_node.swarm.topology import choose_dials, shard_of

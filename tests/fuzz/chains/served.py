@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftis_node.gossip.interface import FetchOutcome
-from ftis_node.gossip.wire_names import RpcService
+from ftis_node.gossip.wire_format import RpcService
 from ftis_node.node.weights.offer import OfferedVersion
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.backfill_request import BackfillRequest

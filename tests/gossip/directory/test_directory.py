@@ -29,7 +29,7 @@ from ftis_node.gossip.directory.validators import (
 from ftis_node.gossip.encryption import MAX_OVERHEAD_BYTES
 from ftis_node.gossip.interface import GossipLimits
 from ftis_node.gossip.p2pd.hivemind_bindings import DHTID, DHTRecord, DictionaryDHTValue, MSGPackSerializer, dht_pb2
-from ftis_node.gossip.wire_names import bucket_key, check_run_id, record_key
+from ftis_node.gossip.wire_format import bucket_key, check_run_id, record_key
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.topology import NUM_MEMBER_BUCKETS, bucket_of
 

@@ -16,7 +16,7 @@ from ftis_node.gossip.directory.lookup import find_manifest
 from ftis_node.gossip.directory.validators import EntryValidator
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.p2pd.hivemind_bindings import DHTID, DHTRecord, MSGPackSerializer
-from ftis_node.gossip.wire_names import manifest_key
+from ftis_node.gossip.wire_format import manifest_key
 from ftis_node.records.identity import Identity
 from tests.gossip.helpers import eventually, settings
 

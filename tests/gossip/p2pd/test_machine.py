@@ -14,8 +14,9 @@ import pytest
 
 from ftis_node.errors import UsageError
 from ftis_node.gossip import parse_listen_address
-from ftis_node.gossip.p2pd import launcher, sockets
+from ftis_node.gossip.p2pd import launcher
 from ftis_node.gossip.p2pd.process import check_free, libp2p_private_key, pin_ports, write_identity_file
+from ftis_node.gossip.p2pd.session import prepare_sockets
 from ftis_node.records.identity import Identity
 from tests.gossip.helpers import eventually, process_is_gone
 
@@ -82,20 +83,20 @@ def test_the_sockets_folder_is_private_and_keeps_what_is_not_ours(tmp_path: Path
     folder.mkdir(mode=0o755)
     for name in ("p2pd.sock", "streams.sock", "p2pd.key", "other"):
         (folder / name).touch()
-    sockets.prepare(folder)
+    prepare_sockets(folder)
     assert [path.name for path in folder.iterdir()] == ["other"]
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_path_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="too long for a unix socket"):
-        sockets.prepare(tmp_path / ("x" * 100))
+        prepare_sockets(tmp_path / ("x" * 100))
 
 
 def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run").touch()
     with pytest.raises(UsageError, match="sockets"):
-        sockets.prepare(tmp_path / "run")
+        prepare_sockets(tmp_path / "run")
 
 
 PARENT = """

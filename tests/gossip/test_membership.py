@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.gossip import PeerConnection, SwarmPhase
-from ftis_node.gossip.membership.membership import MAX_KNOWN, Membership
+from ftis_node.gossip.membership import MAX_KNOWN, Membership
 from ftis_node.gossip.p2pd.client import P2pdError
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.topology import NUM_MEMBER_BUCKETS, bucket_of, shard_of

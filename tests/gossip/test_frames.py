@@ -8,7 +8,15 @@ import pytest
 
 from ftis_node.errors import RecordError
 from ftis_node.gossip import GossipLimits
-from ftis_node.gossip.rpc.frames import CHUNK_BYTES, Frame, ItemCollector, pack_ids, read_bodies, read_frame, unpack_ids
+from ftis_node.gossip.wire_format import (
+    CHUNK_BYTES,
+    Frame,
+    ItemCollector,
+    pack_ids,
+    read_bodies,
+    read_frame,
+    unpack_ids,
+)
 from tests.loop_clock import LoopClock
 
 LIMITS = GossipLimits(max_ids_per_request=3, num_bodies_per_lookup=2)

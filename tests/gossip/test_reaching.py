@@ -7,9 +7,9 @@ import random
 import pytest
 
 from ftis_node.backoff import ExponentialBackoff
+from ftis_node.gossip.dialler import ReconnectSchedule
 from ftis_node.gossip.directory.validators import address_block, choose_evicted, sample_by_block
-from ftis_node.gossip.membership.dialler import ReconnectSchedule
-from ftis_node.gossip.membership.reachability import Reachability, reachability_of
+from ftis_node.gossip.multiaddr import Reachability, reachability_of
 from ftis_node.gossip.p2pd.hivemind_bindings import address_bytes, address_texts
 from ftis_node.gossip.p2pd.relay_limit import RESERVE, RelayLimit, read_reservation
 from tests.gossip.test_multiaddr import PEER, RELAY

@@ -24,10 +24,10 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+from ftis_node.gossip.connection_state import ConnectionFacts
+from ftis_node.gossip.dialler import Dialler, connected_ids, usable_addresses
 from ftis_node.gossip.directory.entries import pack_member
 from ftis_node.gossip.directory.validators import sample_by_block
-from ftis_node.gossip.membership.connection_state import ConnectionFacts
-from ftis_node.gossip.membership.dialler import Dialler, connected_ids, usable_addresses
 from ftis_node.swarm.peer_guard import PeerBackoff, PeerGuard, Place
 from ftis_node.swarm.topology import NUM_MEMBER_BUCKETS, buckets_of, choose_dials, shard_of, shards_in_need
 

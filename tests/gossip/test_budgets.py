@@ -14,8 +14,7 @@ import pytest
 from ftis_node.gossip import GossipLimits
 from ftis_node.gossip.interface import FetchOutcome
 from ftis_node.gossip.libp2p import Libp2pGossip
-from ftis_node.gossip.rpc.frames import Frame, pack_ids, write_frame
-from ftis_node.gossip.wire_names import RpcService, protocol
+from ftis_node.gossip.wire_format import Frame, RpcService, pack_ids, protocol, write_frame
 from ftis_node.records.identity import Identity
 from tests.gossip.helpers import Shelf, announce_until_heard, eventually, settings
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from ftis_node.config.home import Home
 from ftis_node.config.peer_list import read_peers
 from ftis_node.errors import ConfigError
+from ftis_node.gossip.dialler import Dialler, usable_addresses
 from ftis_node.gossip.directory.entries import unpack_addresses
 from ftis_node.gossip.directory.validators import address_block
-from ftis_node.gossip.membership.dialler import Dialler, usable_addresses
 from ftis_node.gossip.multiaddr import check_announced_address, parse_listen_address, parse_multiaddr
 from ftis_node.gossip.p2pd.client import P2pdError, _usable
 from ftis_node.gossip.p2pd.hivemind_bindings import Multiaddr, address_bytes, address_texts

@@ -12,10 +12,9 @@ import pytest
 from ftis_node.gossip.encryption import NullCipher
 from ftis_node.gossip.interface import GossipCounters, GossipLimits
 from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_pb2, write_pbmsg
-from ftis_node.gossip.rpc.frames import Frame, read_frame, write_frame
-from ftis_node.gossip.rpc.server import StreamServer
-from ftis_node.gossip.rpc.services import AdmissionControl
-from ftis_node.gossip.wire_names import RpcService, protocol
+from ftis_node.gossip.services import AdmissionControl
+from ftis_node.gossip.streams import StreamServer
+from ftis_node.gossip.wire_format import Frame, RpcService, protocol, read_frame, write_frame
 from ftis_node.records.identity import Identity
 
 if TYPE_CHECKING:

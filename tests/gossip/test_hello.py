@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from ftis_node.gossip.membership.membership import MAX_HELLOS_IN_FLIGHT, MemberProbe
+from ftis_node.gossip.membership import MAX_HELLOS_IN_FLIGHT, MemberProbe
 from tests.gossip.helpers import eventually
 
 
