@@ -43,8 +43,8 @@ from ftis_node.learner.data.groups import UnpackedGroup
 from ftis_node.memory.placement import WorkerPlacement, arrange
 from ftis_node.memory.plan import MemoryPlan, plan
 from ftis_node.models import list_accelerators, load_tokenizer, read_shape, resolve_model
+from ftis_node.node.protocols import dtype_of
 from ftis_node.node.startup.factories import generation_boot, learner_boot
-from ftis_node.node.worker_settings import dtype_of
 from ftis_node.records.group import SamplingSettings
 
 if TYPE_CHECKING:

@@ -192,19 +192,16 @@ SHARED_FILE_NAMES = {
     "groups": "several groups: rows, tensors, screens",
     "identity": "the node's key, and its command",
     "messages": "messages between two parts",
-    "peers": "peers: the loop, the command, the screen",
+    "peers": "peers: the command, the screen",
     "process": "one child process",
-    "progress": "progress bars",
     "reference": "generators of the reference pages",
     "registry": "entries by name",
     "report": "a report: of a step, a trial, a run",
-    "roles": "roles: settings, and their loops",
     "settings": "settings of a package's own",
     "status": "the status: record, loop, command",
     "sums": "the task, and its curriculum",
     "supervisor": "restarts one child process",
     "tokenizer": "tokenizers",
-    "tracking": "metrics for trackers",
     "worker": "the worker's side of a process",
 }
 """File names in use several times: each with its one duty."""
@@ -255,7 +252,7 @@ def test_status_loads_nothing_heavy(tmp_path: Path) -> None:
     assert '"schema": 1' in done.stdout
 
 
-NODE_FOLDERS = ("supervision", "storage", "peers", "training", "weights", "loops", "exchange", "http_api", "startup")
+NODE_FOLDERS = ("supervision", "storage", "peers", "training", "loops", "exchange", "http_api", "startup")
 """Folders of the daemon, lowest first: each imports only folders below it."""
 UPWARD = {"peers/operator_actions.py", "storage/export.py", "storage/identity_backup.py", "storage/cleanup.py"}
 """Files that still import a folder above their own. This list only gets shorter."""

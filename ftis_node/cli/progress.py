@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from rich.progress import Progress, Task, TaskID
 
-    from ftis_node.telemetry.progress import OnProgress
+    from ftis_node.telemetry.log import OnProgress
 
 LOG_PERIOD_S = 10.0
 MIN_FRACTION = 0.005  # fraction done before the estimate of the time left is shown

@@ -39,7 +39,7 @@ from ftis_node.generation.engines import choose_engine
 from ftis_node.models import list_accelerators, load_tokenizer, parameter_count, pick_device, read_shape, resolve_model
 from ftis_node.tasks import load_task
 from ftis_node.tasks.scoring.scorer import IsolatedScorer
-from ftis_node.telemetry.progress import unwatched
+from ftis_node.telemetry.log import unwatched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from ftis_node.generation.engines.mixture_engine import MixtureWeights
     from ftis_node.models import ModelSource
     from ftis_node.tasks.base import Task, TaskItem
-    from ftis_node.telemetry.progress import OnProgress
+    from ftis_node.telemetry.log import OnProgress
 
 MAX_TEXT_BYTES = 1 << 30
 MIXTURES: Final = ("posterior", "cached", "mean", "answer")

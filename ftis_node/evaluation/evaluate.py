@@ -13,7 +13,7 @@ from ftis_node.generation.evaluate import EvalResult, evaluate
 from ftis_node.models import load_tokenizer, resolve_model
 from ftis_node.tasks import load_task
 from ftis_node.tasks.scoring.scorer import IsolatedScorer
-from ftis_node.telemetry.progress import unwatched
+from ftis_node.telemetry.log import unwatched
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ftis_node.generation.engines import OpenEngine
     from ftis_node.generation.engines.base import Engine
     from ftis_node.models import ModelSource
-    from ftis_node.telemetry.progress import OnProgress
+    from ftis_node.telemetry.log import OnProgress
 
 ENGINE_NAMES = ("auto", "vllm", "torch")
 

@@ -20,13 +20,13 @@ from ftis_node.files import read_object
 from ftis_node.memory.choice import CHECKPOINT_PREFIX
 from ftis_node.models.source import CONFIG_FILE
 from ftis_node.node.storage.export import export_model_of
-from ftis_node.telemetry.progress import unwatched
+from ftis_node.telemetry.log import unwatched
 from ftis_node.workers.durable import newest_complete
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ftis_node.telemetry.progress import OnProgress
+    from ftis_node.telemetry.log import OnProgress
 
 log = logging.getLogger(__name__)
 

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, cast
 from ftis_node.lab.wire_probe import VOCABULARY, random_group
 from ftis_node.node.components import NodeComponents
 from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription, NodeState
-from ftis_node.node.peers.announce import Confirmations
 from ftis_node.node.peers.manager import PeerManager, fault_charger
 from ftis_node.node.peers.registry import PeerRegistry
+from ftis_node.node.peers.serve import Confirmations
 from ftis_node.node.protocols import NullGeneration, NullLearner
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.background import DiskThread
 from ftis_node.node.training.evaluation import EvaluationHistory
-from ftis_node.node.training.slots import SlotPool
+from ftis_node.node.training.group_limits import SlotPool
 from ftis_node.records.codec import hash_prompt
 from ftis_node.records.group import CompletionStatus, PromptRef
 from ftis_node.replay.buffer import ReplayBuffer

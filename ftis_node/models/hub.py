@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from ftis_node.errors import FtisError, MachineError, ModelError, ModelFetchError
 from ftis_node.files import read_object
 from ftis_node.models.library_logging import quiet_library_logging
-from ftis_node.telemetry.progress import unwatched
+from ftis_node.telemetry.log import unwatched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ftis_node.telemetry.progress import OnProgress
+    from ftis_node.telemetry.log import OnProgress
 
 T = TypeVar("T")
 # Weights as safetensors, configuration and tokenizer; no code, no sub-folders.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ftis_node.errors import FtisError, NetworkError, UsageError
 from ftis_node.models.hub import fraction_text
 from ftis_node.models.library_logging import quiet_library_logging
-from ftis_node.telemetry.progress import unwatched
+from ftis_node.telemetry.log import unwatched
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
-    from ftis_node.telemetry.progress import OnProgress
+    from ftis_node.telemetry.log import OnProgress
 
 LOG_IN = "run `hf auth login`"
 CONFLICT = (409, 412)

@@ -18,10 +18,10 @@ from ftis_node.errors import FileError, ModelError
 from ftis_node.files import check_regular, read_object
 from ftis_node.models.hub import cached_snapshot, fetch_snapshot
 from ftis_node.models.safetensors_file import read_header
-from ftis_node.telemetry.progress import unwatched
+from ftis_node.telemetry.log import unwatched
 
 if TYPE_CHECKING:
-    from ftis_node.telemetry.progress import OnProgress
+    from ftis_node.telemetry.log import OnProgress
 
 logger = logging.getLogger(__name__)
 

@@ -5,9 +5,8 @@ Files and folders:
     daemon.py     the loops and the task group that runs them, with a diagram of the pipeline
     context.py    the context that loops share, and the state on which they decide
     startup/      from a command line to a running daemon
-    loops/        the named loops, one file each
-    training/     policy of a training step: start, groups, weight sync, report
-    weights/      transfer of weight versions between nodes
+    loops/        the named loops, and the transfer of weight versions between nodes
+    training/     policy of a training step: start, groups, limits, report
     peers/        registry and reputation of peers, answers to their requests
     http_api/     local HTTP ports
     supervision/  stuck tasks, blocking work, shutdown

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.node.storage.usage import DiskSpace
-from ftis_node.node.training.token_budget import GenerateBudget
+from ftis_node.node.training.group_limits import GenerateBudget
 from ftis_node.telemetry.tracking import Tracking
 
 if TYPE_CHECKING:
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from ftis_node.gossip.interface import Gossip
     from ftis_node.models import ModelSource, PromptTokenizer
     from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
-    from ftis_node.node.peers.announce import Confirmations
     from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.peers.registry import PeerRegistry
+    from ftis_node.node.peers.serve import Confirmations
     from ftis_node.node.protocols import Generation, Learning
     from ftis_node.node.supervision.background import DiskThread
     from ftis_node.node.training.evaluation import EvaluationHistory
-    from ftis_node.node.training.slots import SlotPool
+    from ftis_node.node.training.group_limits import SlotPool
     from ftis_node.node.training.step_shares import Division
     from ftis_node.replay.buffer import ReplayBuffer
     from ftis_node.replay.reader import ReplayReader

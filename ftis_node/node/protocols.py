@@ -4,20 +4,27 @@ Null objects for the workers that a node's role lacks: they implement the protoc
 
 So the loops and the status do not depend on the role. `daemon.py` lists the loops of each role. A method that only a
 missing loop calls raises FtisError.
+
+Settings on which both workers of a node must agree: dtype, number of threads, and whether to send only adapters.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn, Protocol
+import os
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+from ftis_node.config.workers import MAX_SERVED_RANK
 from ftis_node.errors import FtisError
+from ftis_node.generation.engines import choose_engine, has_vllm
 from ftis_node.generation.evaluate import Generator
 from ftis_node.learner.messages import LearnerState
+from ftis_node.models import pick_device
 from ftis_node.workers.weight_store import WeightProof
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ftis_node.config.node import NodeSettings
     from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
     from ftis_node.generation.weight_loader import ProofToCome
     from ftis_node.learner.client import OnPublished
@@ -26,6 +33,34 @@ if TYPE_CHECKING:
     from ftis_node.workers.weight_store import PublishedWeights
 
 OFF = "off"
+
+
+def serves_adapters(settings: NodeSettings) -> bool:
+    """Return whether the engine gets only adapters. On a CPU this requires a setting, since generation is far slower.
+
+    Raise EngineError if the setting requires adapters and the engine is not vLLM.
+    """
+    mode = settings.generation.adapters
+    if not settings.lora or mode == "merge" or settings.engine == "torch":
+        return False
+    if not settings.generates:
+        return mode == "serve"  # "serve" is the operator's statement that all generators can serve adapters
+    if mode == "serve":
+        choose_engine("vllm")
+        return True
+    return pick_device(settings.device) != "cpu" and has_vllm() and settings.lora_adapter.rank <= MAX_SERVED_RANK
+
+
+def dtype_of(settings: NodeSettings) -> Any:
+    """Return the dtype of the weights: the setting, else float32 on a CPU and bfloat16 on a GPU."""
+    if settings.dtype != "auto":
+        return settings.dtype
+    return "float32" if pick_device(settings.device) == "cpu" else "bfloat16"
+
+
+def threads_of(num_threads: int, *, num_processes: int = 1) -> int:
+    """Return the number of threads for each process of a worker. The two workers share the cores."""
+    return num_threads or max(1, (os.cpu_count() or 2) // 2 // num_processes)
 
 
 class NullGeneration:

@@ -1,7 +1,7 @@
 """Delivery of groups: confirmations that are pending, unverified or to be repeated, and the bodies sent to each peer.
 
 An announcement may get lost, or the member assigned to pull the group may have left. The repeated announcement reaches
-other members, and the next member in order is assigned (`pulling/demand.py`).
+other members, and the next member in order is assigned (`demand.py`).
 
 Only a peer that received the body can confirm a delivery. Every member sees the announcement with the id, so a
 confirmation alone proves nothing. A query verifies each confirmation from another peer before it counts.

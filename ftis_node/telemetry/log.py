@@ -1,4 +1,4 @@
-"""Logging of daemon and workers: text or JSON lines, and a rate limit for repeated faults.
+"""Logging of daemon and workers: text or JSON lines, and a rate limit for repeated faults; progress of long work.
 
 A record may have two extra attributes: `fields` holds values by name for the JSON form, `bare` marks text without time
 and level.
@@ -6,6 +6,8 @@ and level.
 Standard input, output and error of a daemon, which may be closed, on a full disk, or a pipe without a reader.
 
 Progress and log lines are not essential. A line that cannot be written is dropped, and the node continues.
+
+A worker reports progress, and the caller chooses how to show it.
 """
 
 from __future__ import annotations
@@ -19,16 +21,19 @@ import math
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 from ftis_node.telemetry.secrets import SecretFreeFormatter, keep_variables_secret, redacted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from _typeshed import ReadableBuffer
 
+# Takes the fraction done, from 0 to 1 (None: unknown), and a text about the current work ("": the work has ended).
+OnProgress: TypeAlias = Callable[[float | None, str], None]
 FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 PLAIN_FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
 DATE_FORMAT = "%Y-%m-%dT%H:%M:%S%z"
@@ -36,6 +41,10 @@ BARE = {"bare": True}
 PERIOD_S = 60.0
 NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
 STANDARD_INPUT, STANDARD_OUTPUT, STANDARD_ERROR = 0, 1, 2
+
+
+def unwatched(fraction: float | None, what: str) -> None:
+    """Discard progress."""
 
 
 def open_closed_files() -> None:

@@ -20,12 +20,11 @@ from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.in_process import InProcessNodeFactory
 from ftis_node.lab.experiment.rounds import NO_DELAY
 from ftis_node.node.loops import backfill as repair
-from ftis_node.node.loops import directory, status
-from ftis_node.node.loops import peers as peers_loop
+from ftis_node.node.loops import directory, status, upkeep
 from ftis_node.node.startup import shared, wiring
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.factories import gossip_limits
-from ftis_node.node.startup.roles import run_node
+from ftis_node.node.startup.run import run_node
 from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.supervision.task_monitor import TaskMonitor
 from ftis_node.telemetry.faults import unhandled_errors
@@ -68,7 +67,7 @@ announcement_shards = 1
 QUICK = {"check_s": 0.6, "poll_s": 0.1, "dial_timeout_s": 2.0}
 PERIODS: list[tuple[Any, str, float]] = [
     (directory, "MEMBER_LOOKUP_INTERVAL_S", 0.1),
-    (peers_loop, "PERIOD_S", 0.05),
+    (upkeep, "PEERS_PERIOD_S", 0.05),
     (repair, "PERIOD_S", 0.2),
     (repair, "SILENCE_S", 0.5),
     (status, "PERIOD_S", 0.2),

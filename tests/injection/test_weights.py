@@ -12,7 +12,7 @@ from ftis_node.swarm.peer_guard import Place
 from tests.gossip.helpers import eventually
 from tests.injection.injector import Injector
 from tests.injection.table import GENERATORS, LEARNERS
-from tests.node.weights.test_weights import _one_model, _pair
+from tests.node.loops.test_weights import _one_model, _pair
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,13 +17,13 @@ from ftis_node.lab.stub_node import StubScorer, StubTask, StubTokenizer
 from ftis_node.models import ModelSource
 from ftis_node.node.components import NodeComponents
 from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription, NodeState
-from ftis_node.node.peers.announce import Confirmations
 from ftis_node.node.peers.manager import PeerManager, fault_charger
 from ftis_node.node.peers.registry import PeerRegistry
+from ftis_node.node.peers.serve import Confirmations
 from ftis_node.node.protocols import NullGeneration, NullLearner
 from ftis_node.node.supervision.background import DiskThread
 from ftis_node.node.training.evaluation import EvaluationHistory
-from ftis_node.node.training.slots import SlotPool
+from ftis_node.node.training.group_limits import SlotPool
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader

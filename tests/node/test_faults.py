@@ -13,7 +13,7 @@ import pytest
 from ftis_node.config.home import Home
 from ftis_node.errors import FtisError
 from ftis_node.node.daemon import _without_end
-from ftis_node.node.supervision.shutdown import until_signalled
+from ftis_node.node.supervision.background import until_signalled
 from ftis_node.telemetry.faults import report
 from tests.node.support import ANY_PORT, started, write_manifest
 
@@ -25,7 +25,7 @@ LIMIT_S = 240.0
 RUN = "\nsys.argv = ['ftis-node', *sys.argv[4:]]\nfrom ftis_node.cli.app import main\nmain()\n"
 THREAD_FAILS = """
 import sys, threading
-from ftis_node.node.training.slots import SlotPool
+from ftis_node.node.training.group_limits import SlotPool
 from ftis_node.node.loops.status import StatusLoop
 save = StatusLoop.save
 def saves(self):
@@ -102,7 +102,7 @@ async def test_a_fault_ends_the_work_in_order_and_is_raised() -> None:
 
 HANGS = """
 import asyncio, os, signal
-from ftis_node.node.supervision.shutdown import until_signalled
+from ftis_node.node.supervision.background import until_signalled
 async def work():
     os.kill(os.getpid(), signal.SIGTERM)
     try:

@@ -140,11 +140,11 @@ async def test_no_more_is_pulled_than_the_line_may_carry(
 
 def _announce_one_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     from ftis_node.node.loops import publish
-    from ftis_node.node.peers import announce
+    from ftis_node.node.peers import serve
 
-    told, honest = publish.announce_group, announce.Announcement
+    told, honest = publish.announce_group, serve.Announcement
     monkeypatch.setattr(publish, "announce_group", lambda *given, envelope_bytes: told(*given, envelope_bytes=1))
-    monkeypatch.setattr(announce, "Announcement", lambda **fields: honest(**fields | {"envelope_bytes": 1}))
+    monkeypatch.setattr(serve, "Announcement", lambda **fields: honest(**fields | {"envelope_bytes": 1}))
 
 
 async def test_a_full_home_pulls_nothing_until_there_is_room(tmp_path: Path, stack: AsyncExitStack) -> None:

@@ -25,7 +25,7 @@ from ftis_node.learner.messages import LearnerBoot
 from ftis_node.models import PromptTokenizer, load_tokenizer, resolve_model
 from ftis_node.node.protocols import NullGeneration, NullLearner
 from ftis_node.node.startup.wiring import Wiring
-from ftis_node.node.training.slots import SlotPool
+from ftis_node.node.training.group_limits import SlotPool
 from ftis_node.records.codec import hash_prompt
 from ftis_node.records.group import Completion, FinishReason, Group, SamplingSettings
 from ftis_node.records.identity import Identity

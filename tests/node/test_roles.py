@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ftis_node.cli.app import run as run_command
-from ftis_node.node.weights.download import PREFIX, SERVED_MARK
+from ftis_node.node.loops.weight_download import PREFIX, SERVED_MARK
 from tests.node.support import ANY_PORT, bootstrap, started, write_manifest
 
 if TYPE_CHECKING:

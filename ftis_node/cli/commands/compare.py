@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ftis_node.lab.experiment.trial import Trial
     from ftis_node.lab.experiment.trial_matrix import Experiment
     from ftis_node.lab.experiment.trial_result import TrialResult
-    from ftis_node.telemetry.progress import OnProgress
+    from ftis_node.telemetry.log import OnProgress
 
 Device = Literal["auto", "cpu", "cuda"]
 

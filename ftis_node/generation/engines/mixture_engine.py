@@ -36,7 +36,7 @@ from ftis_node.generation.engines.decode_loop import BatchDecoder, DecodeBatch
 from ftis_node.generation.engines.kv_cache import GrowingLayer, empty_cache, use_grouped_attention
 from ftis_node.generation.engines.torch_engine import DEFAULT_MAX_BATCH, TorchEngine
 from ftis_node.models import load_causal_lm, pick_device
-from ftis_node.telemetry.progress import unwatched
+from ftis_node.telemetry.log import unwatched
 from ftis_node.workers.weight_store import probe_logprobs
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from ftis_node.generation.engines.base import EngineSettings
     from ftis_node.models import ModelSource
-    from ftis_node.telemetry.progress import OnProgress
+    from ftis_node.telemetry.log import OnProgress
 
 MAX_PREFILL_TOKENS = 2048  # prefill needs the logits of every prompt token, not only of the last
 

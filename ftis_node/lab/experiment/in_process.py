@@ -22,8 +22,8 @@ from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.learner.data.groups import unpack_train_group
 from ftis_node.learner.messages import AuditReply
 from ftis_node.memory.placement import WorkerPlacement
+from ftis_node.node.protocols import dtype_of
 from ftis_node.node.startup.factories import generation_boot, learner_boot
-from ftis_node.node.worker_settings import dtype_of
 from ftis_node.swarm.transit import VersionsInTransit
 from ftis_node.workers.supervisor import WorkerState
 from ftis_node.workers.weight_store import WEIGHTS_FILE, find_difference

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ftis_node.lab.experiment.rounds import Rounds
     from ftis_node.node.context import NodeState
     from ftis_node.node.peers.registry import PeerRegistry
-    from ftis_node.node.training.slots import SlotPool
+    from ftis_node.node.training.group_limits import SlotPool
 
 POLL_S = 0.004
 

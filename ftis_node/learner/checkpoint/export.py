@@ -15,7 +15,7 @@ from ftis_node.learner.checkpoint.publish_weights import gathering_of
 from ftis_node.learner.distributed.sharded_tensors import whole
 from ftis_node.learner.model.policy import ADAPTER, load_unchecked
 from ftis_node.models import export_adapter, export_model
-from ftis_node.telemetry.progress import unwatched
+from ftis_node.telemetry.log import unwatched
 from ftis_node.workers.tensor_file import write_tensors
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ftis_node.learner.distributed.sharded_tensors import TensorGatherer
     from ftis_node.learner.messages import LearnerBoot
     from ftis_node.learner.model.policy import Policy
-    from ftis_node.telemetry.progress import OnProgress
+    from ftis_node.telemetry.log import OnProgress
 
 MAX_FILE_BYTES: Final = 5 * 10**9
 

@@ -4,6 +4,9 @@
     trainer <--bodies, rewards--------- take: the run's rule, RELEASED as trained <-- buffer <-- peers
 
 It replaces the generate and train loops in a node of the role `exchange`.
+
+The reasons for which an exchange node refuses a group or a request of the trainer, before validation, are here.
+Validation refuses a group under the reasons of `swarm/reasons.py`. The page docs/train/trl.md has them all.
 """
 
 from __future__ import annotations
@@ -11,13 +14,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import numpy as np
 
 from ftis_node.errors import RecordError
 from ftis_node.node.exchange.messages import PublishedGroup
-from ftis_node.node.exchange.refusal_reasons import refuse
 from ftis_node.node.training.step_peers import note_contributor
 from ftis_node.records.codec import hash_prompt
 from ftis_node.records.group import FinishReason, Group, SamplingSettings
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.storage.usage import DiskSpace
     from ftis_node.node.supervision.background import DiskThread
-    from ftis_node.node.training.slots import SlotPool
+    from ftis_node.node.training.group_limits import SlotPool
     from ftis_node.node.training.step_selection import StepSelection
     from ftis_node.replay.buffer import ReplayBuffer, StoredGroup
     from ftis_node.swarm.peer_guard import PeerGuard
@@ -44,8 +46,34 @@ if TYPE_CHECKING:
     from ftis_node.tasks.scoring.scorer import IsolatedScorer
     from ftis_node.validation import ValidationResult
 
+# Why a group is refused before it is scored or signed: a part of the reasons of validation.
+GroupReason: TypeAlias = Literal[
+    "clock_skew",
+    "group_size",
+    "logprobs",
+    "prompt_mismatch",
+    "scoring_timeout",
+    "token_out_of_range",
+    "tokenizer",
+]
+# Why a request is refused, whatever group it has.
+RequestReason: TypeAlias = Literal["busy", "paused", "token", "size", "slow", "malformed"]
+REQUEST_REASONS: Final[dict[RequestReason, str]] = {
+    "busy": "16 groups wait to be scored, or no peer has fetched the last groups yet",
+    "paused": "the disk of the node is full",
+    "token": "the header with the token of the home is missing or wrong",
+    "size": "the request has more bytes than a group of the run can have",
+    "slow": "the request was not complete within 10 s",
+    "malformed": "the request is no such message, or a field is out of bounds",
+}
+PASSING: Final[frozenset[GroupReason | RequestReason]] = frozenset({"busy", "paused", "scoring_timeout"})
 MAX_STEP = 2**62
 CLOCK_SLACK_S = 1.0  # trainer and node read one clock
+
+
+def refuse(reason: GroupReason | RequestReason, detail: str) -> Refusal:
+    """Return the refusal of a group or of a request."""
+    return Refusal(reason, detail)
 
 
 class GroupExchange:

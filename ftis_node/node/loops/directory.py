@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ftis_node.node.context import NodeContext, NodeDescription
     from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.protocols import Generation, Learning
-    from ftis_node.node.training.own_stats import OwnStats
+    from ftis_node.node.training.evaluation import OwnStats
     from ftis_node.replay.buffer import ReplayBuffer
 
 log = logging.getLogger(__name__)

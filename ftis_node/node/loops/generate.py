@@ -5,7 +5,7 @@ Inputs and outputs:
     consumes: prompts in the node's own order     produces: scored groups, onto the publish queue
     waits for: a free slot                        unblocked by: the weight sync after a step (train loop)
                disk space in the home                           the disk_space loop
-               budget left                                      nothing: generation is over (token_budget.py)
+               budget left                                      nothing: generation is over (group_limits.py)
 
 Prompt order: the sequence of problems that a node generates for, by seed and peer.
 
@@ -38,9 +38,8 @@ if TYPE_CHECKING:
     from ftis_node.node.context import NodeContext, NodeDescription
     from ftis_node.node.protocols import Generation
     from ftis_node.node.storage.usage import DiskSpace
-    from ftis_node.node.training.slots import SlotPool
+    from ftis_node.node.training.group_limits import GenerateBudget, SlotPool
     from ftis_node.node.training.step_shares import Division
-    from ftis_node.node.training.token_budget import GenerateBudget
     from ftis_node.tasks.base import Task, TaskItem
     from ftis_node.tasks.scoring.scorer import IsolatedScorer
 

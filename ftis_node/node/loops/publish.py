@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from ftis_node.gossip.interface import Gossip
     from ftis_node.node.context import NodeContext, NodeCounters
     from ftis_node.node.loops.intake import IntakeLoop
-    from ftis_node.node.peers.announce import Announcer, Confirmations
-    from ftis_node.node.training.slots import SlotPool
+    from ftis_node.node.peers.serve import Announcer, Confirmations
+    from ftis_node.node.training.group_limits import SlotPool
     from ftis_node.records.envelope import Announcement
     from ftis_node.records.group import Group
     from ftis_node.replay.reader import ReplayReader

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from ftis_node.node.storage.usage import DiskSpace
     from ftis_node.node.supervision.background import DiskThread
     from ftis_node.node.supervision.worker_status import HealthReporter, WorkerReporter
-    from ftis_node.node.training.buffer_limits import BufferReporter
     from ftis_node.node.training.evaluation import EvaluationHistory
+    from ftis_node.node.training.group_limits import BufferReporter
     from ftis_node.replay.reader import BufferFigures
 
 PERIOD_S = 1.0

@@ -1,4 +1,4 @@
-"""The train loop: trains a step on READY groups and delivers the new weights to the generator.
+"""The train loop: trains a step on READY groups. The weight sync delivers the new weights to the generator.
 
     consumes: groups of one step     produces: weights n+1, evaluations
     waits for: enough READY groups, or the limit `step.foreign_wait_s` (then only own groups)
@@ -7,22 +7,33 @@
 The slots of a step become free only after the generator serves the new version. If the learner dies in a step, the
 step's groups return to READY. The exception is a completed step, whose groups the learner's checkpoint names. A group
 on which the learner fails several times is released, so that no group can block the node.
+
+Weight sync from the learner to the generator after a step:
+
+The learner publishes the weights, then computes their proof (log-probs of fixed probe tokens), then writes its
+checkpoint. The generator loads the weights meanwhile, so that its first new token does not wait for the checkpoint.
+
+    learner    | step | publish | prove | checkpoint ........ | reply
+    generator  |   old weights  | load | probe | new weights
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, TypeAlias
 
-from ftis_node.errors import WorkerDiedError, WorkerTaskError
+from ftis_node.errors import WorkerDiedError, WorkerError, WorkerTaskError
 from ftis_node.node.supervision.task_monitor import waiting_for
-from ftis_node.node.training.weight_sync import WeightSync
 from ftis_node.replay.lifecycle import ReleaseReason
+from ftis_node.workers.weight_store import PublishedWeights
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
-    from ftis_node.learner.messages import LearnerState
+    from ftis_node.generation.weight_loader import ProofToCome
+    from ftis_node.learner.messages import LearnerState, TrainReply
     from ftis_node.node.context import NodeContext
     from ftis_node.node.protocols import Generation, Learning
     from ftis_node.node.training.evaluation import Evaluator
@@ -31,10 +42,71 @@ if TYPE_CHECKING:
     from ftis_node.node.training.step_report import StepReporter
     from ftis_node.node.training.step_selection import StepGroups, StepSelection
     from ftis_node.node.training.step_shares import StepShares
-    from ftis_node.node.training.weight_sync import DeliverWeights
     from ftis_node.replay.buffer import StoredGroup
+    from ftis_node.telemetry.events import EventLog
+    from ftis_node.workers.weight_store import WeightProof
+
+DeliverWeights: TypeAlias = "Callable[[PublishedWeights, ProofToCome | WeightProof | None], Awaitable[None]]"
+"""Receiver of new weights: `update_engine`, or `OfferLoop.take` of a learner node."""
 
 log = logging.getLogger(__name__)
+
+
+class WeightSync:
+    """Weight sync of one step: call `take` with weights and proof, then `finish` with the reply, or `abandon`."""
+
+    def __init__(self, deliver: DeliverWeights) -> None:
+        self._deliver = deliver
+        self._proof: ProofToCome = asyncio.get_running_loop().create_future()
+        self._task: asyncio.Task[None] | None = None
+
+    def take(self, news: PublishedWeights | WeightProof) -> None:
+        """Take the published weights, or their proof, as the learner reports them."""
+        if not isinstance(news, PublishedWeights):
+            self._proof.set_result(news)
+        elif self._task is None:
+            self._task = asyncio.create_task(self._work(news), name="hand-over")
+
+    async def finish(self, reply: TrainReply) -> None:
+        """Wait until the generator serves the new weights and has verified them."""
+        if self._task is not None:
+            await self._task
+        elif reply.weights is not None:  # a repeated step: the learner reported no progress
+            await self._deliver(reply.weights, reply.proof)
+
+    async def _work(self, weights: PublishedWeights) -> None:
+        await self._deliver(weights, self._proof)
+
+    async def abandon(self) -> None:
+        """Finish the transfer without a proof after the learner died."""
+        if not self._proof.done():
+            self._proof.set_result(None)
+        if self._task is not None:
+            await self._task
+
+    def cancel(self) -> None:
+        """Cancel the transfer, because the node stops."""
+        if self._task is not None:
+            self._task.cancel()
+
+
+async def update_engine(
+    weights: PublishedWeights,
+    proof: ProofToCome | WeightProof | None,
+    *,
+    generation: Generation,
+    events: EventLog,
+) -> None:
+    """Wait until the generator serves a version and has verified it. A worker that dies restarts with that version."""
+    try:
+        await generation.update_weights(weights, proof)
+    except WorkerError as error:
+        events.write("weight_sync_failed", version=weights.version, error=str(error))
+        await generation.start()
+    done_at_s = weights.step_done_at_s
+    after_step_s = None if done_at_s is None else round(time.monotonic() - done_at_s, 4)
+    way = generation.hand_over
+    events.write("served", version=weights.version, after_step_s=after_step_s, way=way)
 
 
 class TrainLoop:

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from ftis_node.gossip.directory.lookup import RunSurvey
     from ftis_node.gossip.interface import Gossip
     from ftis_node.node.context import NodeCounters
-    from ftis_node.node.peers.announce import Confirmations
     from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.peers.registry import PeerRegistry
+    from ftis_node.node.peers.serve import Confirmations
     from ftis_node.swarm.peer_guard import PeerGuard
 
 TIMEOUT_S = 60.0

@@ -18,9 +18,9 @@ from ftis_node.config.limits import KEPT_EVENT_FILES
 from ftis_node.models import parameter_count
 from ftis_node.node.components import NodeComponents
 from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription, NodeState
-from ftis_node.node.peers.announce import Confirmations
 from ftis_node.node.peers.manager import PeerManager, fault_charger
 from ftis_node.node.peers.registry import PeerRegistry
+from ftis_node.node.peers.serve import Confirmations
 from ftis_node.node.protocols import NullGeneration, NullLearner
 from ftis_node.node.startup.factories import NodeInputs
 from ftis_node.node.startup.preflight import checkpoint_step
@@ -31,19 +31,15 @@ from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.storage.cleanup import CHECKPOINT_PREFIX, num_versions, version_bytes
 from ftis_node.node.storage.event_log_snapshot import EventLogSnapshot
 from ftis_node.node.storage.usage import DiskSpace
-from ftis_node.node.supervision.background import DiskThread
-from ftis_node.node.supervision.shutdown import first_of_ours
-from ftis_node.node.training.evaluation import EvaluationHistory
-from ftis_node.node.training.slots import SlotPool
+from ftis_node.node.supervision.background import DiskThread, first_of_ours
+from ftis_node.node.training.evaluation import EvaluationHistory, make_tracking
+from ftis_node.node.training.group_limits import SlotPool, generate_budget
 from ftis_node.node.training.step_shares import division_of
-from ftis_node.node.training.token_budget import generate_budget
-from ftis_node.node.training.tracking import make_tracking
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.tasks.scoring.scorer import IsolatedScorer
 from ftis_node.telemetry.events import EVENT_SCHEMA, EventLog
-from ftis_node.telemetry.log import log_block
-from ftis_node.telemetry.progress import unwatched
+from ftis_node.telemetry.log import log_block, unwatched
 from ftis_node.telemetry.status import EndWord, EvalStatus
 from ftis_node.workers.durable import remove_leftovers
 from ftis_node.workers.weight_store import weights_folder
@@ -61,7 +57,7 @@ if TYPE_CHECKING:
     from ftis_node.node.startup.prepare import PreparedNode
     from ftis_node.node.startup.run_plan import RunPlan
     from ftis_node.telemetry.event_log_summary import EventLogSummary
-    from ftis_node.telemetry.progress import OnProgress
+    from ftis_node.telemetry.log import OnProgress
 
 log = logging.getLogger(__name__)
 

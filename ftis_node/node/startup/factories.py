@@ -24,7 +24,7 @@ from ftis_node.learner.messages import HostsConnected, LearnerBoot
 from ftis_node.memory.learner_memory import micro_batch_tokens_of, recomputes
 from ftis_node.memory.placement import WorkerPlacement, arrange, place_single_worker, visible_gpus
 from ftis_node.models import pick_device, read_json
-from ftis_node.node.worker_settings import dtype_of, serves_adapters, threads_of
+from ftis_node.node.protocols import dtype_of, serves_adapters, threads_of
 from ftis_node.records.envelope import MAX_ANNOUNCEMENT_BYTES
 from ftis_node.telemetry.secrets import read_secret
 from ftis_node.workers.preload import PreloadingProcess, Timing, can_fork

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ftis_node.node.startup.run_plan import RunPlan
     from ftis_node.node.storage.usage import HomeLimit
     from ftis_node.tasks.base import Task
-    from ftis_node.telemetry.progress import OnProgress
+    from ftis_node.telemetry.log import OnProgress
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,15 +10,13 @@ from ftis_node.node.loops.announcements import AnnouncementHandler
 from ftis_node.node.loops.backfill import BackfillLoop
 from ftis_node.node.loops.intake import IntakeLoop
 from ftis_node.node.loops.pull import PullLoop
-from ftis_node.node.peers.announce import Announcer
-from ftis_node.node.peers.serve import PeerRequestHandler
+from ftis_node.node.loops.weight_offer import newest_offered
+from ftis_node.node.peers.serve import Announcer, PeerRequestHandler
 from ftis_node.node.peers.swarm_status import PeerTable, SwarmReporter
-from ftis_node.node.training.buffer_limits import BufferLimits
-from ftis_node.node.training.evaluation import Evaluator
+from ftis_node.node.training.evaluation import Evaluator, StepTracker
+from ftis_node.node.training.group_limits import BufferLimits
 from ftis_node.node.training.step_report import StepReporter
 from ftis_node.node.training.step_shares import StepShares
-from ftis_node.node.training.tracking import StepTracker
-from ftis_node.node.weights.offer import newest_offered
 from ftis_node.swarm.demand import OwnDomain
 from ftis_node.tasks import part_names
 

@@ -1,4 +1,4 @@
-"""Composition root: passes its dependencies to each loop and component. `roles.py` chooses the loops of a role."""
+"""Composition root: passes its dependencies to each loop and component. `run.py` chooses the loops of a role."""
 
 from __future__ import annotations
 
@@ -8,34 +8,32 @@ from typing import TYPE_CHECKING
 
 from ftis_node.node.exchange.group_exchange import GroupExchange
 from ftis_node.node.loops.audit import AuditLoop, CheckLoop
-from ftis_node.node.loops.deliver import DeliverLoop
+from ftis_node.node.loops.backfill import ShardsLoop
+from ftis_node.node.loops.confirmations import DeliverLoop
 from ftis_node.node.loops.directory import DirectoryLoop
-from ftis_node.node.loops.disk_space import DiskSpaceLoop
 from ftis_node.node.loops.generate import GenerateLoop
-from ftis_node.node.loops.peers import PeersLoop
 from ftis_node.node.loops.publish import PublishLoop, ReannounceLoop
-from ftis_node.node.loops.shard_selection import ShardsLoop
 from ftis_node.node.loops.status import StatusLoop
-from ftis_node.node.loops.train import TrainLoop
+from ftis_node.node.loops.train import TrainLoop, update_engine
+from ftis_node.node.loops.upkeep import DiskSpaceLoop, PeersLoop
+from ftis_node.node.loops.weight_follow import FollowLoop
+from ftis_node.node.loops.weight_offer import OfferLoop
 from ftis_node.node.startup.shared import SharedComponents
 from ftis_node.node.supervision.watchdog import Watchdog
 from ftis_node.node.supervision.worker_status import HealthReporter, WorkerReporter
-from ftis_node.node.training.buffer_limits import BufferReporter
-from ftis_node.node.training.own_stats import OwnStats
+from ftis_node.node.training.evaluation import OwnStats
+from ftis_node.node.training.group_limits import BufferReporter
 from ftis_node.node.training.step_gate import TimedStepGate
 from ftis_node.node.training.step_peers import StepPeers
 from ftis_node.node.training.step_selection import StepGroups, StepSelection
-from ftis_node.node.training.weight_sync import update_engine
-from ftis_node.node.weights.follow import FollowLoop
-from ftis_node.node.weights.offer import OfferLoop
 
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Coroutine
 
     from ftis_node.node.loops.directory import BackfillSource
+    from ftis_node.node.loops.train import DeliverWeights
     from ftis_node.node.training.step_gate import StepGate
-    from ftis_node.node.training.weight_sync import DeliverWeights
     from ftis_node.records.group import Group
 
 

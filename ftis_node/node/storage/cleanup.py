@@ -24,10 +24,10 @@ from ftis_node.config.disk_room import is_disk_full
 from ftis_node.config.limits import usual_home_bytes
 from ftis_node.errors import ConfigError
 from ftis_node.models import parameter_count, read_shape
+from ftis_node.node.protocols import dtype_of, serves_adapters
 from ftis_node.node.startup.preflight import checkpoint_bytes
 from ftis_node.node.storage.usage import HomeLimit
 from ftis_node.node.supervision.background import in_background
-from ftis_node.node.worker_settings import dtype_of, serves_adapters
 from ftis_node.telemetry.events import event_log_files
 from ftis_node.telemetry.terminal_text import size
 from ftis_node.workers.durable import keep_newest, newest_complete

@@ -14,13 +14,13 @@ from ftis_node.models import resolve_model
 from ftis_node.node.startup.factories import learner_boot
 from ftis_node.node.startup.migrations import bring_up_to_date
 from ftis_node.node.storage.hub_cards import read_run_record, write_model_card
-from ftis_node.telemetry.progress import unwatched
+from ftis_node.telemetry.log import unwatched
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ftis_node.config.home import Home
-    from ftis_node.telemetry.progress import OnProgress
+    from ftis_node.telemetry.log import OnProgress
 
 ADAPTER_FILE = "adapter_config.json"
 

@@ -1,23 +1,39 @@
-"""Cancellation of work: blocking work that is abandoned, and work that must complete.
+"""Cancellation of work, and shutdown of a long-running command on a signal or an error.
 
-At exit, Python waits for the threads of asyncio's default executor, so a long download would keep a stopped node
-alive. It does not wait for daemon threads.
+Some blocking work is abandoned, other work must complete. At exit, Python waits for the threads of asyncio's default
+executor, so a long download would keep a stopped node alive. It does not wait for daemon threads.
+
+A signal is a clean end. Of several errors, the first FtisError is raised. An error in a task that no code awaits also
+stops the command like a signal, and is raised after everything is saved. A shutdown that takes too long is forced.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
+from ftis_node.errors import FtisError
+from ftis_node.node.supervision.task_monitor import stack_of
+from ftis_node.telemetry.faults import unhandled_errors
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Iterator
+
+    from ftis_node.telemetry.faults import OnFault
 
 P = ParamSpec("P")
 R = TypeVar("R")
+log = logging.getLogger(__name__)
+
+STOP_LIMIT_S = 60.0  # each slow component has a separate, shorter limit
+FORCED_EXIT_CODE = 1
 
 
 class DiskThread:
@@ -73,3 +89,82 @@ async def to_the_end(work: Coroutine[None, None, R]) -> R:
         if not running.cancelled() and (error := running.exception()) is not None:
             raise error from None
         raise
+
+
+async def until_signalled(
+    work: Coroutine[None, None, None], *, on_fault: OnFault | None = None, stop_limit_s: float = STOP_LIMIT_S
+) -> None:
+    """Await `work`; SIGINT and SIGTERM cancel it. Raise its error, or one exception of an exception group.
+
+    An error in a task that no code awaits (`telemetry/faults.py`) also cancels it, and is raised after a call of
+    `on_fault`.
+    """
+    task = asyncio.create_task(work, name="node")
+    ending = _Ending(task, stop_limit_s=stop_limit_s)
+
+    def fail(where: str, error: BaseException) -> None:
+        ending.fault = error
+        ending.begin(f"{where} failed ({type(error).__name__}: {error})")
+        if on_fault is not None:
+            on_fault(where, error)
+
+    with ending.by_signals(), unhandled_errors(fail):
+        try:
+            await task
+        except asyncio.CancelledError:
+            if not ending.has_begun:
+                raise
+        except BaseExceptionGroup as group:
+            raise first_of_ours(group) from group
+    if ending.fault is not None:
+        raise first_of_ours(ending.fault)
+
+
+class _Ending:
+    """Cancellation of a task, once and with a deadline."""
+
+    def __init__(self, task: asyncio.Task[None], *, stop_limit_s: float) -> None:
+        self._task = task
+        self._deadline = threading.Timer(stop_limit_s, _force_end, args=(task.get_loop(), stop_limit_s))
+        self._deadline.daemon = True
+        self.has_begun = False
+        self.fault: BaseException | None = None
+
+    def begin(self, why: str) -> None:
+        if not self.has_begun:
+            log.info("%s: stopping", why)
+            self.has_begun = True
+            self._deadline.start()
+            self._task.cancel()
+
+    @contextmanager
+    def by_signals(self) -> Iterator[None]:
+        """Cancel the task on SIGINT and SIGTERM."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.begin, number.name)
+        try:
+            yield
+        finally:
+            self._deadline.cancel()
+
+
+def _force_end(loop: asyncio.AbstractEventLoop, limit_s: float) -> None:
+    """Log the tasks that the event loop waits for, then exit at once. The workers and p2pd end with this process."""
+    for task in asyncio.all_tasks(loop):
+        log.error("the shutdown waits for the task %s: %s", task.get_name(), " > ".join(stack_of(task)))
+    log.error("not stopped within %.0f s: ended by force; the next start resumes from disk", limit_s)
+    os._exit(FORCED_EXIT_CODE)
+
+
+def first_of_ours(group: BaseException) -> BaseException:
+    """Return the first FtisError in a tree of exceptions, else the first exception."""
+    flat: list[BaseException] = []
+    queue: list[BaseException] = [group]
+    while queue:
+        error = queue.pop(0)
+        if isinstance(error, BaseExceptionGroup):
+            queue.extend(error.exceptions)
+        else:
+            flat.append(error)
+    return next((error for error in flat if isinstance(error, FtisError)), flat[0])

@@ -1,30 +1,84 @@
-"""Evaluation of pass@1 by greedy decoding on held-out problems, with the node's own engine."""
+"""Evaluation of pass@1, and the figures that a node sends to trackers and to its directory record.
+
+Evaluation decodes greedily on held-out problems, with the node's own engine. The experiment trackers get step reports,
+the generation rate, swarm counters and evaluations. Each numeric field of the report and of the status section `swarm`
+becomes a curve, including new fields. `OwnStats` are the statistics that this node publishes about itself.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import Counter, deque
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from ftis_node.generation.evaluate import evaluate
-from ftis_node.node.training.tracking import track_evaluation
+from ftis_node.records.peer_stats import PeerStats
 from ftis_node.telemetry.status import EvalStatus
+from ftis_node.telemetry.tracking import TrackedRun, Tracking, numbers_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ftis_node.config.home import Home
+    from ftis_node.config.manifest import RunManifest
+    from ftis_node.config.node import NodeSettings
     from ftis_node.generation.evaluate import Generator
+    from ftis_node.gossip.interface import Gossip
+    from ftis_node.learner.messages import StepReport
     from ftis_node.models import PromptTokenizer
-    from ftis_node.node.context import NodeContext
+    from ftis_node.node.context import NodeContext, NodeCounters
+    from ftis_node.node.peers.swarm_status import SwarmReporter
+    from ftis_node.node.protocols import Generation
     from ftis_node.tasks.base import Task
     from ftis_node.tasks.scoring.scorer import IsolatedScorer
-    from ftis_node.telemetry.tracking import Tracking
 
 log = logging.getLogger(__name__)
 
 MAX_EVALUATIONS = 1024  # in the status, which HTTP clients read every second; the event log has all evaluations
+NUM_SAMPLES = 10  # number of directory periods over which the rate of groups averages
+MINUTE_S = 60.0
+
+
+def make_tracking(
+    settings: NodeSettings, manifest: RunManifest, home: Home, *, name: str, peer_id: str, model: str
+) -> Tracking:
+    """Return the trackers that the settings name. `startup/prepare.py` checks that they are installed."""
+    run = TrackedRun(
+        project=settings.tracking.project,
+        name=settings.tracking.name or name,
+        id=f"{manifest.run_id}-{peer_id}",
+        folder=home.root.absolute(),
+        settings={"run": manifest.model_dump(mode="json"), "run_id": manifest.run_id, "model": model, "peer": peer_id},
+    )
+    return Tracking.to(settings.tracking.to, run)
+
+
+class StepTracker:
+    """Sends one step's report, the generation rate and the swarm section to the trackers."""
+
+    def __init__(self, *, tracking: Tracking, generation: Generation, gossip: Gossip, swarm: SwarmReporter) -> None:
+        self._tracking = tracking
+        self._generation = generation
+        self._gossip = gossip
+        self._swarm = swarm
+
+    async def track(self, report: StepReport) -> None:
+        """Log the numbers of one step. Does nothing without a tracker."""
+        if not self._tracking:
+            return
+        swarm = self._swarm.status(members=await self._gossip.members())
+        report_fields = msgspec.to_builtins(report)
+        del report_fields["step"]  # the axis
+        numbers = numbers_of(report_fields, prefix="learner") | numbers_of(msgspec.to_builtins(swarm), prefix="swarm")
+        self._tracking.log(report.step, {"generation/tokens_per_s": self._generation.tokens_per_s, **numbers})
+
+
+def track_evaluation(tracking: Tracking, evaluation: EvalStatus) -> None:
+    """Log one evaluation under a key with the task's name."""
+    tracking.log(evaluation.step, {f"eval/{evaluation.task}/pass_at_1": evaluation.pass_at_1})
 
 
 class EvaluationHistory:
@@ -95,3 +149,43 @@ class Evaluator:
             entry.task,
             extra={"fields": msgspec.structs.asdict(entry)},
         )
+
+
+class OwnStats:
+    """Maker of the measurements. `sample` is called once for each directory period, `make` at any time."""
+
+    def __init__(self, *, context: NodeContext, counters: NodeCounters, evaluations: EvaluationHistory) -> None:
+        self._context = context
+        self._counters = counters
+        self._evaluations = evaluations
+        self._samples: deque[tuple[float, int]] = deque(maxlen=NUM_SAMPLES)
+
+    def sample(self, *, last_number: int) -> None:
+        """Note how many groups have been sent; the rate is an average since the oldest of the noted numbers."""
+        self._samples.append((time.monotonic(), last_number))
+
+    def make(self, *, last_number: int) -> PeerStats | None:
+        """Return the measurements; None if `swarm.publish_stats` is false. `last_number` counts the groups sent."""
+        if not self._context.settings.swarm.publish_stats:
+            return None
+        sources: Counter[str] = Counter()
+        for groups in self._counters.recent_sources:
+            sources.update(groups)
+        return PeerStats(
+            step=self._context.state.step,
+            groups_per_minute=self._groups_per_minute(last_number),
+            rejected_groups=sum(self._counters.refused.values()),
+            pass_rates=self._pass_rates(),
+            sources=tuple((peer_id, groups) for peer_id, groups in sources.most_common() if peer_id and groups > 0),
+            trained_groups=sum(sources.values()),
+        )
+
+    def _groups_per_minute(self, last_number: int) -> float:
+        if not self._samples:
+            return 0.0
+        (first_s, first), now_s = self._samples[0], time.monotonic()
+        return MINUTE_S * (last_number - first) / (now_s - first_s) if now_s > first_s else 0.0
+
+    def _pass_rates(self) -> tuple[tuple[int, float], ...]:
+        entries = self._evaluations.entries
+        return tuple((entry.step, entry.pass_at_1) for entry in entries if entry.task == entries[0].task)

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from ftis_node.gossip.interface import Gossip
     from ftis_node.node.context import NodeContext
     from ftis_node.node.supervision.background import DiskThread
-    from ftis_node.node.training.buffer_limits import BufferLimits
-    from ftis_node.node.training.slots import SlotPool
+    from ftis_node.node.training.group_limits import BufferLimits, SlotPool
     from ftis_node.node.training.step_shares import StepShares
     from ftis_node.replay.buffer import ReplayBuffer
     from ftis_node.replay.reader import ReplayReader

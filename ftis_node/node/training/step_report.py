@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ftis_node.node.worker_settings import dtype_of
+from ftis_node.node.protocols import dtype_of
 from ftis_node.swarm.peer_guard import Place
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ftis_node.node.context import NodeContext, NodeCounters
     from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.protocols import Generation
-    from ftis_node.node.training.tracking import StepTracker
+    from ftis_node.node.training.evaluation import StepTracker
     from ftis_node.swarm.peer_guard import PeerGuard
 
 log = logging.getLogger(__name__)

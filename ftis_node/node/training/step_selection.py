@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from ftis_node.node.context import NodeContext
     from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.supervision.background import DiskThread
-    from ftis_node.node.training.buffer_limits import BufferLimits
-    from ftis_node.node.training.slots import SlotPool
+    from ftis_node.node.training.group_limits import BufferLimits, SlotPool
     from ftis_node.node.training.step_shares import Division
     from ftis_node.replay.buffer import ReplayBuffer, StoredGroup
     from ftis_node.replay.lifecycle import ChoiceRule

@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 
     from ftis_node.config.manifest import RunManifest
     from ftis_node.node.context import NodeContext
-    from ftis_node.node.training.slots import SlotPool
-    from ftis_node.node.training.token_budget import GenerateBudget
+    from ftis_node.node.training.group_limits import GenerateBudget, SlotPool
     from ftis_node.replay.buffer import StoredGroup
     from ftis_node.replay.lifecycle import Candidate
     from ftis_node.replay.reader import ReplayReader

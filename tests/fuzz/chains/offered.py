@@ -25,7 +25,7 @@ from tests.records.wire_example import hash_chunks
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
-    from ftis_node.node.weights.follow import FollowLoop
+    from ftis_node.node.loops.weight_follow import FollowLoop
 
 LEARNER = HOSTILE[0]
 FILE = b"twelve bytes"

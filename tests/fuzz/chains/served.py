@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.gossip.interface import FetchOutcome
 from ftis_node.gossip.wire_format import RpcService
-from ftis_node.node.weights.offer import OfferedVersion
+from ftis_node.node.loops.weight_offer import OfferedVersion
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.backfill_request import BackfillRequest
 from ftis_node.records.envelope import Accepted, open_announcement, seal_group

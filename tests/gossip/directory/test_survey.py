@@ -15,8 +15,8 @@ from ftis_node.gossip.directory.dht import Directory
 from ftis_node.gossip.directory.entries import pack_member
 from ftis_node.gossip.directory.lookup import survey_remotely
 from ftis_node.gossip.libp2p import Libp2pGossip
-from ftis_node.node.http_api.bootstrap_api import BootstrapApi
 from ftis_node.node.peers.swarm_status import view_of
+from ftis_node.node.startup.bootstrap import BootstrapApi
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.envelope import PeerRecord, seal_peer_record
 from ftis_node.records.identity import PEER_DOMAIN, Identity

@@ -13,7 +13,7 @@ from ftis_node.lab.experiment.rounds import RoundQuota, Rounds
 from ftis_node.lab.experiment.synchronous_rounds import RoundGate, SynchronousRounds, Validator
 from ftis_node.node.context import NodeState
 from ftis_node.node.peers.registry import PeerRegistry
-from ftis_node.node.training.slots import SlotPool
+from ftis_node.node.training.group_limits import SlotPool
 
 ROUNDS = Rounds(own=2, foreign=4, last_steps=(1, 2, 3))
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from ftis_node.config.node import NodeSettings
+from ftis_node.node.exchange.group_exchange import PASSING
 from ftis_node.node.exchange.messages import PublishedGroup
-from ftis_node.node.exchange.refusal_reasons import PASSING
 from ftis_node.node.startup.wiring import Wiring
-from ftis_node.node.training.slots import SlotPool
+from ftis_node.node.training.group_limits import SlotPool
 from ftis_node.records.codec import unpack_group
 from ftis_node.records.envelope import open_envelope
 from ftis_node.records.group import CompletionStatus, FinishReason

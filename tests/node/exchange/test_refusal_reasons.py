@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import get_args
 
-from ftis_node.node.exchange import group_exchange, refusal_reasons
-from ftis_node.node.exchange.refusal_reasons import PASSING, REQUEST_REASONS, GroupReason, RequestReason
+from ftis_node.node.exchange import group_exchange
+from ftis_node.node.exchange.group_exchange import PASSING, REQUEST_REASONS, GroupReason, RequestReason
 from ftis_node.node.http_api import exchange_api
 from ftis_node.node.http_api.exchange_api import BODY_S, MAX_PENDING
 from ftis_node.swarm.reasons import AFTER_VALIDATION, REFUSALS
@@ -24,7 +24,7 @@ def test_every_name_is_used_and_no_other() -> None:
     texts = [Path(str(module.__file__)).read_text("utf-8") for module in (group_exchange, exchange_api)]
     assert set(re.findall(r'refuse\(\s*"(\w+)"', "".join(texts))) == GROUP | REQUEST
     assert PASSING <= GROUP | REQUEST
-    assert refusal_reasons.refuse("busy", "why").reason == "busy"
+    assert group_exchange.refuse("busy", "why").reason == "busy"
 
 
 def test_the_page_has_each_reason_of_a_request() -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ftis_node.config.node import NodeSettings
-from ftis_node.node.loops.deliver import DeliverLoop
-from ftis_node.node.training.slots import SlotPool
+from ftis_node.node.loops.confirmations import DeliverLoop
+from ftis_node.node.training.group_limits import SlotPool
 from ftis_node.records.identity import Identity
 from tests.node.nodes import ME, components, events_of
 from tests.replay.test_buffer import accepted

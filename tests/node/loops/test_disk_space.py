@@ -18,8 +18,8 @@ from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ConfigError
 from ftis_node.node.context import NodeContext, NodeState
-from ftis_node.node.loops.disk_space import DiskSpaceLoop
 from ftis_node.node.loops.pull_slots import HeldBytes
+from ftis_node.node.loops.upkeep import DiskSpaceLoop
 from ftis_node.node.storage import cleanup as home_limit
 from ftis_node.node.storage.usage import DiskSpace, HomeLimit, HomeUse, measure_usage
 from ftis_node.node.supervision.background import DiskThread

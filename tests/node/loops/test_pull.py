@@ -17,7 +17,7 @@ from ftis_node.errors import RecordError
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.stub_node import StubNode, stub_group
 from ftis_node.node.loops import backfill as repair
-from ftis_node.node.loops import confirmations, publish, shard_selection
+from ftis_node.node.loops import confirmations, publish
 from ftis_node.records.backfill_request import open_backfill_request
 from ftis_node.records.envelope import open_announcement
 from ftis_node.records.group import CompletionStatus
@@ -100,7 +100,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clocks that tests can wait for."""
     monkeypatch.setattr(repair, "PERIOD_S", 0.1)
     monkeypatch.setattr(publish, "REANNOUNCE_PERIOD_S", 0.05)
-    monkeypatch.setattr(shard_selection, "POLL_INTERVAL_S", 0.3)
+    monkeypatch.setattr(repair, "SHARDS_INTERVAL_S", 0.3)
 
 
 async def test_everything_is_pulled_and_confirmed_in_a_small_swarm(tmp_path: Path) -> None:

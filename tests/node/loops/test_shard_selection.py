@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings
-from ftis_node.node.loops.shard_selection import POLL_INTERVAL_S
+from ftis_node.node.loops.backfill import SHARDS_INTERVAL_S
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.topology import shard_of
@@ -42,7 +42,7 @@ async def test_the_shard_of_a_trusted_peer_is_read_whatever_the_traffic(
 
         async def look() -> None:
             heard[0] += 10**9
-            await clock.passes(POLL_INTERVAL_S)
+            await clock.passes(SHARDS_INTERVAL_S)
 
         await look()
         assert node.context.state.read_shards == {OWN_SHARD}

@@ -20,7 +20,7 @@ from ftis_node.lab.stub_node import StubTokenizer
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.models import ModelSource
-from ftis_node.node import worker_settings
+from ftis_node.node import protocols
 from ftis_node.node.startup import factories as makers
 from ftis_node.workers.wire import enc_hook, unpack_body
 
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 def test_adapters_are_served_by_vllm_on_a_gpu_or_where_asked_for(
     monkeypatch: pytest.MonkeyPatch, adapters: str, given: dict[str, object], device: str, expected: bool
 ) -> None:
-    for module in (engines, worker_settings):
+    for module in (engines, protocols):
         monkeypatch.setattr(module, "has_vllm", lambda: True)
-    monkeypatch.setattr(worker_settings, "pick_device", lambda device_option: device)
+    monkeypatch.setattr(protocols, "pick_device", lambda device_option: device)
     settings = NodeSettings(**{"model": "m", "lora": True, "generation": {"adapters": adapters}, **given})
-    assert worker_settings.serves_adapters(settings) is expected
+    assert protocols.serves_adapters(settings) is expected
 
 
 def learner_boot_of(tmp_path: Path, text: str, **settings: object) -> LearnerBoot:
@@ -90,12 +90,12 @@ def test_a_cut_distribution_has_no_bound_on_understated_logprobs(tmp_path: Path)
 
 
 def test_without_vllm_adapters_are_merged_or_what_was_asked_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (engines, worker_settings):
+    for module in (engines, protocols):
         monkeypatch.setattr(module, "has_vllm", lambda: False)
-    monkeypatch.setattr(worker_settings, "pick_device", lambda device_option: "cuda")
-    assert not worker_settings.serves_adapters(NodeSettings(model="m", lora=True))
+    monkeypatch.setattr(protocols, "pick_device", lambda device_option: "cuda")
+    assert not protocols.serves_adapters(NodeSettings(model="m", lora=True))
     with pytest.raises(EngineError, match="not installed"):
-        worker_settings.serves_adapters(NodeSettings(model="m", lora=True, generation={"adapters": "serve"}))
+        protocols.serves_adapters(NodeSettings(model="m", lora=True, generation={"adapters": "serve"}))
 
 
 @pytest.mark.parametrize(("adapters", "expected"), [(True, ("vllm", 48, "adapter")), (False, ("auto", None, "model"))])
@@ -120,7 +120,7 @@ def test_both_workers_are_told_the_same_form(tmp_path: Path, adapters: bool, exp
 def test_processes_of_a_learner_divide_its_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, learner: dict[str, Any], expected: tuple[int, int]
 ) -> None:
-    monkeypatch.setattr(worker_settings.os, "cpu_count", lambda: 16)
+    monkeypatch.setattr(protocols.os, "cpu_count", lambda: 16)
     settings = NodeSettings(model="m", device="cpu", learner=learner)
     source = ModelSource(name="m", folder=tmp_path)
     boot = makers.learner_boot(

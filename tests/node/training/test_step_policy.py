@@ -13,11 +13,11 @@ import pytest
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.node.loops.generate import PromptOrder
-from ftis_node.node.peers.announce import Confirmations
 from ftis_node.node.peers.registry import PeerRegistry
+from ftis_node.node.peers.serve import Confirmations
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.background import in_background
-from ftis_node.node.training.slots import SlotPool
+from ftis_node.node.training.group_limits import SlotPool
 from ftis_node.node.training.step_shares import (
     ForeignShortfall,
     StepInputs,

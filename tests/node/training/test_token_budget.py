@@ -19,8 +19,9 @@ from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.in_process import InProcessNodeFactory
 from ftis_node.lab.experiment.rounds import NO_DELAY
 from ftis_node.node.startup.assemble import running_components
-from ftis_node.node.startup.roles import run_node
+from ftis_node.node.startup.run import run_node
 from ftis_node.node.startup.run_plan import RunPlan
+from ftis_node.node.training.group_limits import GenerateBudget, generate_budget
 from ftis_node.node.training.step_shares import (
     StepInputs,
     StepQuota,
@@ -29,7 +30,6 @@ from ftis_node.node.training.step_shares import (
     shares_of_step,
     substitute_foreign,
 )
-from ftis_node.node.training.token_budget import GenerateBudget, generate_budget
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.telemetry.events import read_events
 from tests.node.support import manifest_text

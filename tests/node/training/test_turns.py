@@ -31,10 +31,10 @@ from ftis_node.node.loops.train import TrainLoop
 from ftis_node.node.protocols import NullGeneration, NullLearner
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.factories import ProcessNodeFactory, generation_boot
-from ftis_node.node.startup.roles import run_node
+from ftis_node.node.startup.run import run_node
 from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.startup.wiring import Wiring
-from ftis_node.node.supervision.shutdown import first_of_ours
+from ftis_node.node.supervision.background import first_of_ours
 from ftis_node.workers.liveness import RestartPolicy
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 from tests.node.loops.test_train import HONEST, foreign

@@ -3,7 +3,7 @@
     consumes: offers and chunks of the followed learner     produces: a new version in the generation worker
     waits for: a newer offer; its file; its delay           unblocked by: the learner's offer loop, time
 
-    offer --signature, rules--> fetch (download.py) --> complete file --delay--> engine --proof--> served
+    offer --signature, rules--> fetch (weight_download.py) --> complete file --delay--> engine --proof--> served
                                                               the newest due version; never an older one
 
 The proof is the log-probs of fixed probe tokens, which the engine must reproduce. If a signature, a chunk or the proof
@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from ftis_node.errors import ModelError, RecordError, WorkerDiedError
 from ftis_node.gossip.interface import FetchOutcome
 from ftis_node.models import model_fingerprint
+from ftis_node.node.loops.weight_download import Download, OfferWithdrawnError, VersionStore
+from ftis_node.node.protocols import serves_adapters
 from ftis_node.node.supervision.background import in_background
 from ftis_node.node.supervision.task_monitor import waiting_for
-from ftis_node.node.weights.download import Download, OfferWithdrawnError, VersionStore
-from ftis_node.node.worker_settings import serves_adapters
 from ftis_node.records.weights import WeightsPart, WeightsRequest, open_offer
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.transit import VersionsInTransit, should_fetch

@@ -22,12 +22,12 @@ from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.stub_node import StubTokenizer
 from ftis_node.learner.checkpoint.saving import MAX_UNSAVED_STEPS
 from ftis_node.learner.messages import LearnerState
+from ftis_node.node.loops import weight_follow as weights_follow
+from ftis_node.node.loops import weight_offer as weights_offer
+from ftis_node.node.loops.weight_download import MAX_WRONG_CHUNKS, Download, OfferWithdrawnError
+from ftis_node.node.loops.weight_offer import newest_offered
 from ftis_node.node.protocols import NullGeneration, NullLearner
 from ftis_node.node.startup.wiring import Wiring
-from ftis_node.node.weights import follow as weights_follow
-from ftis_node.node.weights import offer as weights_offer
-from ftis_node.node.weights.download import MAX_WRONG_CHUNKS, Download, OfferWithdrawnError
-from ftis_node.node.weights.offer import newest_offered
 from ftis_node.records.bounds import MAX_INTEGER
 from ftis_node.records.identity import Identity
 from ftis_node.records.weights import WeightsPart, WeightsRequest, open_offer, open_weights_request, seal_offer

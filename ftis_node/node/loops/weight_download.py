@@ -9,7 +9,7 @@ requests a wrong chunk again. File names contain only verified hashes and number
 The store of complete versions on a generator's disk: each is served, or waits for its delay to pass.
 
     version-00000012/   model.safetensors, the signed offer; the file `served` once its proof is verified
-    partial/            downloads in progress (download.py)
+    partial/            downloads in progress (weight_download.py)
 
 File names contain only version numbers and verified hashes, never a peer's text.
 """

@@ -1,8 +1,17 @@
-"""The disk space loop: rotates logs, reclaims space in a nearly full home, and pauses the node while the home is full.
+"""Periodic work: the peers loop on peers and buffer, the disk space loop on the home's files.
 
-consumes: the home's files     produces: rotated logs, the event log's snapshot, reclaimed space, an open or closed
-                               `DiskSpace`
-waits for: the clock           unblocked by: time
+The peers loop:
+
+    consumes: the connected peers' addresses     produces: `peers.sqlite`; a buffer within its bounds
+    waits for: the clock                         unblocked by: time
+
+Groups also arrive during a long training step, so the loop enforces the buffer's bounds in memory and on disk.
+
+The disk space loop rotates logs, reclaims space in a nearly full home, and pauses the node while the home is full:
+
+    consumes: the home's files     produces: rotated logs, the event log's snapshot, reclaimed space, an open or closed
+                                   `DiskSpace`
+    waits for: the clock           unblocked by: time
 
 Generation and pulling wait on `DiskSpace`. During a pause the node trains on the groups in its buffer and serves peers.
 """
@@ -17,18 +26,59 @@ from ftis_node.node.storage.cleanup import reclaim, rotate_logs
 from ftis_node.node.storage.event_log_snapshot import EventLogSnapshot
 from ftis_node.node.storage.usage import HomeUse, measure_usage
 from ftis_node.node.supervision.background import in_background
+from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.swarm.peer_guard import Place
+from ftis_node.telemetry.clock import SteadyClock
 from ftis_node.telemetry.terminal_text import size
 
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
+    from ftis_node.gossip.interface import Gossip
     from ftis_node.node.context import NodeContext
+    from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.storage.usage import DiskSpace
     from ftis_node.node.supervision.background import DiskThread
+    from ftis_node.node.training.group_limits import BufferLimits
     from ftis_node.replay.buffer import ReplayBuffer
+    from ftis_node.telemetry.events import EventLog
 
 log = logging.getLogger(__name__)
 
-PERIOD_S = 2.0
+PEERS_PERIOD_S = 1.0
+PERIODS_PER_SAVE = 10
+DISK_PERIOD_S = 2.0
+
+
+class PeersLoop:
+    """Loop with two periods: it checks the buffer every second, and saves `peers.sqlite` every ten seconds."""
+
+    def __init__(self, *, events: EventLog, gossip: Gossip, peers: PeerManager, limits: BufferLimits) -> None:
+        self._events = events
+        self._gossip = gossip
+        self._peers = peers
+        self._limits = limits
+        self._guard = gossip.guard
+        self._clock = SteadyClock()
+
+    async def run(self) -> None:
+        """Run until canceled."""
+        while True:
+            for peer in await self._gossip.connected_peers():
+                with self._guard.work_for(peer.peer_id, Place.PRESENCE):
+                    self._peers.note_addresses(peer.peer_id, peer.addresses)
+            self._peers.save()
+            for _ in range(PERIODS_PER_SAVE):
+                await self._limits.enforce()
+                self._note_jump()
+                with waiting_for("the clock"):
+                    await asyncio.sleep(PEERS_PERIOD_S)
+
+    def _note_jump(self) -> None:
+        """Log a jump of the machine's clock, because validation compares the times that peers send with it."""
+        if (jump_s := self._clock.jump_s()) is None:
+            return
+        log.warning("this machine's clock was moved by %+.0f s", jump_s)
+        self._events.write("clock_moved", jump_s=round(jump_s, 1))
 
 
 class DiskSpaceLoop:
@@ -42,7 +92,7 @@ class DiskSpaceLoop:
         space: DiskSpace,
         buffer: ReplayBuffer,
         disk: DiskThread,
-        period_s: float = PERIOD_S,
+        period_s: float = DISK_PERIOD_S,
     ) -> None:
         self._context = context
         self._home = home
