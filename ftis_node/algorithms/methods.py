@@ -32,8 +32,7 @@ from ftis_node.algorithms.importance_weights import (
     token_ratio,
     truncated,
 )
-from ftis_node.algorithms.plugins import require_shape
-from ftis_node.algorithms.settings import COMMON_PARAMETERS, TENSORS, Settings
+from ftis_node.algorithms.settings import COMMON_PARAMETERS, TENSORS, Settings, require_shape
 from ftis_node.config.method.method_table import METHODS as ROWS
 from ftis_node.config.method.method_table import MethodTraits
 from ftis_node.errors import ConfigError

@@ -38,7 +38,7 @@ from ftis_node.files import read_text
 from ftis_node.generation.engines import choose_engine
 from ftis_node.models import list_accelerators, load_tokenizer, parameter_count, pick_device, read_shape, resolve_model
 from ftis_node.tasks import load_task
-from ftis_node.tasks.scoring.scorer import IsolatedScorer
+from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.telemetry.progress import unwatched
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.evaluate import EvalResult, evaluate
 from ftis_node.models import load_tokenizer, resolve_model
 from ftis_node.tasks import load_task
-from ftis_node.tasks.scoring.scorer import IsolatedScorer
+from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.telemetry.progress import unwatched
 
 if TYPE_CHECKING:

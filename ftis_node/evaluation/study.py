@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ftis_node.generation.evaluate import Answered
     from ftis_node.models import ModelSource, PromptTokenizer
     from ftis_node.tasks.base import Task, TaskItem
-    from ftis_node.tasks.scoring.scorer import IsolatedScorer
+    from ftis_node.tasks.scorer import IsolatedScorer
     from ftis_node.telemetry.progress import OnProgress
 
 

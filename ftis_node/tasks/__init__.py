@@ -8,11 +8,13 @@ mixed.py       several tasks as one
 arithmetic.py  sums and differences, for swarms on two CPU cores
 sums.py        sums with working, for swarms on two CPU cores
 problems.py    problems from a file or from the hub
+math_datasets.py  GSM8K, MATH-500
 dataset/       rows of any data set, rewards by weight
 rg.py          reasoning-gym's generators; no answer is run as code
-math/          GSM8K, MATH-500; chat format of reasoning tasks, equality of answers, limits of the parser
-answers.py     the answer in a completion, for votes
-scoring/       scores in a separate process, under limits
+answers.py     chat format of reasoning tasks, equality of answers, the answer in a completion for votes
+expression_limits.py  limits on answers that a parser reads
+scorer.py      scores from a separate process, under limits
+scoring_worker.py  that process
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class Task(Protocol):
     def isolate_scoring(self) -> bool:
         """Return whether `score` passes untrusted text to a large third-party parser.
 
-        If so, callers run it in a separate process under a time limit (`scoring.IsolatedScorer`).
+        If so, callers run it in a separate process under a time limit (`scorer.IsolatedScorer`).
         """
         ...
 

@@ -118,11 +118,11 @@ def _load_problems(part: TaskPart, split: str) -> Task:
 
         return DatasetTask(part, split)
     if family == "gsm8k":
-        from ftis_node.tasks.math.dataset import Gsm8kTask
+        from ftis_node.tasks.math_datasets import Gsm8kTask
 
         return Gsm8kTask(split, path=part.path)
     if family == "math500":
-        from ftis_node.tasks.math.dataset import Math500Task
+        from ftis_node.tasks.math_datasets import Math500Task
 
         return Math500Task(split, path=part.path)
     if family == "arithmetic":

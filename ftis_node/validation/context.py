@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ftis_node.models import PromptTokenizer
     from ftis_node.records.group import CompletionStatus, Group, PromptRef
     from ftis_node.tasks.base import TaskItem
-    from ftis_node.tasks.scoring.worker import ScoringCost
+    from ftis_node.tasks.scoring_worker import ScoringCost
 
 
 class Scorer(Protocol):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ftis_node.records.group import PromptRef
     from ftis_node.tasks.base import TaskItem
-    from ftis_node.tasks.scoring.worker import ScoringCost
+    from ftis_node.tasks.scoring_worker import ScoringCost
 
 STORED: dict[str, Any] = json.loads(MESSAGES.read_text())
 NODE = STORED["node"]

@@ -30,7 +30,7 @@ from ftis_node.records.codec import hash_prompt
 from ftis_node.records.group import Completion, FinishReason, Group, SamplingSettings
 from ftis_node.records.identity import Identity
 from ftis_node.tasks import load_task
-from ftis_node.tasks.scoring.scorer import IsolatedScorer
+from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.telemetry.events import read_events
 from tests.gossip.helpers import eventually
 from tests.models.tiny_models import save_tiny

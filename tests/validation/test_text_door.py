@@ -15,7 +15,7 @@ from ftis_node.records.identity import Identity
 from ftis_node.records.text_codec import hash_messages, pack_text_group
 from ftis_node.records.text_group import TextCompletion
 from ftis_node.tasks import load_task
-from ftis_node.tasks.scoring.scorer import IsolatedScorer
+from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.validation import Accepted, Refused, ValidationContext, validate
 from tests.conftest import make_text_group
 from tests.models.tiny_models import make_tokenizer

@@ -40,7 +40,7 @@ from ftis_node.node.training.token_budget import generate_budget
 from ftis_node.node.training.tracking import make_tracking
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
-from ftis_node.tasks.scoring.scorer import IsolatedScorer
+from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.telemetry.events import EventLog
 from ftis_node.telemetry.former_names import EVENT_SCHEMA
 from ftis_node.telemetry.log import log_block

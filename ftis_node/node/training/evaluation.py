@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ftis_node.models import PromptTokenizer
     from ftis_node.node.context import NodeContext
     from ftis_node.tasks.base import Task
-    from ftis_node.tasks.scoring.scorer import IsolatedScorer
+    from ftis_node.tasks.scorer import IsolatedScorer
     from ftis_node.telemetry.tracking import Tracking
 
 log = logging.getLogger(__name__)

@@ -16,6 +16,10 @@
 
 Values are percent-encoded where they hold `&`, `=`, `%`, `?`, or a `+` before a word. The canonical form sorts the
 parameters, omits defaults and reduces the weights, so that equal queries are equal text.
+
+RE2 runs in time linear in the text, so no completion can make it backtrack. It gives the same result on every machine.
+It has no look-around and no backreferences. Only child processes call it, through pyarrow: a daemon has no other use
+for that package.
 """
 
 from __future__ import annotations
@@ -203,3 +207,22 @@ def _rewards(text: str) -> tuple[tuple[str, int], ...]:
         )
     whole = whole_weights([weight for weight in weights if weight is not None], f"reward={text}")
     return tuple(sorted(zip(names, whole, strict=True)))
+
+
+def finds(pattern: str, text: str) -> bool:
+    """Return whether the pattern matches a part of the text, which must be valid Unicode."""
+    import pyarrow
+    from pyarrow.compute import match_substring_regex
+
+    pool = pyarrow.system_memory_pool()  # the default pool reserves 1 GiB of addresses, all that a scorer has
+    found = match_substring_regex(pyarrow.scalar(text, memory_pool=pool), pattern, memory_pool=pool)
+    return bool(found.as_py())
+
+
+def check_pattern(pattern: str) -> None:
+    """Raise TaskError for an invalid pattern."""
+    try:
+        finds(pattern, "")
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise TaskError(f"pattern={pattern} cannot be used: {reason} (the syntax is that of RE2)") from None

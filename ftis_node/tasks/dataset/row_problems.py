@@ -30,8 +30,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ftis_node.errors import FtisError, NetworkError, TaskError
 from ftis_node.files import check_regular
-from ftis_node.tasks.dataset.query import DIGEST_HEX, FILE_SUFFIXES
-from ftis_node.tasks.dataset.regex import check_pattern
+from ftis_node.tasks.dataset.query import DIGEST_HEX, FILE_SUFFIXES, check_pattern
 from ftis_node.tasks.problems import FETCH_LIMIT_S, Problem, go_offline_without_hub
 
 if TYPE_CHECKING:

@@ -22,12 +22,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftis_node.errors import TaskError
 from ftis_node.plugins import call_plugin
-from ftis_node.tasks.answers import plain_text
-from ftis_node.tasks.dataset.query import BUILT_IN_REWARDS
-from ftis_node.tasks.dataset.regex import finds
+from ftis_node.tasks.answers import answers_agree, chat_prompt, final_answer, plain_answer, plain_text
+from ftis_node.tasks.dataset.query import BUILT_IN_REWARDS, finds
 from ftis_node.tasks.dataset.row_problems import digest_of, load_problems
-from ftis_node.tasks.math.equivalence import answers_agree, plain_answer
-from ftis_node.tasks.math.think_answer import chat_prompt, final_answer
 from ftis_node.tasks.plugins import load_reward
 from ftis_node.tasks.problems import ProblemTask
 from ftis_node.tasks.spec import TaskSpec

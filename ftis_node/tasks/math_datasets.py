@@ -32,8 +32,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ftis_node.errors import TaskError
-from ftis_node.tasks.math.equivalence import answers_agree, plain_answer
-from ftis_node.tasks.math.think_answer import chat_prompt, final_answer
+from ftis_node.tasks.answers import answers_agree, chat_prompt, final_answer, plain_answer
 from ftis_node.tasks.problems import (
     Problem,
     ProblemTask,
