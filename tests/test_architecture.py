@@ -203,9 +203,8 @@ SHARED_FILE_NAMES = {
     "spec": "what is to be started, as plain data",
     "status": "the status: record, loop, command",
     "store": "a folder or file with one writer",
-    "sums": "the task, and its curriculum",
     "supervisor": "restarts one child process",
-    "tokenizer": "tokenizers",
+    "tiny": "tiny models, and their command",
     "tracking": "metrics for trackers",
     "worker": "the worker's side of a process",
 }

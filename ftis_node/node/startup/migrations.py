@@ -34,7 +34,7 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.config.renamed_keys import NODE_KEYS, with_new_keys
 from ftis_node.errors import DamagedError, FileError, MachineError
 from ftis_node.files import read_object, read_toml
-from ftis_node.learner.checkpoint.legacy_checkpoints import older_checkpoints, renew
+from ftis_node.learner.checkpoint.checkpoint_files import older_checkpoints, renew
 from ftis_node.node.startup.recovery import rescue_files
 from ftis_node.replay import database
 from ftis_node.replay.reader import ReplayReader

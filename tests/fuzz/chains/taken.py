@@ -15,7 +15,7 @@ from ftis_node.cli.group_screen import group_document, screen
 from ftis_node.dashboard.buffer_reader import read_group
 from ftis_node.dashboard.view.groups import group_lines, group_row
 from ftis_node.dashboard.view.spans import text_of
-from ftis_node.learner.data.batch import make_batch, make_micro_batches, make_packed_micro_batches
+from ftis_node.learner.batch import make_batch, make_micro_batches, make_packed_micro_batches
 from ftis_node.learner.messages import TrainGroup
 from ftis_node.learner.step.objective import make_objective
 from ftis_node.models.tokenizer import Decoder

@@ -7,7 +7,7 @@ import torch
 from learner_rig import make_group, one_by_one_logprobs, random_groups, unpacked_group
 from tiny_models import make_model
 
-from ftis_node.learner.data.batch import (
+from ftis_node.learner.batch import (
     SequenceSpan,
     batch_of,
     make_batch,

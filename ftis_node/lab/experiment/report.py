@@ -30,10 +30,9 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from ftis_node import __version__
+from ftis_node.lab.experiment.plots import plot_curves, plot_methods, plot_payoff, plot_steps, plot_sweep
 from ftis_node.lab.experiment.rounds import ALONE, CONTROLS, is_alone, parse_alone
-from ftis_node.lab.experiment.trial_result import SENDER_FIGURES, STEP_FIGURES, made_by
-from ftis_node.lab.results.plots import plot_curves, plot_methods, plot_payoff, plot_steps, plot_sweep
-from ftis_node.lab.results.summary import (
+from ftis_node.lab.experiment.summary import (
     alone_line,
     estimate,
     final_accuracy,
@@ -47,15 +46,16 @@ from ftis_node.lab.results.summary import (
     varied_axes,
     write_csv,
 )
+from ftis_node.lab.experiment.trial_result import SENDER_FIGURES, STEP_FIGURES, made_by
 from ftis_node.tasks import load_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from ftis_node.lab.experiment.summary import MethodResult
     from ftis_node.lab.experiment.trial_matrix import Experiment
     from ftis_node.lab.experiment.trial_result import MemberResult, TrialResult
-    from ftis_node.lab.results.summary import MethodResult
 
 PACKAGES = ("torch", "transformers", "peft", "numpy")
 FIGURES = (*STEP_FIGURES, *SENDER_FIGURES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from learner_rig import make_group, random_groups
 
-from ftis_node.learner.data.batch import make_batch, make_micro_batches
+from ftis_node.learner.batch import make_batch, make_micro_batches
 
 
 def test_batch_by_hand():

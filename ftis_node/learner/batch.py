@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ftis_node.learner.data.groups import unpack_train_group
+from ftis_node.learner.groups import unpack_train_group
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from ftis_node.learner.data.groups import UnpackedGroup
+    from ftis_node.learner.groups import UnpackedGroup
     from ftis_node.learner.messages import TrainGroup
 
 PADDING_ID = 0  # any id works: its outputs are never read

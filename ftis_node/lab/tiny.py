@@ -28,9 +28,8 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config,
 from transformers.utils import logging as transformers_logging
 
 from ftis_node.errors import UsageError
-from ftis_node.lab.tiny.recipes import RECIPES, SUMS_RECIPES
-from ftis_node.lab.tiny.sums import ArithmeticCurriculum, SumsCurriculum
-from ftis_node.lab.tiny.tokenizer import IGNORED, MAX_POSITIONS, VOCABULARY_SIZE, make_tokenizer
+from ftis_node.lab.tiny_sums import RECIPES, SUMS_RECIPES, ArithmeticCurriculum, SumsCurriculum
+from ftis_node.lab.tiny_tokenizer import IGNORED, MAX_POSITIONS, VOCABULARY_SIZE, make_tokenizer
 from ftis_node.models.library_logging import quiet_library_logging
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Parameter
 
-    from ftis_node.lab.tiny.recipes import Recipe, Size
+    from ftis_node.lab.tiny_sums import Recipe, Size
     from ftis_node.tasks.arithmetic import Kind
 
 BATCH_SIZE: Final = 64

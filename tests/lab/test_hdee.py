@@ -17,11 +17,11 @@ from ftis_node.errors import UsageError
 from ftis_node.evaluation.ensemble import MODES
 from ftis_node.evaluation.evaluate import evaluate_model
 from ftis_node.lab.experiment import trial as exam_room
-from ftis_node.lab.experiment.hdee import ARMS, DOMAINS, MIXTURE, SPECS, hdee_trials
 from ftis_node.lab.experiment.trial import Trial, run_trial
 from ftis_node.lab.experiment.trial_matrix import Experiment
-from ftis_node.lab.tiny import RECIPES, make_tiny
-from ftis_node.lab.tiny.sums import GRADED_WRONG_FRACTIONS, _wrong_fraction
+from ftis_node.lab.hdee import ARMS, DOMAINS, MIXTURE, SPECS, hdee_trials
+from ftis_node.lab.tiny import make_tiny
+from ftis_node.lab.tiny_sums import GRADED_WRONG_FRACTIONS, RECIPES, _wrong_fraction
 from ftis_node.tasks.arithmetic import ArithmeticProblem
 
 EXPERIMENT = Experiment(

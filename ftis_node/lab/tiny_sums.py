@@ -1,9 +1,11 @@
-"""Training data of `sums` models: the working of each column, from the right, some of it wrong.
+"""Sizes of tiny models, and their training data for `arithmetic` and `sums`. Many answers and columns are wrong.
 
-Each size has a *habit*, its notation of a column, in most of its examples. The other examples show the habits of the
-other sizes, so that it can read their text. Each model has a *skill* for each pair of digits: how often its examples
-have that column right. Models know different pairs well, so they can learn from each other. A sum is right only if all
-its columns are. For 347 + 285, all columns right:
+Heads have 32 values, the smallest that vLLM serves on a CPU.
+
+The working of `sums` has each column, from the right. Each size has a *habit*, its notation of a column, in most of its
+examples. The other examples show the habits of the other sizes, so that it can read their text. Each model has a
+*skill* for each pair of digits: how often its examples have that column right. Models know different pairs well, so
+they can learn from each other. A sum is right only if all its columns are. For 347 + 285, all columns right:
 
     s    7+5=12;4+8+1=13;3+2+1=6;#632      the carry last
     m    5+7=12;1+8+4=13;1+2+3=6;#632      the lower digit first, the carry before it
@@ -15,11 +17,12 @@ Some examples have numbers of four digits (`sums:long`), so that a model knows t
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
 
 import torch
 
-from ftis_node.lab.tiny.tokenizer import IGNORED, encode_completions, encode_prompts, fill
+from ftis_node.lab.tiny_tokenizer import IGNORED, VOCABULARY_SIZE, encode_completions, encode_prompts, fill
 from ftis_node.tasks.arithmetic import PARTS, ArithmeticTask, held_out_set
 from ftis_node.tasks.sums import ANSWER_MARK, NUM_TRAIN, SumsTask
 
@@ -29,7 +32,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedTokenizerFast
 
-    from ftis_node.lab.tiny.recipes import Size
     from ftis_node.tasks.arithmetic import ArithmeticProblem, Kind
     from ftis_node.tasks.sums import SumProblem
 
@@ -45,6 +47,7 @@ BLIND_EXPERT_WRONG_FRACTION: Final = 0.3  # with `blind`, whose other kind has n
 BLIND_MISTAKE: Final = 12  # in the other kind: both digits are far off, so sampling rarely finds the answer
 GRADED_WRONG_FRACTIONS: Final = {"no-carry": 0.5, "carry": 0.75, "borrow": 0.85}  # by part, with rising difficulty
 NUM_DRAWS: Final = 16384  # from the training split: nearly all of its distinct problems
+Size = Literal["s", "sm", "m", "l"]
 
 
 class ArithmeticCurriculum:
@@ -196,3 +199,44 @@ def _terms(upper: int, lower: int, carry: int, habit: Size) -> str:
 def _held_out() -> list[SumProblem]:
     task = SumsTask("test")
     return [task.problem(index) for index in range(len(task))]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Shape and training of one size, and the offset of its wrong results."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_key_value_heads: int
+    initializer_range: float
+    num_steps: int
+    mistake: int
+    matrix_learning_rate: float
+    vector_learning_rate: float = 4e-3
+
+    @property
+    def num_parameters(self) -> int:
+        """Return the number of parameters; the embedding is also the output head."""
+        hidden, head_size = self.hidden_size, self.hidden_size // self.num_heads
+        keys = self.num_key_value_heads * head_size
+        attention = hidden * (hidden + 1) + 2 * keys * (hidden + 1) + hidden * hidden  # no bias on the output
+        layer = attention + 3 * hidden * self.intermediate_size + 2 * hidden
+        return VOCABULARY_SIZE * hidden + self.num_layers * layer + hidden
+
+
+# Sizes for `arithmetic`.
+RECIPES: Final[dict[Size, Recipe]] = {
+    "s": Recipe(96, 128, 2, 3, 1, initializer_range=0.06, num_steps=360, mistake=10, matrix_learning_rate=0.015),
+    # The mean size: one s, one sm and one m have about as many parameters as three sm.
+    "sm": Recipe(128, 240, 3, 4, 2, initializer_range=0.04, num_steps=300, mistake=10, matrix_learning_rate=0.02),
+    "m": Recipe(128, 512, 3, 4, 2, initializer_range=0.04, num_steps=300, mistake=1, matrix_learning_rate=0.02),
+}
+
+# Sizes for `sums`: 0.21, 0.80 and 3.1 million parameters.
+SUMS_RECIPES: Final[dict[Size, Recipe]] = {
+    "s": Recipe(96, 192, 2, 3, 1, initializer_range=0.06, num_steps=400, mistake=1, matrix_learning_rate=0.015),
+    "m": Recipe(128, 512, 3, 4, 2, initializer_range=0.04, num_steps=300, mistake=-1, matrix_learning_rate=0.02),
+    "l": Recipe(224, 896, 4, 7, 1, initializer_range=0.03, num_steps=160, mistake=1, matrix_learning_rate=0.02),
+}

@@ -6,14 +6,14 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.lab.experiment.rounds import ALONE
-from ftis_node.lab.results.summary import has_no_peers, payoff, varied_axes
+from ftis_node.lab.experiment.summary import has_no_peers, payoff, varied_axes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from ftis_node.lab.experiment.summary import Estimate, MethodResult
     from ftis_node.lab.experiment.trial_result import TrialResult
-    from ftis_node.lab.results.summary import Estimate, MethodResult
 
 BAND_ALPHA = 0.15
 DASHES = (("black", "--"), ("dimgrey", "-."), ("dimgrey", ":"), ("darkgrey", "-."), ("darkgrey", ":"))  # of baselines

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from ftis_node.lab.experiment.plots import plot_curves, plot_methods, plot_payoff, plot_steps, plot_sweep
+from ftis_node.lab.experiment.report import STEP_COLUMNS, steps_table, write_steps_csv
+from ftis_node.lab.experiment.summary import alone_line, estimate, markdown_table, payoff, series_of, write_csv
 from ftis_node.lab.experiment.trial_result import Evaluation, MemberResult, TrialResult
-from ftis_node.lab.results.plots import plot_curves, plot_methods, plot_payoff, plot_steps, plot_sweep
-from ftis_node.lab.results.report import STEP_COLUMNS, steps_table, write_steps_csv
-from ftis_node.lab.results.summary import alone_line, estimate, markdown_table, payoff, series_of, write_csv
 
 if TYPE_CHECKING:
     from pathlib import Path
