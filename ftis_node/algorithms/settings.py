@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ftis_node.algorithms.batch import AGGREGATIONS, DENOMINATORS, require_choice
-from ftis_node.config.method.method_table import FILTERS
+from ftis_node.config.method_table import FILTERS
 from ftis_node.errors import ConfigError
 from ftis_node.plugins import FILTER_GROUP, Plugin, call_plugin, describe, find_entry
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ftis_node.config.home import Home, default_home
-from ftis_node.config.home_schema import refuse_newer
+from ftis_node.config.home_files import refuse_newer
 
 
 class LogFormat(StrEnum):

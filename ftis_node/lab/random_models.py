@@ -17,10 +17,17 @@ from ftis_node.lab.tiny_tokenizer import make_tokenizer
 from ftis_node.learner.messages import TrainGroup
 from ftis_node.models.library_logging import quiet_library_logging
 from ftis_node.records.codec import pack_group
-from ftis_node.records.group import CompletionStatus, FinishReason, Group, PromptRef, SamplingSettings
+from ftis_node.records.group import (
+    CompletionStatus,
+    FinishReason,
+    Group,
+    PromptRef,
+    SamplingSettings,
+    TextCompletion,
+    TextGroup,
+)
 from ftis_node.records.identity import Identity
 from ftis_node.records.text_codec import pack_text_group
-from ftis_node.records.text_group import TextCompletion, TextGroup
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -30,7 +30,7 @@ from typing import Literal
 import msgspec
 
 from ftis_node.config.manifest import SamplingSection
-from ftis_node.config.method.method_section import MethodSection
+from ftis_node.config.method_section import MethodSection
 from ftis_node.config.step import OptimizerSection
 from ftis_node.config.workers import LearnerSection, LoraSection
 from ftis_node.learner.senders import SenderStats

@@ -9,7 +9,9 @@ arithmetic.py  sums and differences, for swarms on two CPU cores
 sums.py        sums with working, for swarms on two CPU cores
 problems.py    problems from a file or from the hub
 math_datasets.py  GSM8K, MATH-500
-dataset/       rows of any data set, rewards by weight
+dataset_query.py  QUERY of a `dataset:` task: columns, rewards, source, digest; its regular expressions (RE2)
+dataset_rows.py   rows read in a child process; problems from them, their digest, the held-out split
+dataset_task.py   the task; rewards: format, exact, math, regex, and those of plug-ins; the digest of a run's data sets
 rg.py          reasoning-gym's generators; no answer is run as code
 answers.py     chat format of reasoning tasks, equality of answers, the answer in a completion for votes
 expression_limits.py  limits on answers that a parser reads

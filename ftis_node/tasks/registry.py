@@ -114,7 +114,7 @@ def _load_part(part: TaskPart, split: str) -> Task:
 def _load_problems(part: TaskPart, split: str) -> Task:
     family, _, argument = part.problems.partition(":")
     if part.is_dataset:
-        from ftis_node.tasks.dataset.task import DatasetTask
+        from ftis_node.tasks.dataset_task import DatasetTask
 
         return DatasetTask(part, split)
     if family == "gsm8k":
@@ -156,7 +156,7 @@ def _load_plugin(name: str, split: str) -> Task:
 def _has_test_split(part: TaskPart) -> bool:
     family = part.problems.partition(":")[0]
     if part.is_dataset:
-        from ftis_node.tasks.dataset.row_problems import has_test_split
+        from ftis_node.tasks.dataset_rows import has_test_split
 
         return has_test_split(part)
     if part.path:

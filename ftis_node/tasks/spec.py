@@ -38,7 +38,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import TaskError
-from ftis_node.tasks.dataset.query import NUMBER, PREFIX, DatasetQuery, parse_dataset, parse_weight, whole_weights
+from ftis_node.tasks.dataset_query import NUMBER, PREFIX, DatasetQuery, parse_dataset, parse_weight, whole_weights
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Container
 
     from ftis_node.records.envelope import Envelope
-    from ftis_node.records.group import PromptRef
-    from ftis_node.records.text_group import TextGroup
+    from ftis_node.records.group import PromptRef, TextGroup
     from ftis_node.tasks.base import TaskItem
     from ftis_node.validation.context import ValidationContext
 

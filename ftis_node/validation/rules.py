@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ftis_node.records.envelope import Envelope
-    from ftis_node.records.group import Group
-    from ftis_node.records.text_group import TextGroup
+    from ftis_node.records.group import Group, TextGroup
     from ftis_node.validation.context import ValidationContext
 
 LOGPROB_SLACK = 1e-3  # rounding may lift the log-prob of a token with probability 1 a little above 0

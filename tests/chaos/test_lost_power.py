@@ -16,7 +16,7 @@ import torch
 
 from ftis_node.config.disk_room import replace_file
 from ftis_node.config.home import Home
-from ftis_node.config.home_schema import mark_schema, marked_schema
+from ftis_node.config.home_files import mark_schema, marked_schema
 from ftis_node.learner.checkpoint.checkpoint import (
     CheckpointOwner,
     TrainingProgress,

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 from ftis_node.gossip.interface import Fetched, FetchOutcome
 from ftis_node.node.loops.announcements import MAX_SENDERS
 from ftis_node.node.supervision.task_monitor import waiting_for
-from ftis_node.records.backfill_request import BackfillRequest
 from ftis_node.records.bounds import MAX_INTEGER
+from ftis_node.records.peer_messages import BackfillRequest
 from ftis_node.swarm.peer_backoff import PeerBackoff
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.pulling.sequence import BackfillProgress

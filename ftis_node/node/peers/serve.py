@@ -13,12 +13,11 @@ import numpy as np
 
 from ftis_node.errors import RecordError
 from ftis_node.gossip.interface import MAX_ANSWERS
-from ftis_node.records.backfill_request import open_backfill_request
 from ftis_node.records.codec import unpack_group
 from ftis_node.records.envelope import open_envelope, seal_group
-from ftis_node.records.group import GroupHeader
+from ftis_node.records.group import GroupHeader, TextCompletion, TextGroup
+from ftis_node.records.peer_messages import open_backfill_request
 from ftis_node.records.text_codec import hash_messages
-from ftis_node.records.text_group import TextCompletion, TextGroup
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.swarm.delivery import SentBodies
 from ftis_node.swarm.reputation.score import Behaviour
@@ -33,8 +32,8 @@ if TYPE_CHECKING:
     from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.supervision.background import DiskThread
-    from ftis_node.records.backfill_request import BackfillRequest
     from ftis_node.records.group import Group
+    from ftis_node.records.peer_messages import BackfillRequest
     from ftis_node.tasks.base import Task
 
 

@@ -28,7 +28,7 @@ import tomli_w
 from pydantic import ValidationError
 
 from ftis_node.config.disk_room import disk_full, is_disk_full, replace_file
-from ftis_node.config.home_schema import HOME_SCHEMA, mark_schema, marked_schema, refuse_newer
+from ftis_node.config.home_files import HOME_SCHEMA, mark_schema, marked_schema, refuse_newer
 from ftis_node.config.manifest import read_own_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.config.renamed_keys import NODE_KEYS, with_new_keys

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node import __version__
 from ftis_node.config.disk_room import reporting_full_disk
-from ftis_node.config.resume import start_command
+from ftis_node.config.home_files import start_command
 from ftis_node.node.http_api.auth import observe_token
 from ftis_node.node.http_api.monitoring_api import MonitoringApi, serve_observed
 from ftis_node.node.startup.assemble import running_components

@@ -6,7 +6,7 @@ import time
 from collections import Counter, deque
 from typing import TYPE_CHECKING
 
-from ftis_node.records.peer_stats import PeerStats
+from ftis_node.records.peer_messages import PeerStats
 
 if TYPE_CHECKING:
     from ftis_node.node.context import NodeContext, NodeCounters

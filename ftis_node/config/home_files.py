@@ -1,4 +1,6 @@
-"""Schema version of a home: `home.json`, one number.
+"""Two files of a home: the version of its schema, and the settings of its last start with the command that resumes it.
+
+`home.json` has one number:
 
     {"schema": 5}
 
@@ -6,12 +8,15 @@ The number rises when a version can no longer read what an older one wrote. Exam
 a new field of the checkpoints. A new setting of the run is another, because it changes the run id of old manifests. The
 steps from each number to the next are in `node/startup/migrations.py`. A home without the file is recognized by its
 content.
+
+`settings.json` has what a home remembers of its last start.
 """
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import shlex
+from typing import TYPE_CHECKING, Any
 
 from ftis_node.config.disk_room import replace_file
 from ftis_node.errors import ConfigError, FileError
@@ -22,6 +27,8 @@ if TYPE_CHECKING:
 
 HOME_SCHEMA = 5
 REBUILT = "the next start writes it again from the home's content"
+REMEMBERED = {"model": str, "engine": str, "peers": list, "data_paths": dict}
+BUDGET_OPTIONS = {"learn_steps": "--steps", "learn_tokens": "--learn-tokens", "generate_tokens": "--generate-tokens"}
 
 
 def marked_schema(home: Home) -> int | None:
@@ -58,3 +65,43 @@ def refuse_newer(home: Home) -> None:
 def mark_schema(home: Home, schema: int) -> None:
     """Write the marker, whole or not at all. Raises OSError."""
     replace_file(home.marker, (json.dumps({"schema": schema}) + "\n").encode())
+
+
+def last_settings(home: Home) -> dict[str, Any]:
+    """Return the settings of the last start; {} if the home has none that can be read."""
+    try:
+        return read_object(home.settings)
+    except (OSError, FileError):
+        return {}
+
+
+def remembered_settings(home: Home) -> dict[str, Any]:
+    """Return the settings that a later start takes over where neither flag, environment nor node.toml has one."""
+    last = last_settings(home)
+    return {key: last[key] for key, kind in REMEMBERED.items() if isinstance(last.get(key), kind) and last[key]}
+
+
+def remembered_paths(home: Home) -> dict[str, str]:
+    """Return the data files of the last start, by task name."""
+    paths = remembered_settings(home).get("data_paths", {})
+    return {name: path for name, path in paths.items() if isinstance(path, str)}
+
+
+def raised_budgets(budget: dict[str, Any]) -> dict[str, int]:
+    """Return twice the limit of each budget of a status document that is used up."""
+    return {name: 2 * amount["limit"] for name, amount in budget.items() if amount.get("limit") and not amount["left"]}
+
+
+def start_command(home: Home, *, raised: dict[str, int] | None = None) -> str:
+    """Return the command that resumes this home's node. `raised` are budgets by name, as higher limits."""
+    last = last_settings(home)
+    words = ["ftis-node", "join", "--home", str(home.root)]
+    if not last.get("model"):
+        words += ["--model", "MODEL"]
+    if last.get("role") not in (None, "full"):
+        words += ["--role", str(last["role"])]
+    if follow := (last.get("roles") or {}).get("follow"):
+        words += ["--follow", str(follow)]
+    for name, limit in (raised or {}).items():
+        words += [BUDGET_OPTIONS[name], str(limit)]
+    return shlex.join(words)

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ftis_node.errors import TaskError
 from ftis_node.plugins import call_plugin
 from ftis_node.tasks.answers import answers_agree, chat_prompt, final_answer, plain_answer, plain_text
-from ftis_node.tasks.dataset.query import BUILT_IN_REWARDS, finds
-from ftis_node.tasks.dataset.row_problems import digest_of, load_problems
+from ftis_node.tasks.dataset_query import BUILT_IN_REWARDS, finds
+from ftis_node.tasks.dataset_rows import digest_of, load_problems
 from ftis_node.tasks.plugins import load_reward
 from ftis_node.tasks.problems import ProblemTask
 from ftis_node.tasks.spec import TaskSpec
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ftis_node.tasks.base import ChatMessage, TaskItem
-    from ftis_node.tasks.dataset.query import DatasetQuery
+    from ftis_node.tasks.dataset_query import DatasetQuery
     from ftis_node.tasks.problems import Problem
     from ftis_node.tasks.spec import TaskPart
 

@@ -6,7 +6,7 @@ a line feed. It does not depend on the file's format.
 
 Rows of a data set, read in a child process that has a time limit and frees the memory of its libraries.
 
-    python -m ftis_node.tasks.dataset.row_problems SOURCE-AS-JSON LIMIT_S     one JSON list of cells per row on stdout
+    python -m ftis_node.tasks.dataset_rows SOURCE-AS-JSON LIMIT_S     one JSON list of cells per row on stdout
 
 The child reads only the columns of the query. A local file is JSON lines, Parquet or CSV by the end of its name. The
 library `datasets` reads the hub. A fault is one line on stderr, and the exit code is that of its exception.
@@ -30,13 +30,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ftis_node.errors import FtisError, NetworkError, TaskError
 from ftis_node.files import check_regular
-from ftis_node.tasks.dataset.query import DIGEST_HEX, FILE_SUFFIXES, check_pattern
+from ftis_node.tasks.dataset_query import DIGEST_HEX, FILE_SUFFIXES, check_pattern
 from ftis_node.tasks.problems import FETCH_LIMIT_S, Problem, go_offline_without_hub
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ftis_node.tasks.dataset.query import DatasetQuery
+    from ftis_node.tasks.dataset_query import DatasetQuery
     from ftis_node.tasks.spec import TaskPart
 
 log = logging.getLogger(__name__)
