@@ -1,10 +1,9 @@
 """Problems with verifiable rewards, one file a task. Importing this package loads no task and no library of one.
 
-base.py        protocol of a task
+base.py        protocol of a task; several tasks as one
 spec.py        grammar of a task SPEC; a node's domain as parts of it
 registry.py    from a SPEC to the task
 plugins.py     tasks and rewards of other packages
-mixed.py       several tasks as one
 arithmetic.py  sums and differences, for swarms on two CPU cores
 sums.py        sums with working, for swarms on two CPU cores
 problems.py    problems from a file or from the hub

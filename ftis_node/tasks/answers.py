@@ -33,8 +33,8 @@ import re
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
+from ftis_node.tasks.base import leaves
 from ftis_node.tasks.expression_limits import MAX_CHARS, is_within_limits
-from ftis_node.tasks.mixed import leaves
 
 if TYPE_CHECKING:
     from ftis_node.tasks.base import ChatMessage, Task, TaskItem

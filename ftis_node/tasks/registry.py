@@ -86,7 +86,7 @@ def load_task(spec: str | TaskSpec, split: str = "train") -> Task:
     tasks = [_load_part(part, split) for part in spec.parts]
     if len(tasks) == 1:
         return tasks[0]
-    from ftis_node.tasks.mixed import MixedTask
+    from ftis_node.tasks.base import MixedTask
 
     return MixedTask(tasks, weights=[part.weight for part in spec.parts], name=spec.canonical)
 

@@ -25,7 +25,7 @@ from pebble import ProcessExpired, ProcessPool
 
 from ftis_node.errors import TaskError, WorkerDiedError
 from ftis_node.records.group import CompletionStatus
-from ftis_node.tasks.mixed import leaves
+from ftis_node.tasks.base import leaves
 from ftis_node.tasks.scoring_worker import (
     ScoringCost,
     ScoringReply,

@@ -11,7 +11,7 @@ import torch
 
 from ftis_node.algorithms.methods import METHODS, method_parameters
 from ftis_node.cli.commands.replay import _table
-from ftis_node.cli.group_screen import group_document, screen
+from ftis_node.cli.detail_screens import group_document, group_screen
 from ftis_node.dashboard.buffer_reader import read_group
 from ftis_node.dashboard.view.groups import group_lines, group_row
 from ftis_node.dashboard.view.spans import text_of
@@ -102,7 +102,7 @@ def _show(made: World) -> None:
         story = read_group_history(made.home, group.id)
         assert opened is not None
         assert story is not None
-        lines = [*map(text_of, group_lines(opened, with_tokens=True)), *screen(story)]
+        lines = [*map(text_of, group_lines(opened, with_tokens=True)), *group_screen(story)]
         assert all(text.isprintable() for text in lines), lines
         json.dumps(group_document(story), allow_nan=False)
         assert all(span.text.isprintable() for span in group_row(group, {}))
