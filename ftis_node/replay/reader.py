@@ -145,7 +145,7 @@ class ReplayReader:
         return found.fetchone() is not None
 
     def has_number(self, sender: str, number: int) -> bool:
-        """Return whether a group of the sender with this number was ever admitted; see `numbering.py` for pruned
+        """Return whether a group of the sender with this number was ever admitted; see `side_tables.py` for pruned
         groups.
         """
         found = self._db.execute("SELECT 1 FROM groups WHERE sender = ? AND number = ?", (sender, number))
