@@ -25,7 +25,7 @@ from ftis_node.config.workers import LearnerSection
 from ftis_node.lab.random_models import SHAPES, pack_train_group, save_random_model
 from ftis_node.learner.checkpoint import saving
 from ftis_node.learner.core import Learner
-from ftis_node.learner.data.groups import UnpackedGroup
+from ftis_node.learner.groups import UnpackedGroup
 from ftis_node.learner.messages import LearnerBoot, TrainGroup
 from ftis_node.records.token_batch import TokenBatch
 

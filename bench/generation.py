@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ftis_node.config.method.method_section import MethodSection
+from ftis_node.config.method_section import MethodSection
 from ftis_node.config.step import OptimizerSection
 from ftis_node.config.workers import LearnerSection
 from ftis_node.generation.client import GenerationClient
@@ -38,7 +38,7 @@ from ftis_node.generation.messages import GenerationBoot
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.lab.random_models import SHAPES, pack_train_group, save_random_model
 from ftis_node.learner.client import LearnerClient
-from ftis_node.learner.data.groups import UnpackedGroup
+from ftis_node.learner.groups import UnpackedGroup
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.models import resolve_model
 from ftis_node.records.group import SamplingSettings

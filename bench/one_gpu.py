@@ -39,7 +39,7 @@ from ftis_node.generation.engines.base import GenerateRequest
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.lab.random_models import SHAPES, pack_train_group, save_random_model
 from ftis_node.learner.client import LearnerClient
-from ftis_node.learner.data.groups import UnpackedGroup
+from ftis_node.learner.groups import UnpackedGroup
 from ftis_node.memory.placement import WorkerPlacement, arrange
 from ftis_node.memory.plan import MemoryPlan, plan
 from ftis_node.models import list_accelerators, load_tokenizer, read_shape, resolve_model

@@ -40,7 +40,7 @@ from ftis_node.config.home import Home
 from ftis_node.dashboard.app import DashboardApp
 from ftis_node.dashboard.screens.whole_swarm import SwarmApp
 from ftis_node.dashboard.watcher import Watcher
-from ftis_node.dashboard.widgets.text_lines import TextLines
+from ftis_node.dashboard.widgets import TextLines
 from ftis_node.telemetry.events import read_events
 
 if TYPE_CHECKING:

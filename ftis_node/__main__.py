@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ftis_node.cli.collection import pause_collection
+from ftis_node.cli import pause_collection
 
 
 def main() -> None:

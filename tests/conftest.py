@@ -17,9 +17,16 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from ftis_node.records.codec import hash_prompt
-from ftis_node.records.group import Completion, FinishReason, Group, PromptRef, SamplingSettings
+from ftis_node.records.group import (
+    Completion,
+    FinishReason,
+    Group,
+    PromptRef,
+    SamplingSettings,
+    TextCompletion,
+    TextGroup,
+)
 from ftis_node.records.identity import Identity
-from ftis_node.records.text_group import TextCompletion, TextGroup
 from tests import scheduling, summary, tiers
 from tests.small_swarm import pytest_runtest_teardown as pytest_runtest_teardown  # a hook
 from tests.small_swarm import small_swarm as small_swarm  # a fixture

@@ -202,6 +202,8 @@ SHARED_FILE_NAMES = {
     "sums": "the task, and its curriculum",
     "supervisor": "restarts one child process",
     "tokenizer": "tokenizers",
+    "tiny": "tiny models, and their command",
+    "tracking": "metrics for trackers",
     "worker": "the worker's side of a process",
 }
 """File names in use several times: each with its one duty."""

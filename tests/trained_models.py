@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 CACHE = ROOT / ".cache" / "models"
 TINY_SCALE = 0.4  # of the usual training: right often enough for a signal
 RECIPE_FILES = (
-    *(f"lab/tiny/{name}.py" for name in ("make", "recipes", "sums", "tokenizer")),
+    *(f"lab/{name}.py" for name in ("tiny", "tiny_sums", "tiny_tokenizer")),
     "tasks/arithmetic.py",
 )
 RECIPE_PACKAGES = ("torch", "transformers", "tokenizers")

@@ -23,9 +23,9 @@ from ftis_node.generation.engines.base import EngineSettings, GenerateRequest
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.lab.random_models import SHAPES
-from ftis_node.learner.checkpoint.publish_weights import Publisher, proof_of
-from ftis_node.learner.data.batch import batch_of, make_micro_batches
-from ftis_node.learner.data.groups import UnpackedGroup
+from ftis_node.learner.batch import batch_of, make_micro_batches
+from ftis_node.learner.checkpoint.export import Publisher, proof_of
+from ftis_node.learner.groups import UnpackedGroup
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.learner.model.policy import load_unchecked
 from ftis_node.memory.generator import generator_memory

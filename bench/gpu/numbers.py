@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ftis_node.learner.data.batch import make_batch, make_micro_batches, make_packed_micro_batches
+from ftis_node.learner.batch import make_batch, make_micro_batches, make_packed_micro_batches
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.learner.model import attention
-from ftis_node.learner.model.layout_choice import choose_layout
 from ftis_node.learner.model.policy import load_unchecked
+from ftis_node.learner.model.policy_loading import choose_layout
 from gpu.device import INITIALIZER_RANGE, model_folder, scale_logits
 from learner_sides.batch import even_groups, with_flat_logprobs
 

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from ftis_node.lab.random_models import pack_train_group
 from ftis_node.lab.random_models import with_logprobs as filled
-from ftis_node.learner.data.groups import UnpackedGroup, unpack_train_group
+from ftis_node.learner.groups import UnpackedGroup, unpack_train_group
 from ftis_node.models.library_logging import quiet_library_logging
 from ftis_node.records.token_batch import TokenBatch
 

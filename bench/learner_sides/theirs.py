@@ -23,7 +23,7 @@ from peft import LoraConfig
 from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from ftis_node.learner.data.groups import unpack_train_group
+from ftis_node.learner.groups import unpack_train_group
 from ftis_node.learner.model.policy import ADAPTED_LAYERS
 from learner_sides.batch import COMPLETION_TOKENS
 from learner_sides.job import LEARNING_RATE, LORA, MAX_GRAD_NORM, Job, read_groups

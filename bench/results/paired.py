@@ -17,7 +17,7 @@ from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
 
-from ftis_node.lab.results.report import interval
+from ftis_node.lab.experiment.report import interval
 
 Curve = list[tuple[int, float]]  # step, accuracy
 

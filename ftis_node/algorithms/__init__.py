@@ -3,12 +3,12 @@
 The package has two entry points: `group_advantages` turns rewards into advantages, and `policy_loss` turns log-probs
 into a scalar to minimize. Each file behind them implements one idea and names its paper:
 
-    advantages.py       rewards -> advantages inside a group            GRPO, Dr.GRPO
     importance_weights.py  ratios of learner to generator, their caps   F-TIS, GSPO, GEPO, IcePop; weights of texts of
                         a peer with another vocabulary
     filters.py          drops distant negatives and outlier tokens      F-TIS, M2PO
     methods.py          the registry: a method is an objective and its constants
-    loss.py             `policy_loss`, which combines the above; KL to the model that the learner started from
+    loss.py             rewards -> advantages inside a group            GRPO, Dr.GRPO;
+                        `policy_loss`, which combines the above; KL to the model that the learner started from
     settings.py         every parameter with its default and bounds
     batch.py            validated inputs that are safe to exponentiate; sums over groups without a loop;
                         [N, T] objective -> one number                  GRPO, DAPO, Dr.GRPO
@@ -27,7 +27,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ftis_node.algorithms.advantages import group_advantages
     from ftis_node.algorithms.diagnostics import likelihood_gain, sender_sums
     from ftis_node.algorithms.group_choice import (
         GroupChoice,
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
         usefulness,
     )
     from ftis_node.algorithms.importance_weights import cross_tokenizer_advantages
-    from ftis_node.algorithms.loss import kl_to_start, policy_loss
+    from ftis_node.algorithms.loss import group_advantages, kl_to_start, policy_loss
     from ftis_node.algorithms.methods import METHODS, Method, find_method, is_separable, method_parameters
     from ftis_node.algorithms.mixture import cached_prior, mixture_logprobs, posterior, text_logprobs, uniform_prior
 
@@ -74,7 +73,7 @@ __all__ = [
 ]
 
 _FILES = {
-    "group_advantages": "advantages",
+    "group_advantages": "loss",
     "cross_tokenizer_advantages": "importance_weights",
     "sender_sums": "diagnostics",
     "SignalCount": "group_choice",

@@ -44,8 +44,7 @@ from ftis_node.algorithms.importance_weights import SEQUENCE_LOG_RATIO_LIMIT, to
 
 if TYPE_CHECKING:
     from ftis_node.algorithms.batch import Batch
-    from ftis_node.algorithms.plugins import FilterRule
-    from ftis_node.algorithms.settings import Settings
+    from ftis_node.algorithms.settings import FilterRule, Settings
 
 
 def author_k3(log_ratio: Tensor) -> Tensor:
@@ -149,7 +148,7 @@ def apply_filter(batch: Batch, settings: Settings, *, filtered: bool) -> tuple[T
 
 
 def _plugin_filter(name: str) -> FilterRule:
-    from ftis_node.algorithms.plugins import load_filter
+    from ftis_node.algorithms.settings import load_filter
 
     rule = load_filter(name)
     assert rule is not None, "make_settings has checked the name"

@@ -1,4 +1,4 @@
-"""Objectives of the methods, per token. `config/method/method_table.py` has their constants and sources.
+"""Objectives of the methods, per token. `config/method_table.py` has their constants and sources.
 
 An objective is maximized and is `[N, T]` or, for a whole sequence, `[N, 1]`. `aggregate` computes its mean and
 `loss.py` negates it. A new method is a few lines here and one row of that table. Notation as in the papers: A is the
@@ -32,10 +32,9 @@ from ftis_node.algorithms.importance_weights import (
     token_ratio,
     truncated,
 )
-from ftis_node.algorithms.plugins import require_shape
-from ftis_node.algorithms.settings import COMMON_PARAMETERS, TENSORS, Settings
-from ftis_node.config.method.method_table import METHODS as ROWS
-from ftis_node.config.method.method_table import MethodTraits
+from ftis_node.algorithms.settings import COMMON_PARAMETERS, TENSORS, Settings, require_shape
+from ftis_node.config.method_table import METHODS as ROWS
+from ftis_node.config.method_table import MethodTraits
 from ftis_node.errors import ConfigError
 from ftis_node.plugins import METHOD_GROUP, call_plugin, describe, find_entry
 

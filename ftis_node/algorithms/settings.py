@@ -1,21 +1,33 @@
-"""Parameters of all methods, with their defaults and bounds.
+"""Parameters of all methods, with their defaults and bounds. Methods and filters of other packages.
 
 A method lists only defaults that differ (`methods.py`). All methods accept the common parameters, so that a comparison
 can pass one set to a whole family. A clip or threshold that a formula lacks has no effect there. The other parameters
 belong to single methods; every other method refuses them.
+
+A plug-in method (`ftis_node/plugins.py`) is a `Method`. Its objective runs in the learner's process, with the same
+validated `Batch` as a built-in one. A plug-in filter is a function of `Batch` and `Settings` that returns bool `[N]`,
+true for kept completions. Results are checked, because a wrong shape would broadcast into a wrong gradient.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+
 from ftis_node.algorithms.batch import AGGREGATIONS, DENOMINATORS, require_choice
-from ftis_node.config.method.method_table import FILTERS
+from ftis_node.config.method_table import FILTERS
+from ftis_node.errors import ConfigError
+from ftis_node.plugins import FILTER_GROUP, Plugin, call_plugin, describe, find_entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    FilterRule = Callable[[Any, Any], Tensor]  # of a `Batch` and `Settings`
 
 KL_ESTIMATORS = ("author_k3", "k1_fwd", "k3_fwd", "rkl_iw")  # formulas in filters.py
 TOPR_LEVELS = ("seq_mean", "seq_sum", "token")
@@ -114,8 +126,6 @@ def make_settings(method_defaults: Mapping[str, Any], given: Mapping[str, Any]) 
 
 def _require_bounds(name: str, value: object) -> None:
     if name == "filter" and isinstance(value, str) and value not in FILTERS:
-        from ftis_node.algorithms.plugins import load_filter
-
         if load_filter(value) is not None:
             return
     if name in _CHOICES:
@@ -124,3 +134,32 @@ def _require_bounds(name: str, value: object) -> None:
     words, is_within = _BOUNDS[name]
     if not is_within(value):
         raise ValueError(f"{name} must be {words}, not {value!r}")
+
+
+@lru_cache(maxsize=16)
+def load_filter(name: str) -> FilterRule | None:
+    """Return the filter of the plug-in `name`; None if no package has one. Raises ConfigError for a faulty one."""
+    entry = find_entry(FILTER_GROUP, name, error=ConfigError)
+    if entry is None:
+        return None
+    plugin = describe(entry)
+    rule = call_plugin(plugin, entry.load, error=ConfigError)
+    if not callable(rule):
+        raise ConfigError(f"{plugin} is a {type(rule).__name__}, which cannot be called")
+
+    def keep(batch: Any, settings: Any) -> Tensor:
+        kept = call_plugin(plugin, lambda: rule(batch, settings), error=ConfigError)
+        return require_shape(plugin, kept, ((len(batch.mask),),), torch.bool)
+
+    return keep
+
+
+def require_shape(plugin: Plugin, values: object, shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype) -> Tensor:
+    """Return a tensor of this type and one of these shapes. Raises ConfigError for anything else."""
+    expected = " or ".join(str(list(shape)) for shape in shapes)
+    if not isinstance(values, Tensor):
+        raise ConfigError(f"{plugin} gave a {type(values).__name__} instead of a tensor {expected}")
+    if values.dtype != dtype or tuple(values.shape) not in shapes:
+        got = f"{str(values.dtype).removeprefix('torch.')} {list(values.shape)}"
+        raise ConfigError(f"{plugin} gave {got} instead of {str(dtype).removeprefix('torch.')} {expected}")
+    return values

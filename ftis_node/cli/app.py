@@ -20,7 +20,7 @@ from typing import NoReturn
 import typer
 
 from ftis_node import __version__
-from ftis_node.cli.collection import resume_collection
+from ftis_node.cli import resume_collection
 from ftis_node.cli.commands import (
     bootstrap,
     compare,

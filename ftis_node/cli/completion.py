@@ -69,7 +69,7 @@ def methods(incomplete: str) -> list[str]:
     """Complete the last of several comma-separated methods, including plug-ins."""
     from importlib.metadata import entry_points
 
-    from ftis_node.config.method.method_table import METHODS
+    from ftis_node.config.method_table import METHODS
     from ftis_node.plugins import METHOD_GROUP
 
     plugins = sorted(plugin.name for plugin in entry_points(group=METHOD_GROUP))

@@ -92,7 +92,7 @@ def _as_starting(saved: str) -> dict[str, Any]:
 
 
 def _as_stopped(saved: dict[str, Any], home: Home) -> dict[str, Any]:
-    from ftis_node.config.resume import raised_budgets, start_command
+    from ftis_node.config.home_files import raised_budgets, start_command
     from ftis_node.telemetry.status import EndWord, Status, stopped
 
     status = stopped(Status.from_json(json.dumps(saved).encode()))

@@ -1,16 +1,47 @@
-"""Options and output that several commands share."""
+"""Options and output that several commands share; the push to the hub, with its options, progress and result."""
 
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from ftis_node.cli.progress import show_fraction
 from ftis_node.config.home import Home, default_home
-from ftis_node.config.home_schema import refuse_newer
+from ftis_node.config.home_files import refuse_newer
+from ftis_node.errors import FtisError, UsageError
+
+if TYPE_CHECKING:
+    from ftis_node.models.hub_push import PushTarget
+
+LICENSE_ID = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
+PushToOption = Annotated[
+    str | None,
+    typer.Option(
+        "--push-to",
+        metavar="OWNER/NAME",
+        help="Then push the result to this repository of the Hugging Face hub. A new one is private.",
+    ),
+]
+PublicOption = Annotated[
+    bool, typer.Option("--public", help="With --push-to: create a public repository, or push to one.")
+]
+RevisionOption = Annotated[
+    str | None, typer.Option("--revision", help="With --push-to: the branch.", show_default="main")
+]
+CommitMessageOption = Annotated[
+    str | None, typer.Option("--commit-message", help="With --push-to: the first line of the commit.")
+]
+LicenseOption = Annotated[
+    str | None, typer.Option("--license", help="License for the card, by the hub's id, such as apache-2.0.")
+]
+MODEL_FILES = ("*.safetensors", "*.safetensors.index.json", "adapter_config.json")
+DATA_FILES = ("data/train.*",)
 
 
 class LogFormat(StrEnum):
@@ -61,3 +92,45 @@ def spread_over(tensor_parallel: int | None) -> dict[str, Any] | None:
 
 def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2))
+
+
+def push_target(
+    repo: str | None,
+    kind: Literal["model", "dataset"],
+    *,
+    public: bool,
+    revision: str | None,
+    message: str | None,
+    license: str | None,
+) -> PushTarget | None:
+    """Return the target, None without --push-to. Raises UsageError for wrong options, before any work."""
+    if license is not None and not LICENSE_ID.fullmatch(license):
+        raise UsageError(
+            f"--license {license!r} is no id of a license on the hub: give one such as apache-2.0 or other"
+        )
+    if repo is None:
+        given = {"--public": public, "--revision": revision, "--commit-message": message}
+        if stray := [name for name, value in given.items() if value]:
+            raise UsageError(f"{', '.join(stray)}: add --push-to OWNER/NAME, or leave it out")
+        return None
+    from ftis_node.models.hub_push import PushTarget, check_target
+
+    replaces = MODEL_FILES if kind == "model" else DATA_FILES
+    target = PushTarget(repo, kind, public, revision or "", message or "", replaces)
+    check_target(target)
+    return target
+
+
+def push_and_report(folder: Path, target: PushTarget) -> None:
+    """Push the folder and print its address. A failure names the folder, which stays, and a command to push it."""
+    from ftis_node.models.hub_push import push_folder
+
+    folder = folder.expanduser()
+    try:
+        with show_fraction("push") as progress:
+            result = push_folder(folder, target, on_progress=progress)
+    except FtisError as error:
+        by_hand = target.by_hand.replace("FOLDER", shlex.quote(str(folder)))
+        raise type(error)(f"{error}; the export is in {folder}: `{by_hand}` pushes it") from error
+    visibility = "private" if result.is_private else "public"
+    typer.echo(f"{result.url}: {result.num_files} files pushed to {target.repo} ({visibility})")

@@ -1,7 +1,7 @@
 """A node's home: the folder that holds everything it must not lose.
 
     identity.key   the private key, 0600
-    home.json      which version of ftis-node it was made for (config/home_schema.py)
+    home.json      which version of ftis-node it was made for (config/home_files.py)
     node.toml      settings of this node
     run.toml       the manifest of the run this home belongs to
     settings.json  the settings of the last start, all sources together

@@ -18,7 +18,7 @@ from typing import Literal, get_args
 import tomli_w
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from ftis_node.config.method.method_section import MethodSection
+from ftis_node.config.method_section import MethodSection
 from ftis_node.config.renamed_keys import MANIFEST_KEYS, refuse_old_keys, with_new_keys
 from ftis_node.config.section import Section, first_problem, is_unknown_name
 from ftis_node.config.step import OptimizerSection, StepSection

@@ -21,10 +21,17 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from ftis_node.config.admission import AccessSection, Admission, RateLimitsSection, ValidationSection
 from ftis_node.config.home import Home
-from ftis_node.config.home_schema import is_older
-from ftis_node.config.limits import BudgetSection, LimitsSection
+from ftis_node.config.home_files import is_older
+from ftis_node.config.limits import (
+    AccessSection,
+    Admission,
+    BudgetSection,
+    BufferSection,
+    LimitsSection,
+    RateLimitsSection,
+    ValidationSection,
+)
 from ftis_node.config.manifest import Codec  # noqa: TC001  # pydantic evaluates the annotation
 from ftis_node.config.observe import ObserveSection, TrackingSection
 from ftis_node.config.peer_list import read_peers
@@ -54,26 +61,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PullRule = Literal["auto", "all", "needed"]
-
-
-class BufferSection(Section):
-    """The replay buffer."""
-
-    max_ready_groups: int = Field(
-        default=256, ge=2, le=100000, description="Foreign groups kept ready. Above it the oldest are dropped."
-    )
-    max_ready_bytes: int = Field(
-        default=512 << 20,
-        ge=1 << 16,
-        le=1 << 50,
-        description="Their total size. Above it the node drops the oldest groups of the sender with the most bytes.",
-    )
-    max_disk_bytes: int = Field(
-        default=4 << 30,
-        ge=1 << 18,
-        le=1 << 50,
-        description="Total size of the stored envelopes. At the limit the node deletes used groups first.",
-    )
 
 
 class SwarmSection(Section):

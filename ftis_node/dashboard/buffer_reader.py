@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ftis_node.config.home import Home
     from ftis_node.models.tokenizer import Decoder
-    from ftis_node.records.text_group import TextCompletion
+    from ftis_node.records.group import TextCompletion
     from ftis_node.replay.reader import GroupSummary
 
 NUM_LISTED = 200

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 import psutil
 
-from ftis_node.config.resume import start_command
+from ftis_node.config.home_files import start_command
 from ftis_node.dashboard.snapshot import GpuUsage, MachineUsage, NodePhase, NodeSnapshot
 from ftis_node.dashboard.view.events import is_notable
 from ftis_node.errors import FtisError

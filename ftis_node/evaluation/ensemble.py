@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psutil
 
 from ftis_node.errors import ConfigError, MachineError, ModelError, TaskError
-from ftis_node.evaluation.evaluate import check_engine_name
+from ftis_node.evaluation.evaluate import Expert, ExpertOutputs, PartsProgress, Study, check_engine_name
 from ftis_node.evaluation.members import Member, as_members, swarm_members
 from ftis_node.evaluation.result import (
     EnsembleResult,
@@ -33,12 +33,11 @@ from ftis_node.evaluation.result import (
     route_row,
     vote_row,
 )
-from ftis_node.evaluation.study import Expert, ExpertOutputs, PartsProgress, Study
 from ftis_node.files import read_text
 from ftis_node.generation.engines import choose_engine
 from ftis_node.models import list_accelerators, load_tokenizer, parameter_count, pick_device, read_shape, resolve_model
 from ftis_node.tasks import load_task
-from ftis_node.tasks.scoring.scorer import IsolatedScorer
+from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.telemetry.log import unwatched
 
 if TYPE_CHECKING:

@@ -1,26 +1,35 @@
-"""Evaluation without a daemon: one engine in this process, one task, one result."""
+"""Evaluation without a daemon: one engine in this process, one task, one result.
+
+A study queries every model of an ensemble, one after another, and then their mixture.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.errors import ConfigError
+from ftis_node.evaluation.result import EvaluationRow, evaluation_row
 from ftis_node.generation.engines import choose_engine
 from ftis_node.generation.engines.base import EngineSettings
-from ftis_node.generation.evaluate import EvalResult, evaluate
+from ftis_node.generation.evaluate import EvalResult, answer_problems, evaluate
 from ftis_node.models import load_tokenizer, resolve_model
 from ftis_node.tasks import load_task
-from ftis_node.tasks.scoring.scorer import IsolatedScorer
+from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.telemetry.log import unwatched
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterable, Sequence
 
+    from ftis_node.evaluation.members import Member
     from ftis_node.generation.engines import OpenEngine
     from ftis_node.generation.engines.base import Engine
-    from ftis_node.models import ModelSource
+    from ftis_node.generation.engines.mixture_engine import MixtureWeights
+    from ftis_node.generation.evaluate import Answered
+    from ftis_node.models import ModelSource, PromptTokenizer
+    from ftis_node.tasks.base import Task, TaskItem
     from ftis_node.telemetry.log import OnProgress
 
 ENGINE_NAMES = ("auto", "vllm", "torch")
@@ -82,3 +91,167 @@ async def _evaluate(
             on_progress=lambda done, total: on_progress(done / total, f"{done} of {total} problems"),
             **options,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Expert:
+    """A member with its resolved model files."""
+
+    member: Member
+    source: ModelSource
+    tokenizer: PromptTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertOutputs:
+    """Outputs of one model alone: answers, and log-likelihoods of the problems' prompts and of the dev prompts.
+
+    `gated` are its greedy answers to the gate's prompts. `windows` has the log-probs of the text's tokens, window by
+    window.
+    """
+
+    answered: list[Answered]
+    prompts: list[float]
+    dev: list[float]
+    gated: list[Answered]
+    windows: list[list[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Answerer:
+    """A model or a mixture that answers problems, with the tokenizer and task that read and score its answers."""
+
+    opened: Engine
+    tokenizer: PromptTokenizer
+    eos_ids: Iterable[int]
+    scorer: IsolatedScorer
+
+
+class PartsProgress:
+    """One progress bar over all parts of the work."""
+
+    def __init__(self, on_progress: OnProgress, *, num_parts: int) -> None:
+        self.on_progress = on_progress
+        self._num_parts = num_parts
+        self._num_done = 0
+
+    def part(self, name: str, done: int, total: int) -> None:
+        """Report `done` of `total` problems of this part."""
+        self.on_progress((self._num_done + done / total) / self._num_parts, f"{name}: {done} of {total} problems")
+
+    def end_part(self) -> None:
+        """Begin the next part."""
+        self._num_done += 1
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """Problems for every model. `routed` and `dev` are problems of which only the prompts are used.
+
+    `gated` are training problems for greedy answers.
+    """
+
+    experts: list[Expert]
+    problems: Task
+    limit: int
+    k: int
+    max_tokens: int
+    seed: int | None
+    progress: PartsProgress
+    routed: list[TaskItem]
+    dev: list[TaskItem]
+    gated: list[TaskItem]
+    text: str
+
+    async def evaluate_expert(self, expert: Expert, open_engine: OpenEngine, scorer: IsolatedScorer) -> ExpertOutputs:
+        """One model alone; it is in memory only during its evaluation."""
+        settings, windows = self._settings(expert.tokenizer), self._windows(expert.tokenizer)
+        name = expert.member.name
+        self.progress.on_progress(None, f"loading {name} into the engine")
+        async with serving(open_engine, expert.source, settings) as opened:
+            answerer = _Answerer(opened, expert.tokenizer, expert.tokenizer.eos_ids, scorer)
+            return ExpertOutputs(
+                answered=await self._answers(name, answerer, self.problems, limit=self.limit, k=self.k),
+                prompts=[await self._likelihood(opened, expert, item) for item in self.routed],
+                dev=[await self._likelihood(opened, expert, item) for item in self.dev],
+                gated=await self._answers(f"{name} for the gate", answerer, self.gated, limit=len(self.gated), k=1)
+                if self.gated
+                else [],
+                windows=[await opened.probe(ids) for ids in windows],
+            )
+
+    async def mix(self, weights_by_mode: dict[str, MixtureWeights], scorer: IsolatedScorer) -> dict[str, EvaluationRow]:
+        """Run all models at once, each of the mixtures in turn. The first model's template renders the prompt."""
+        from ftis_node.generation.engines.mixture_engine import open_mixture
+
+        tokenizer = self.experts[0].tokenizer
+        eos_ids = {token for expert in self.experts for token in expert.tokenizer.eos_ids}
+        sources = [expert.source for expert in self.experts]
+        first = next(iter(weights_by_mode.values()))
+        opened = open_mixture(sources, self._settings(tokenizer), first, on_progress=self.progress.on_progress)
+        answerer = _Answerer(opened, tokenizer, eos_ids, scorer)
+        entries = {}
+        try:
+            for mode, weights in weights_by_mode.items():
+                opened.weigh(weights)
+                answered = await self._answers(mode, answerer, self.problems, limit=self.limit, k=self.k)
+                entries[mode] = evaluation_row(mode, answered, self.problems, k=self.k, num_models=len(sources))
+        finally:
+            await opened.close()
+        return entries
+
+    def alone(self, expert: Expert, seen: ExpertOutputs) -> EvaluationRow:
+        """Return an expert's own row."""
+        member = expert.member
+        entry = evaluation_row(member.name, seen.answered, self.problems, k=self.k)
+        return replace(entry, model=member.model, domain=member.domain)
+
+    async def _answers(
+        self, name: str, answerer: _Answerer, problems: Task | Sequence[TaskItem], *, limit: int, k: int
+    ) -> list[Answered]:
+        answered = await answer_problems(
+            answerer.opened,
+            problems,
+            answerer.tokenizer,
+            scorer=answerer.scorer,
+            eos_ids=answerer.eos_ids,
+            limit=limit,
+            k=k,
+            completion_limit=lambda num_prompt_tokens: self.max_tokens - num_prompt_tokens,
+            on_progress=lambda done, total: self.progress.part(name, done, total),
+        )
+        self.progress.end_part()
+        return answered
+
+    def _settings(self, tokenizer: PromptTokenizer) -> EngineSettings:
+        return EngineSettings(vocab_size=tokenizer.vocab_size, max_model_len=self.max_tokens, seed=self.seed)
+
+    async def _likelihood(self, opened: Engine, expert: Expert, item: TaskItem) -> float:
+        """Return log p(prompt) under one model; 0 for a prompt that is too long."""
+        ids = self._prompt_ids(expert, item)
+        return sum(await opened.probe(ids)) if 1 < len(ids) < self.max_tokens else 0.0
+
+    def _prompt_ids(self, expert: Expert, item: TaskItem) -> list[int]:
+        """Return the first expert's prompt for all of them; if their tokenizers differ, the prompt's plain text."""
+        if has_one_tokenizer(self.experts):
+            return self.experts[0].tokenizer.encode_prompt(item.prompt)
+        tokenizer = expert.tokenizer
+        words = tokenizer.encode_text("\n\n".join(message["content"] for message in item.prompt))
+        return words if tokenizer.eos_id is None else [tokenizer.eos_id, *words]
+
+    def _windows(self, tokenizer: PromptTokenizer) -> list[list[int]]:
+        """Split the text into windows one token shorter than the engine's limit. Each begins with the last token of the
+        one before.
+
+        So every token but the first is predicted once.
+        """
+        ids = tokenizer.encode_text(self.text)
+        if self.text and len(ids) < 2:
+            raise ConfigError("the text of --text has fewer than two tokens: there is nothing to predict")
+        step = max(self.max_tokens - 2, 1)
+        return [ids[start : start + step + 1] for start in range(0, len(ids) - 1, step)]
+
+
+def has_one_tokenizer(experts: Sequence[Expert]) -> bool:
+    """Return whether all of them have one tokenizer."""
+    return len({expert.tokenizer.fingerprint for expert in experts}) == 1

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftis_node.config.home import Home
-from ftis_node.config.home_schema import refuse_newer
+from ftis_node.config.home_files import refuse_newer
 from ftis_node.config.manifest import load_manifest
 from ftis_node.errors import ConfigError, DamagedError, FileError
 from ftis_node.files import read_object

@@ -13,21 +13,28 @@ import numpy as np
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from ftis_node.lab.tiny.tokenizer import make_tokenizer
+from ftis_node.lab.tiny_tokenizer import make_tokenizer
 from ftis_node.learner.messages import TrainGroup
 from ftis_node.models.library_logging import quiet_library_logging
 from ftis_node.records.codec import pack_group
-from ftis_node.records.group import CompletionStatus, FinishReason, Group, PromptRef, SamplingSettings
+from ftis_node.records.group import (
+    CompletionStatus,
+    FinishReason,
+    Group,
+    PromptRef,
+    SamplingSettings,
+    TextCompletion,
+    TextGroup,
+)
 from ftis_node.records.identity import Identity
 from ftis_node.records.text_codec import pack_text_group
-from ftis_node.records.text_group import TextCompletion, TextGroup
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from ftis_node.learner.data.groups import UnpackedGroup
+    from ftis_node.learner.groups import UnpackedGroup
 
 SHARD_SIZE: Final = "2GB"
 SENDER = Identity.from_seed(bytes(32)).peer_id

@@ -1,7 +1,7 @@
 """The learner: a policy, its optimizer and its checkpoints, advanced one step at a time.
 
     groups -> batch -> micro-batches -> step          -> published weights -> checkpoint
-              batch.py                  train_step.py  publish_weights.py   checkpoint_manager.py
+              batch.py                  train_step.py  export.py            checkpoint_manager.py
 
 If several processes hold the model together, each has a Learner. The daemon talks to rank 0, and the other ranks
 execute their part of each command (`take_part`, `ranks.py`).
@@ -25,25 +25,30 @@ import msgspec
 import torch
 
 from ftis_node.errors import ConfigError, FtisError, WorkerTaskError
+from ftis_node.learner.batch import batch_of, make_batch, make_micro_batches, make_packed_micro_batches
 from ftis_node.learner.checkpoint.checkpoint import owner_of
 from ftis_node.learner.checkpoint.checkpoint_manager import CheckpointManager
-from ftis_node.learner.checkpoint.export import adapter_state, export_policy
-from ftis_node.learner.checkpoint.publish_weights import WeightPublication, gathering_of
-from ftis_node.learner.data.batch import batch_of, make_batch, make_micro_batches, make_packed_micro_batches
-from ftis_node.learner.data.groups import unpack_train_groups
-from ftis_node.learner.distributed.rank_commands import CheckCommand, EndCommand, GatherCommand, ProveCommand
-from ftis_node.learner.distributed.ranks import ALONE, Ranks, cut_evenly
+from ftis_node.learner.checkpoint.export import WeightPublication, adapter_state, export_policy, gathering_of
+from ftis_node.learner.distributed.ranks import (
+    ALONE,
+    CheckCommand,
+    EndCommand,
+    GatherCommand,
+    ProveCommand,
+    Ranks,
+    cut_evenly,
+)
+from ftis_node.learner.groups import unpack_train_groups
 from ftis_node.learner.messages import AuditRequest, LearnerState, StepReport, TrainGroup, TrainReply, TrainRequest
 from ftis_node.learner.model.kernels import check_kernels, choose_kernels
 from ftis_node.learner.model.policy import recompute_activations
 from ftis_node.learner.model.policy_loading import load_reference, open_policy
 from ftis_node.learner.step.agreement import AgreementMeter
-from ftis_node.learner.step.mismatch import CheckGroup, Mismatch, measure_mismatch
 from ftis_node.learner.step.objective import make_objective
 from ftis_node.learner.step.oom_retry import OomRetry, grow_segments_after_weights
 from ftis_node.learner.step.optimizer import check_optimizer_states, make_masters, make_optimizer
 from ftis_node.learner.step.train_step import compute_logprobs, take_step
-from ftis_node.learner.train_report import report_of
+from ftis_node.learner.train_report import CheckGroup, Mismatch, measure_mismatch, report_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -51,10 +56,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ftis_node.learner.data.batch import MicroBatch, TrainBatch
-    from ftis_node.learner.data.groups import UnpackedGroup
-    from ftis_node.learner.distributed.rank_commands import RankCommand
-    from ftis_node.learner.distributed.ranks import StepCallback
+    from ftis_node.learner.batch import MicroBatch, TrainBatch
+    from ftis_node.learner.distributed.ranks import RankCommand, StepCallback
+    from ftis_node.learner.groups import UnpackedGroup
     from ftis_node.learner.messages import CheckpointSkipped, LearnerBoot
     from ftis_node.learner.step.train_step import StepOutcome
     from ftis_node.workers.weight_store import PublishedWeights, WeightProof

@@ -30,7 +30,7 @@ from typing import Literal
 import msgspec
 
 from ftis_node.config.manifest import SamplingSection
-from ftis_node.config.method.method_section import MethodSection
+from ftis_node.config.method_section import MethodSection
 from ftis_node.config.step import OptimizerSection
 from ftis_node.config.workers import LearnerSection, LoraSection
 from ftis_node.learner.senders import SenderStats
@@ -55,7 +55,7 @@ class LearnerBoot(Message, frozen=True):
 
     `takes_turns`: a generator on the same GPU sleeps during a step, and only then. So memory must be free again before
     the reply, and work between steps must need little. `hand_over` is the planned transport of published weights
-    (`publish_weights.py`). `memory_share` is the share of the GPU for the learner's tensors beside a generator; None:
+    (`checkpoint/export.py`). `memory_share` is the share of the GPU for the learner's tensors beside a generator; None:
     all.
 
     Each process has a GPU or `num_threads` of the CPU. `recompute_activations` keeps only each layer's input;
@@ -143,7 +143,7 @@ class StepReport(msgspec.Struct, frozen=True):
     signal) and `refused` (a value was not finite) give the reason why this step changed no weights. Then `num_updates`
     and `grad_norm` are 0.
 
-    The `mismatch_` fields (see `mismatch.py`) compare the engine with the learner. They cover `mismatch_tokens` own
+    The `mismatch_` fields (see `train_report.py`) compare the engine with the learner. They cover `mismatch_tokens` own
     tokens that `mismatch_version` sampled, the version from which the step started. They are None without such tokens.
     `entropy` is the policy's own, in nats a token, over the tokens that had a pass with a gradient. It is None unless
     the run measures it.

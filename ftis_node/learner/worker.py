@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from ftis_node.errors import MachineError, WorkerTaskError
-from ftis_node.learner.data.groups import unpack_train_group
 from ftis_node.learner.distributed.hosts import connect_hosts
 from ftis_node.learner.distributed.launch import start_ranks
+from ftis_node.learner.groups import unpack_train_group
 from ftis_node.learner.messages import (
     AuditReply,
     AuditRequest,

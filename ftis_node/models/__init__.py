@@ -11,11 +11,22 @@ files in the same way. Its import is fast: torch and transformers are imported i
 
 from __future__ import annotations
 
-from ftis_node.models.devices import Accelerator, has_gpu, list_accelerators
-from ftis_node.models.export import export_adapter, export_model, tied_names
 from ftis_node.models.fingerprint import model_fingerprint, other_model
 from ftis_node.models.library_logging import skip_unused_packages
-from ftis_node.models.loading import Device, Dtype, WeightRows, empty_causal_lm, load_causal_lm, pick_device
+from ftis_node.models.loading import (
+    Accelerator,
+    Device,
+    Dtype,
+    WeightRows,
+    empty_causal_lm,
+    export_adapter,
+    export_model,
+    has_gpu,
+    list_accelerators,
+    load_causal_lm,
+    pick_device,
+    tied_names,
+)
 from ftis_node.models.safetensors_file import read_header
 from ftis_node.models.shape import ModelShape, parameter_count, published_qwen25, read_shape, shape_of
 from ftis_node.models.source import ModelSource, check_name, read_json, resolve_model

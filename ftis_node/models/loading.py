@@ -1,4 +1,4 @@
-"""Load a causal language model, the same way in every process.
+"""Load a causal language model, the same way in every process, and export it. The accelerators of this machine.
 
 Nothing from the model's folder is executed (`trust_remote_code=False`, safetensors only). A folder whose weights do not
 fill the model is an error: transformers would fill the gaps with random numbers and only warn.
@@ -10,28 +10,94 @@ A model without its weights, and single rows of its weights from its files: for 
 
 So each process reads only the rows that it holds. The model's code makes the buffers, because some are in no file
 (rotary frequencies).
+
+An export has the hub's format, which other tools can load. The folder is written beside its place and renamed, so that
+only a complete one has its name.
+
+The accelerators are found without torch in this process. The daemon plans memory and never computes, and torch would
+cost it 1.3 s of processor time and 200 MB. A build of torch for CPUs, or a machine without a GPU's device file, has no
+accelerator. Otherwise a short process asks torch.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ftis_node.errors import MachineError, ModelError
-from ftis_node.models.devices import has_gpu
+from ftis_node.errors import ConfigError, MachineError, ModelError
 from ftis_node.models.library_logging import quiet_library_logging
 from ftis_node.models.safetensors_file import read_header
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable, Iterator, Mapping
 
     import torch
 
     from ftis_node.models.source import ModelSource
+    from ftis_node.models.tokenizer import PromptTokenizer
 
+DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvmap", "/dev/kfd")
+"""Device files of a GPU's driver: NVIDIA on Linux, in WSL2 and on Jetson; AMD."""
+PROBE_TIMEOUT_S = 120.0
+PROBE = (
+    "import json, torch; found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]; "
+    "print(json.dumps([(each.name, each.total_memory) for each in found]))"
+)
 Dtype = Literal["auto", "float32", "bfloat16"]
 Device = Literal["auto", "cpu", "cuda"]
 GENERATION_CONFIG_FILE = "generation_config.json"
 READABLE = {"F64", "F32", "F16", "BF16"}  # safetensors' names of number formats
+FILE_MODE = 0o644
+
+
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """One CUDA device."""
+
+    name: str
+    memory_bytes: int
+
+
+def list_accelerators() -> list[Accelerator]:
+    """Return the CUDA devices that torch sees, in its order. Raises MachineError if torch cannot be queried."""
+    if (torch := sys.modules.get("torch")) is not None:
+        properties = (torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count()))
+        return [Accelerator(found.name, found.total_memory) for found in properties]
+    return list(_ask_torch()) if _may_have_gpu() else []
+
+
+def has_gpu() -> bool:
+    """Return whether torch can use a CUDA device. Raises MachineError if torch cannot be queried."""
+    if (torch := sys.modules.get("torch")) is not None:
+        return bool(torch.cuda.is_available())
+    return bool(list_accelerators())
+
+
+def _may_have_gpu() -> bool:
+    if metadata.version("torch").endswith("+cpu"):
+        return False
+    return sys.platform != "linux" or any(Path(path).exists() for path in DRIVER_FILES)
+
+
+@cache
+def _ask_torch() -> tuple[Accelerator, ...]:
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", PROBE], capture_output=True, text=True, check=True, timeout=PROBE_TIMEOUT_S
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        last_line = str(getattr(error, "stderr", None) or error).strip().splitlines()[-1]
+        raise MachineError(f"torch cannot list the GPUs: {last_line}; see `ftis-node doctor`") from error
+    return tuple(Accelerator(str(name), int(size)) for name, size in json.loads(done.stdout.splitlines()[-1]))
 
 
 def empty_causal_lm(source: ModelSource, *, dtype: torch.dtype) -> Any:
@@ -153,3 +219,55 @@ def first_line(error: Exception) -> str:
     """Return the first line of an error's text; the name of its type if it has no text."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def export_model(
+    model: Any, tokenizer: PromptTokenizer, out: Path, *, dtype: torch.dtype, write: Callable[[Path], None]
+) -> None:
+    """Write a folder with the configuration, the generation configuration and the tokenizer of `model`.
+
+    `write` puts the weights there as safetensors of `dtype`; it may omit a tied output head. Raises ConfigError if
+    `out` exists and is not an empty folder.
+    """
+    with _whole_folder(out) as folder:
+        write(folder)
+        config = type(model.config).from_dict(model.config.to_dict())
+        config.dtype = dtype
+        config.save_pretrained(folder)
+        model.generation_config.save_pretrained(folder)
+        tokenizer.save(folder)
+
+
+def export_adapter(
+    adapted_model: Any, tokenizer: PromptTokenizer, out: Path, *, state_dict: Mapping[str, torch.Tensor] | None = None
+) -> None:
+    """Write the LoRA adapter of a peft model, and the tokenizer. Raises ConfigError as `export_model` does.
+
+    `state_dict` replaces the model's own weights, for a model that several processes share.
+    """
+    with _whole_folder(out) as folder:
+        # "auto" would ask the hub whether the embedding was resized; adapters here never touch it.
+        adapted_model.save_pretrained(folder, save_embedding_layers=False, state_dict=state_dict)
+        tokenizer.save(folder)
+
+
+def tied_names(model: Any) -> frozenset[str]:
+    """Return the names of tensors that alias another tensor of the model, such as a tied output head."""
+    return frozenset(model.all_tied_weights_keys)
+
+
+@contextmanager
+def _whole_folder(out: Path) -> Iterator[Path]:
+    out = out.expanduser().absolute()
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ConfigError(f"{out} exists and is not an empty folder: choose another with --out")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.parent / f".{out.name}.partial-{os.getpid()}"
+    partial.mkdir()
+    try:
+        yield partial
+        for file in filter(Path.is_file, partial.rglob("*")):
+            file.chmod(FILE_MODE)  # another user may serve the model
+        partial.rename(out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ftis_node.replay.buffer import ReplayBuffer
     from ftis_node.replay.reader import ReplayReader
     from ftis_node.tasks.base import Task
-    from ftis_node.tasks.scoring.scorer import IsolatedScorer
+    from ftis_node.tasks.scorer import IsolatedScorer
 
 
 @dataclass(frozen=True, slots=True)

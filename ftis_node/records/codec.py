@@ -45,8 +45,7 @@ from ftis_node.errors import RecordError
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.bounds import HASH_BYTES, MAX_ID_PLANES, MAX_TOKENS, NUM_FLOAT_PLANES, NUM_UNIT_PLANES
 from ftis_node.records.group import CompletionStatus, Group
-from ftis_node.records.header import FINISH_FROM_WIRE, make_body, read_header, require_header, settle
-from ftis_node.records.parsing import read_body
+from ftis_node.records.parsing import FINISH_FROM_WIRE, make_body, read_body, read_header, require_header, settle
 from ftis_node.records.token_batch import TokenBatch
 
 if TYPE_CHECKING:

@@ -33,15 +33,15 @@ from ftis_node.records.identity import (
     verify,
 )
 from ftis_node.records.parsing import SCHEMA, read_message
-from ftis_node.records.peer_stats import pack_stats, unpack_stats
+from ftis_node.records.peer_messages import pack_stats, unpack_stats
 from ftis_node.records.text_codec import pack_text_group, unpack_any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ftis_node.records.codec import CodecName
-    from ftis_node.records.peer_stats import PeerStats
-    from ftis_node.records.text_group import TextGroup
+    from ftis_node.records.group import TextGroup
+    from ftis_node.records.peer_messages import PeerStats
 
 MAX_ANNOUNCEMENT_BYTES = 512
 MAX_SHARDS = 64

@@ -1,25 +1,49 @@
 """Parses bytes from a peer to a message: checks the size before parsing, then the schema and the bounds.
 
 This is the only place where bytes become a message. Every returned message has passed the tables of `bounds.py`.
+
+It also reads and writes the header of a `Body`, which both forms of a group share: all fields but the contents of the
+completions. `RecordError` is raised for fields that contradict each other.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from ftis_node.errors import RecordError, SchemaRecordError
 from ftis_node.records import rollout_pb2 as pb
-from ftis_node.records.bounds import BODIES, TABLES, require_bounds
+from ftis_node.records.bounds import (
+    BODIES,
+    MAX_COMPLETIONS,
+    MAX_INTEGER,
+    MAX_NAME_BYTES,
+    TABLES,
+    milliseconds,
+    require_bounds,
+    seconds,
+)
+from ftis_node.records.group import FinishReason, HeaderFields, PromptRef, SamplingSettings
+from ftis_node.records.identity import peer_id_from_text, peer_id_text
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
+
+    from ftis_node.records.group import Group, TextGroup
 
 SCHEMA = 1
 CODEC_NAMES = {pb.CODEC_EXACT: "exact", pb.CODEC_TEXT: "text", pb.CODEC_LOSSLESS: "lossless", pb.CODEC_LOSSY: "lossy"}
 
 MessageT = TypeVar("MessageT", bound=Message)
+FINISH_TO_WIRE = {
+    FinishReason.STOP: pb.FINISH_STOP,
+    FinishReason.LENGTH: pb.FINISH_LENGTH,
+    FinishReason.ABORT: pb.FINISH_ABORT,
+}
+FINISH_FROM_WIRE = {wire: reason for reason, wire in FINISH_TO_WIRE.items()}
 
 
 def read_message(message: MessageT, data: bytes, *, max_bytes: int) -> MessageT:
@@ -67,3 +91,77 @@ def _require_schema(message: Any) -> None:
     if message.schema != SCHEMA:
         detail = f"schema {message.schema}, this node speaks {SCHEMA}"
         raise SchemaRecordError("version", detail, schema=message.schema)
+
+
+def make_body(group: Group | TextGroup, lengths: Sequence[int], **contents: Any) -> bytes:
+    """Return the bytes of a `Body`: header, completion lengths, finish reasons, and `contents` by field name.
+
+    Raises ValueError for an impossible number of completions or an impossible range of policy versions.
+    """
+    if not 1 <= len(lengths) <= MAX_COMPLETIONS:
+        raise ValueError(f"a group has 1 to {MAX_COMPLETIONS} completions, not {len(lengths)}")
+    oldest, newest = group.policy_version, group.policy_version_newest
+    return pb.Body(
+        schema=SCHEMA,
+        run=bytes.fromhex(group.run_id),
+        sender=peer_id_from_text(group.sender),
+        number=group.number,
+        created_ms=milliseconds(group.created_at),
+        task=group.prompt_ref.task,
+        prompt_index=group.prompt_ref.index,
+        prompt_hash=group.prompt_hash,
+        model=clip_name(group.model),
+        tokenizer=bytes.fromhex(group.tokenizer),
+        policy_version=oldest,
+        policy_version_span=newest - oldest,
+        sampling=pb.Sampling(
+            temperature=group.sampling.temperature, top_p=group.sampling.top_p, top_k=group.sampling.top_k
+        ),
+        lengths=lengths,
+        finishes=[FINISH_TO_WIRE[reason] for reason in group.finish_reasons],
+        rewards=group.rewards,
+        weights_of=peer_id_from_text(group.weights_of) if group.weights_of else b"",
+        **contents,
+    ).SerializeToString()
+
+
+def require_header(body: pb.Body) -> None:
+    """Raise RecordError (`malformed`) if fields within their bounds contradict each other."""
+    if body.policy_version + body.policy_version_span > MAX_INTEGER:
+        raise RecordError("malformed", "a version of 2^63 or more")
+    num_completions = len(body.lengths)
+    if len(body.finishes) != num_completions or len(body.rewards) != num_completions:
+        raise RecordError("malformed", "finish reasons or rewards do not count as many as lengths")
+
+
+def read_header(body: pb.Body) -> HeaderFields:
+    """Return the header of a body from `parsing.read_body` that has passed `require_header`."""
+    sampling = body.sampling
+    return HeaderFields(
+        run_id=body.run.hex(),
+        sender=peer_id_text(body.sender),
+        number=body.number,
+        prompt_ref=PromptRef(task=body.task, split="train", index=body.prompt_index),
+        prompt_hash=body.prompt_hash,
+        sampling=_settle_sampling(sampling.temperature, sampling.top_p, sampling.top_k),
+        model=body.model,
+        tokenizer=body.tokenizer.hex(),
+        created_at=seconds(body.created_ms),
+        weights_of=peer_id_text(body.weights_of) if body.weights_of else None,
+    )
+
+
+@lru_cache(maxsize=1024)
+def settle(value: float) -> float:
+    """Return the float of the shortest decimal that rounds to this float32, so that 0.95 arrives as 0.95."""
+    return float(str(np.float32(value)))
+
+
+@lru_cache(maxsize=64)  # the groups of a run have the same settings
+def _settle_sampling(temperature: float, top_p: float, top_k: int) -> SamplingSettings:
+    return SamplingSettings(temperature=settle(temperature), top_p=settle(top_p), top_k=top_k)
+
+
+def clip_name(name: str) -> str:
+    """Return a name cut to `MAX_NAME_BYTES`."""
+    return name.encode()[:MAX_NAME_BYTES].decode(errors="ignore")

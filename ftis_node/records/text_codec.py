@@ -14,9 +14,8 @@ from ftis_node.errors import RecordError
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.bounds import HASH_BYTES
 from ftis_node.records.codec import CODECS, read_group
-from ftis_node.records.header import FINISH_FROM_WIRE, make_body, read_header, require_header, settle
-from ftis_node.records.parsing import read_body
-from ftis_node.records.text_group import TextCompletion, TextGroup
+from ftis_node.records.group import TextCompletion, TextGroup
+from ftis_node.records.parsing import FINISH_FROM_WIRE, make_body, read_body, read_header, require_header, settle
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

@@ -18,7 +18,6 @@ from ftis_node.records.bounds import (
     milliseconds,
     seconds,
 )
-from ftis_node.records.header import clip_name, settle
 from ftis_node.records.identity import (
     WEIGHTS_DOMAIN,
     Identity,
@@ -26,7 +25,7 @@ from ftis_node.records.identity import (
     peer_id_text,
     verify,
 )
-from ftis_node.records.parsing import SCHEMA, read_message
+from ftis_node.records.parsing import SCHEMA, clip_name, read_message, settle
 
 MAX_OFFER_BYTES = 32 << 10
 MAX_WEIGHTS_REQUEST_BYTES = 256

@@ -15,12 +15,9 @@ import numpy as np
 from ftis_node.errors import FtisError
 from ftis_node.records.envelope import open_envelope
 from ftis_node.records.group import PromptRef
-from ftis_node.replay.checksums import checksum_of, is_sound, release_damaged
-from ftis_node.replay.counts import kept_bytes
+from ftis_node.replay import faulty_groups, side_tables
 from ftis_node.replay.database import Transaction, give_back_pages, open_writer
-from ftis_node.replay.failures import apply_checkpoint, claim_used, note_failed, release_poisoned
 from ftis_node.replay.lifecycle import Candidate, Freshness, ReleaseReason, State, choose_evicted, choose_newest
-from ftis_node.replay.numbering import LAST_NUMBER, SKIPPED_NUMBERS, forget, is_forgotten, position_of, read_total, trim
 from ftis_node.replay.reset import limit_reset_at, read_reset_at
 from ftis_node.swarm.rate_limits import ShareCap
 
@@ -102,7 +99,7 @@ class ReplayBuffer:
     def _insert(self, accepted: Accepted, *, own: bool) -> bool:
         group = accepted.group
         is_before_reset = not own and group.created_at <= read_reset_at(self._db)
-        if is_before_reset or is_forgotten(self._db, group.sender, group.number):
+        if is_before_reset or side_tables.is_forgotten(self._db, group.sender, group.number):
             return False
         row: dict[str, str | int | float | bytes | None] = {
             "id": accepted.envelope.id,
@@ -121,12 +118,12 @@ class ReplayBuffer:
             "text_token_ids": None if accepted.retells is None else json.dumps(_text_token_ids(accepted)),
             "weights_of": group.weights_of,
         }
-        row |= {"checksum": checksum_of(row), "envelope": accepted.envelope_bytes, "state": State.READY}
+        row |= {"checksum": faulty_groups.checksum_of(row), "envelope": accepted.envelope_bytes, "state": State.READY}
         names, marks = ", ".join(row), ", ".join("?" * len(row))
         query = f"INSERT INTO groups ({names}) VALUES ({marks}) ON CONFLICT DO NOTHING"
         done = self._db.execute(query, tuple(row.values()))
         if own and done.rowcount:
-            self._add(LAST_NUMBER, group.number - self.last_number())
+            self._add(side_tables.LAST_NUMBER, group.number - self.last_number())
         return bool(done.rowcount)
 
     def take(self, step: int, *, own: int, foreign: int, rule: ChoiceRule = choose_newest) -> Taken:
@@ -189,7 +186,7 @@ class ReplayBuffer:
         the two is from a backup), the checkpoint decides, because it has the weights.
         """
         with self._transaction():
-            strayed = 0 if last_groups is None else apply_checkpoint(self._db, step, last_groups)
+            strayed = 0 if last_groups is None else faulty_groups.apply_checkpoint(self._db, step, last_groups)
             self._db.execute(
                 "UPDATE groups SET state = ?, reason = ? WHERE state = ? AND step <= ?",
                 (State.RELEASED, ReleaseReason.TRAINED, State.TAKEN, step),
@@ -203,22 +200,22 @@ class ReplayBuffer:
     def note_failed(self, step: int) -> None:
         """Count a failure of the learner for each group of `step`; they stay TAKEN until `reconcile`."""
         with self._transaction():
-            note_failed(self._db, step)
+            faulty_groups.note_failed(self._db, step)
 
     def release_poisoned(self) -> list[bytes]:
         """Release the groups on which the learner failed too often: READY -> RELEASED(poisoned). Return their ids."""
         with self._transaction():
-            return release_poisoned(self._db)
+            return faulty_groups.release_poisoned(self._db)
 
     def release_damaged(self) -> list[bytes]:
         """Release the groups whose rows have changed on disk: READY, TAKEN -> RELEASED(damaged). Return their ids."""
         with self._transaction():
-            return release_damaged(self._db)
+            return faulty_groups.release_damaged(self._db)
 
     def claim_used(self, used: Iterable[LoggedGroup]) -> int:
         """Mark READY groups that steps have used according to the event log: READY -> TAKEN. Return their number."""
         with self._transaction():
-            return claim_used(self._db, used)
+            return faulty_groups.claim_used(self._db, used)
 
     def prune(self, *, max_disk_bytes: int, saved_step: int | None = None) -> int:
         """Delete the oldest RELEASED groups until the kept envelopes fit in `max_disk_bytes`; return their number.
@@ -226,7 +223,7 @@ class ReplayBuffer:
         Groups of steps after the checkpoint at `saved_step` stay, because a learner that resumes there needs them.
         """
         with self._transaction():
-            kept = kept_bytes(self._db)
+            kept = side_tables.kept_bytes(self._db)
             doomed = []
             for row in self._oldest_released(saved_step) if kept > max_disk_bytes else ():
                 if kept <= max_disk_bytes:
@@ -235,7 +232,7 @@ class ReplayBuffer:
                 kept -= row["size"]
             for row in doomed:
                 self._forget(row)
-            trim(self._db)
+            side_tables.trim(self._db)
         return len(doomed)
 
     def shrink(self) -> None:
@@ -244,7 +241,9 @@ class ReplayBuffer:
 
     def evict_released(self, num_bytes: int, *, saved_step: int | None = None) -> int:
         """Delete RELEASED groups as `prune` does, up to `num_bytes`, and shrink the file. Return their number."""
-        num_removed = self.prune(max_disk_bytes=max(0, kept_bytes(self._db) - num_bytes), saved_step=saved_step)
+        num_removed = self.prune(
+            max_disk_bytes=max(0, side_tables.kept_bytes(self._db) - num_bytes), saved_step=saved_step
+        )
         self.shrink()
         return num_removed
 
@@ -258,18 +257,20 @@ class ReplayBuffer:
 
     def last_number(self) -> int:
         """Return the sequence number of this node's newest group; 0 if it has made none."""
-        return read_total(self._db, LAST_NUMBER)
+        return side_tables.read_total(self._db, side_tables.LAST_NUMBER)
 
     def prompt_position(self) -> int:
         """Return the position in the prompt order: the number of own groups so far, under any identity."""
-        return position_of(self.last_number(), read_total(self._db, SKIPPED_NUMBERS))
+        return side_tables.position_of(
+            self.last_number(), side_tables.read_total(self._db, side_tables.SKIPPED_NUMBERS)
+        )
 
     def raise_last_number(self, number: int) -> None:
         """Raise the last sequence number to at least `number`. The position in the prompt order stays."""
         with self._transaction():
             skipped = max(0, number - self.last_number())
-            self._add(LAST_NUMBER, skipped)
-            self._add(SKIPPED_NUMBERS, skipped)
+            self._add(side_tables.LAST_NUMBER, skipped)
+            self._add(side_tables.SKIPPED_NUMBERS, skipped)
 
     def _forget(self, row: sqlite3.Row) -> None:
         """Delete one row. Its sequence number stays known, and the totals of the status still count it."""
@@ -280,7 +281,7 @@ class ReplayBuffer:
             self._add(f"forgotten_trained_{origin}", 1)
             self._add(f"forgotten_trained_tokens_{origin}", row["num_tokens"])
         self._db.execute("DELETE FROM groups WHERE arrival = ?", (row["arrival"],))
-        forget(self._db, row["sender"], row["number"], touch=row["arrival"])
+        side_tables.forget(self._db, row["sender"], row["number"], touch=row["arrival"])
 
     def _release(self, groups: Sequence[Candidate], reason: ReleaseReason) -> None:
         if groups:
@@ -316,7 +317,7 @@ class ReplayBuffer:
 
     def _load(self, group_id: bytes) -> StoredGroup:
         row = self._db.execute("SELECT * FROM groups WHERE id = ?", (group_id,)).fetchone()
-        if not is_sound(row):
+        if not faulty_groups.is_sound(row):
             raise FtisError(f"group {group_id.hex()[:12]} changed on disk: start again, and the node omits it")
         return StoredGroup(
             id=group_id,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ftis_node.config.disk_room import free_bytes
 from ftis_node.errors import ConfigError, DamagedError
 from ftis_node.files import check_database
-from ftis_node.replay import checksums, counts, failures, numbering
+from ftis_node.replay import faulty_groups, side_tables
 from ftis_node.replay.integrity import BUSY_TIMEOUT_S, MAX_VERSION, explained
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ ADD_TEXT = "ALTER TABLE groups ADD COLUMN text_token_ids TEXT;"  # of groups sen
 ADD_WEIGHTS_OF = (
     "ALTER TABLE groups ADD COLUMN weights_of TEXT;"  # the peer whose weights sampled it, if not the sender
 )
-MIGRATIONS = {1: ADD_TEXT, 2: ADD_WEIGHTS_OF + numbering.SCHEMA}  # by the version that each one upgrades
+MIGRATIONS = {1: ADD_TEXT, 2: ADD_WEIGHTS_OF + side_tables.FORGOTTEN_SCHEMA}  # by the version that each one upgrades
 
 
 def open_writer(path: Path) -> sqlite3.Connection:
@@ -76,11 +76,12 @@ def open_writer(path: Path) -> sqlite3.Connection:
         version = _known_version(connection, path)
         for step in range(version, SCHEMA_VERSION) if version else ():
             _upgrade_once(connection, step)
-        connection.executescript(f"BEGIN; {SCHEMA} {numbering.SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
-        checksums.add_column(connection)
-        failures.add_column(connection)
-        counts.start_counting(connection)
-        numbering.note_skipped(connection)
+        tables = f"{SCHEMA} {side_tables.FORGOTTEN_SCHEMA}"
+        connection.executescript(f"BEGIN; {tables} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+        faulty_groups.add_checksum_column(connection)
+        faulty_groups.add_failures_column(connection)
+        side_tables.start_counting(connection)
+        side_tables.note_skipped(connection)
     return connection
 
 

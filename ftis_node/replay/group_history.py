@@ -16,7 +16,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.config.resume import remembered_paths
+from ftis_node.config.home_files import remembered_paths
 from ftis_node.errors import ConfigError, FtisError
 from ftis_node.files import read_toml
 from ftis_node.models.tokenizer import Decoder
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ftis_node.config.home import Home
-    from ftis_node.records.text_group import TextCompletion, TextGroup
+    from ftis_node.records.group import TextCompletion, TextGroup
     from ftis_node.replay.reader import GroupSummary
     from ftis_node.tasks.base import ChatMessage, Task
 

@@ -15,12 +15,11 @@ import numpy as np
 
 from ftis_node.errors import RecordError
 from ftis_node.records.envelope import open_envelope
-from ftis_node.replay.checksums import is_sound
-from ftis_node.replay.counts import kept_bytes, read_counts
 from ftis_node.replay.database import open_reader
+from ftis_node.replay.faulty_groups import is_sound
 from ftis_node.replay.lifecycle import ReleaseReason, State
-from ftis_node.replay.numbering import is_forgotten
 from ftis_node.replay.reset import read_reset_at
+from ftis_node.replay.side_tables import is_forgotten, kept_bytes, read_counts
 
 if TYPE_CHECKING:
     import sqlite3
@@ -146,7 +145,7 @@ class ReplayReader:
         return found.fetchone() is not None
 
     def has_number(self, sender: str, number: int) -> bool:
-        """Return whether a group of the sender with this number was ever admitted; see `numbering.py` for pruned
+        """Return whether a group of the sender with this number was ever admitted; see `side_tables.py` for pruned
         groups.
         """
         found = self._db.execute("SELECT 1 FROM groups WHERE sender = ? AND number = ?", (sender, number))

@@ -14,10 +14,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from ftis_node.replay.checksums import NOTED
 from ftis_node.replay.database import SCHEMA_VERSION, open_writer
+from ftis_node.replay.faulty_groups import NOTED
 from ftis_node.replay.lifecycle import ReleaseReason, State
-from ftis_node.replay.numbering import LAST_NUMBER, SKIPPED_NUMBERS, forget, is_forgotten, position_of, read_total
+from ftis_node.replay.side_tables import LAST_NUMBER, SKIPPED_NUMBERS, forget, is_forgotten, position_of, read_total
 
 if TYPE_CHECKING:
     import sqlite3

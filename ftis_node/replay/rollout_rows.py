@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     Row = dict[str, Any]
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ftis_node.records.group import Group
-    from ftis_node.records.text_group import TextCompletion, TextGroup
+    from ftis_node.records.group import Group, TextCompletion, TextGroup
     from ftis_node.replay.reader import GroupSummary
 
 OWN_SENDER = "own"

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ftis_node.config.home import Home
-    from ftis_node.records.text_group import TextCompletion
+    from ftis_node.records.group import TextCompletion
     from ftis_node.replay.reader import GroupSummary
     from ftis_node.telemetry.status import Status
 

@@ -1,24 +1,149 @@
-"""Answers in completions, for majority votes. They are normalized, so that equal answers are equal text.
+r"""Answers in completions: the chat format that asks for them, their equality, and their form for majority votes.
 
-A task may have a method `answer_of(item, completion_text) -> str | None`. None means that the text has no answer, for
-example because its format is broken. Without the method, the answer is the text with normalized white space. The reward
-is not used, because it would reveal the right answer.
+**Format** of the reasoning tasks: reasoning inside <think> </think>, then the answer inside <answer> </answer>. It is
+part of the reward (F-TIS paper, after DeepSeek-R1): a completion that breaks it scores 0. It allows one think block,
+one answer block and white space, because models learn to write whatever a looser rule accepts. A valid completion:
 
-Answers in different notation count as different, unless the task normalizes them. To compare `1/2` with `0.5` would
-need a parser, and untrusted text can keep a parser busy.
+    <think> 48 / 2 = 24 clips in May, 48 + 24 = 72 together. </think>
+    <answer> 72 </answer>
+
+**Equality** of two mathematical answers: `math-verify` with limits for untrusted text. An answer block is read in one
+of three ways:
+
+* LaTeX with its delimiters or \boxed, inside a sentence or not: the library finds it.
+* A sentence or a unit around a plain number ("72 clips", "The answer is 5"): the library takes the last number.
+* Bare LaTeX or a bare expression ("(3, \frac{\pi}{2})", "x^2 + 1"): read as a whole, in dollar signs for the library.
+
+A dozen characters keep a LaTeX parser busy for hours (`9^{9^{9^9}}`, `\sum_{k=1}^{10^9} 1/k`), inside C code that no
+Python limit interrupts. The library's own time limits use SIGALRM, which needs the main thread, so they are off. An
+answer beyond the limits of `expression_limits.py` is not parsed. Callers also limit the CPU time of the process
+(`scorer.py`).
+
+**Votes** compare normalized text, so that equal answers are equal text. A task may have a method
+`answer_of(item, completion_text) -> str | None`. None means that the text has no answer, for example because its format
+is broken. Without the method, the answer is the text with normalized white space. The reward is not used, because it
+would reveal the right answer. Answers in different notation count as different, unless the task normalizes them. To
+compare `1/2` with `0.5` would need a parser, and untrusted text can keep a parser busy.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+import re
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any, Final
 
-from ftis_node.tasks.mixed import leaves
+from ftis_node.tasks.base import leaves
+from ftis_node.tasks.expression_limits import MAX_CHARS, is_within_limits
 
 if TYPE_CHECKING:
-    from ftis_node.tasks.base import Task, TaskItem
+    from ftis_node.tasks.base import ChatMessage, Task, TaskItem
 
 log = logging.getLogger(__name__)
+
+SYSTEM_PROMPT = (
+    "You are an assistant that solves the user's problem. First reason about it step by step, then state the result. "
+    "Write the reasoning inside <think> </think> tags and after it only the final answer inside <answer> </answer> "
+    "tags, that is: <think> your reasoning </think> <answer> your final answer </answer>"
+)
+
+_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+
+MAX_NUM_REFERENCES_CACHED: Final = 4096
+
+_NUMBER = re.compile(r"([+-]?)0*(\d+)(?:\.(\d*?)0*)?")
+_DRESS = re.compile(r"\\boxed\{([^{}]*)\}|\$([^$]*)\$|\\\(([^()]*)\\\)")
+
+_DELIMITED = re.compile(r"\$.+\$|\\\(|\\\[|\\boxed", re.DOTALL)
+_COMMAND = re.compile(r"\\(?:text|mbox|mathrm|operatorname)\s*\{[^{}]*\}|\\[A-Za-z]+|\{[a-z]*matrix\}")
+_PROSE = re.compile(r"(?<![A-Za-z])(?!(?:sqrt|frac|sin|cos|tan|log|exp|and)\b)[A-Za-z]{3,}")
+_THOUSANDS = re.compile(r"(?<=\d)(?:,?\\[,!;: ]|\{,\})(?=\d{3})")
+_COMMAS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+
+
+def chat_prompt(problem: str) -> tuple[ChatMessage, ...]:
+    """Return the messages that ask for `problem` in this format."""
+    return (
+        {"role": "system", "content": SYSTEM_PROMPT},
+        {"role": "user", "content": problem},
+    )
+
+
+def final_answer(completion_text: str) -> str | None:
+    """Return the stripped content of the answer block; None if the format is broken."""
+    if any(completion_text.count(tag) != 1 for tag in _TAGS):
+        return None
+    before, _, rest = completion_text.partition("<think>")
+    _, _, rest = rest.partition("</think>")
+    between, _, rest = rest.partition("<answer>")
+    answer, closing, after = rest.partition("</answer>")
+    if not closing or before.strip() or between.strip() or after.strip():
+        return None
+    return answer.strip()
+
+
+def answers_agree(reference: str, answer: str) -> bool:
+    """Return whether `answer` equals `reference`. Never raises; unreadable text does not agree."""
+    if answer == reference:
+        return True
+    if not is_within_limits(answer):
+        return False
+    try:
+        return bool(_library().verify(_parse_reference(reference), _parse(answer), timeout_seconds=None))
+    except Exception:
+        # Third-party parsers on untrusted text may raise any exception. Then the answer gets no reward.
+        log.debug("an answer could not be read", exc_info=True)
+        return False
+
+
+def plain_answer(answer: str) -> str:
+    r"""Return `answer` in the form for votes: a number alone has one notation.
+
+    `$72$`, `\boxed{72}`, `+72.00` and `072` become `72`, `1{,}000` and `1,000` become `1000`. Anything else keeps its
+    words and symbols, with single spaces. No parser runs: `1/2` and `0.5` stay different. Never raises.
+    """
+    text = " ".join(answer.split())
+    if len(text) > MAX_CHARS:
+        return text
+    if dressed := _DRESS.fullmatch(text):
+        text = next(part for part in dressed.groups() if part is not None).strip()
+    number = _NUMBER.fullmatch(_COMMAS.sub("", _THOUSANDS.sub("", text)))
+    if number is None:
+        return text
+    sign, whole, fraction = number.groups()
+    value = f"{whole}.{fraction}" if fraction else whole
+    return f"-{value}" if sign == "-" and value != "0" else value
+
+
+@lru_cache(maxsize=MAX_NUM_REFERENCES_CACHED)
+def _parse_reference(reference: str) -> Any:
+    return _parse(reference)
+
+
+def _parse(text: str) -> Any:
+    """Return the library's reading of an answer: SymPy expressions, and last the text that it read."""
+    library = _library()
+    text = _THOUSANDS.sub("", text)
+    if not _DELIMITED.search(text) and not _is_prose_with_number(text):
+        whole = library.parse(f"${text}$", [library.LatexExtractionConfig()], parsing_timeout=None)
+        if any(not isinstance(reading, str) for reading in whole):
+            return whole
+    return library.parse(text, parsing_timeout=None)
+
+
+def _is_prose_with_number(text: str) -> bool:
+    """Return whether the text is a sentence, or a number with a unit, rather than a formula."""
+    plain = _COMMAND.sub(" ", text)
+    return bool(_PROSE.search(plain)) and any(char.isdigit() for char in plain)
+
+
+@cache
+def _library() -> Any:
+    """Return math-verify, imported on first use, which takes a second. Its warning about time limits is silenced."""
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+    import math_verify
+
+    return math_verify
 
 
 def answer_in(task: Task, item: TaskItem, completion_text: str) -> str | None:

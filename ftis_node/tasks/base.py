@@ -1,15 +1,22 @@
-"""Protocol of a task: prompts that every node can reproduce, and rewards that every node can verify.
+"""Protocol of a task: prompts that every node can reproduce, and rewards that every node can verify. Mixture of tasks.
 
 One file holds a task's prompt, answer extraction and reward. A task is deterministic: the same `PromptRef` gives the
 same messages on every machine. A node verifies a peer's rewards by reproducing the prompt and scoring the completion.
+
+In a mixture the parts take turns in a fixed pattern, in proportion to their weights. The pattern is a smooth weighted
+round-robin: weights 3 and 1 give A A B A, not A A A B. An index names a turn, so part and problem are equal on every
+node. References name the part and not the mixture: a peer with another mixture of the same parts can reproduce the
+prompt.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypedDict, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypedDict, runtime_checkable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from ftis_node.records.group import PromptRef
 
 
@@ -55,7 +62,7 @@ class Task(Protocol):
     def isolate_scoring(self) -> bool:
         """Return whether `score` passes untrusted text to a large third-party parser.
 
-        If so, callers run it in a separate process under a time limit (`scoring.IsolatedScorer`).
+        If so, callers run it in a separate process under a time limit (`scorer.IsolatedScorer`).
         """
         ...
 
@@ -72,3 +79,65 @@ class Task(Protocol):
     def score(self, item: TaskItem, completion_text: str) -> float:
         """Return the reward in [0, 1] of a completion's text without special tokens. Never raises."""
         ...
+
+
+class _Turn(NamedTuple):
+    """One place in the pattern: the part, and the number of its earlier turns in the same round."""
+
+    part: int
+    rank: int
+
+
+class MixedTask:
+    """Parts with whole-number weights under one name.
+
+    Its length lets every part show all its problems. Shorter parts repeat, so the proportions hold to the end.
+    """
+
+    def __init__(self, parts: Sequence[Task], *, weights: Sequence[int], name: str) -> None:
+        assert len(parts) == len(weights) and all(weight > 0 for weight in weights)
+        self.parts = tuple(parts)
+        self.name = name
+        self.split = self.parts[0].split
+        self._weights = tuple(weights)
+        self._turns = tuple(_smooth_round(self._weights))
+        self._by_name = {part.name: part for part in self.parts}
+
+    @property
+    def isolate_scoring(self) -> bool:
+        return any(part.isolate_scoring for part in self.parts)
+
+    def __len__(self) -> int:
+        num_rounds = max(-(-len(part) // weight) for part, weight in zip(self.parts, self._weights, strict=True))
+        return num_rounds * len(self._turns)
+
+    def __getitem__(self, index: int) -> TaskItem:
+        if not 0 <= index < len(self):
+            raise IndexError(f"{self.name}/{self.split} has no problem {index}")
+        num_rounds, place = divmod(index, len(self._turns))
+        turn = self._turns[place]
+        part = self.parts[turn.part]
+        return part[(num_rounds * self._weights[turn.part] + turn.rank) % len(part)]
+
+    def resolve(self, ref: PromptRef) -> TaskItem:
+        return self._by_name[ref.task].resolve(ref)
+
+    def score(self, item: TaskItem, completion_text: str) -> float:
+        return self._by_name[item.ref.task].score(item, completion_text)
+
+
+def leaves(task: Task) -> tuple[Task, ...]:
+    """Return the tasks that `item.ref.task` can name: a mixture's parts, or the task itself."""
+    return task.parts if isinstance(task, MixedTask) else (task,)
+
+
+def _smooth_round(weights: tuple[int, ...]) -> Iterator[_Turn]:
+    """Yield one round. Each turn, every part gains its weight; the part with most credit is next and pays the total."""
+    balance = [0] * len(weights)
+    taken = [0] * len(weights)
+    for _ in range(sum(weights)):
+        balance = [amount + weight for amount, weight in zip(balance, weights, strict=True)]
+        part = balance.index(max(balance))
+        balance[part] -= sum(weights)
+        yield _Turn(part, taken[part])
+        taken[part] += 1

@@ -86,7 +86,7 @@ def load_task(spec: str | TaskSpec, split: str = "train") -> Task:
     tasks = [_load_part(part, split) for part in spec.parts]
     if len(tasks) == 1:
         return tasks[0]
-    from ftis_node.tasks.mixed import MixedTask
+    from ftis_node.tasks.base import MixedTask
 
     return MixedTask(tasks, weights=[part.weight for part in spec.parts], name=spec.canonical)
 
@@ -114,15 +114,15 @@ def _load_part(part: TaskPart, split: str) -> Task:
 def _load_problems(part: TaskPart, split: str) -> Task:
     family, _, argument = part.problems.partition(":")
     if part.is_dataset:
-        from ftis_node.tasks.dataset.task import DatasetTask
+        from ftis_node.tasks.dataset_task import DatasetTask
 
         return DatasetTask(part, split)
     if family == "gsm8k":
-        from ftis_node.tasks.math.dataset import Gsm8kTask
+        from ftis_node.tasks.math_datasets import Gsm8kTask
 
         return Gsm8kTask(split, path=part.path)
     if family == "math500":
-        from ftis_node.tasks.math.dataset import Math500Task
+        from ftis_node.tasks.math_datasets import Math500Task
 
         return Math500Task(split, path=part.path)
     if family == "arithmetic":
@@ -156,7 +156,7 @@ def _load_plugin(name: str, split: str) -> Task:
 def _has_test_split(part: TaskPart) -> bool:
     family = part.problems.partition(":")[0]
     if part.is_dataset:
-        from ftis_node.tasks.dataset.row_problems import has_test_split
+        from ftis_node.tasks.dataset_rows import has_test_split
 
         return has_test_split(part)
     if part.path:

@@ -33,10 +33,9 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from ftis_node.errors import TaskError
 from ftis_node.records.group import PromptRef
-from ftis_node.tasks.answers import plain_text
+from ftis_node.tasks.answers import chat_prompt, final_answer, plain_text
 from ftis_node.tasks.base import TaskItem
-from ftis_node.tasks.math.expression_limits import is_within_limits
-from ftis_node.tasks.math.think_answer import chat_prompt, final_answer
+from ftis_node.tasks.expression_limits import is_within_limits
 
 NUM_ENTRIES_CACHED: Final = 256
 EVALUATED: Final = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"})

@@ -6,7 +6,7 @@
          | arithmetic:no-carry | arithmetic:carry | arithmetic:borrow
          | sums | sums:long
          | gsm8k | gsm8k:PATH | math500 | math500:PATH
-         | dataset:SOURCE?QUERY                              rows of any data set (`dataset/query.py`)
+         | dataset:SOURCE?QUERY                              rows of any data set (`dataset_query.py`)
          | rg:NAME                                           a task of reasoning-gym
          | NAME                                              a plug-in
          | TASK@REWARD                                       any of these under the reward of a plug-in
@@ -38,7 +38,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import TaskError
-from ftis_node.tasks.dataset.query import NUMBER, PREFIX, DatasetQuery, parse_dataset, parse_weight, whole_weights
+from ftis_node.tasks.dataset_query import NUMBER, PREFIX, DatasetQuery, parse_dataset, parse_weight, whole_weights
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

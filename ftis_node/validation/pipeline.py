@@ -19,7 +19,7 @@ from ftis_node.records.codec import hash_prompt
 from ftis_node.records.envelope import Accepted, open_envelope
 from ftis_node.records.group import CompletionStatus, Group
 from ftis_node.records.text_codec import hash_messages, unpack_any
-from ftis_node.tasks.scoring.worker import ScoringCost
+from ftis_node.tasks.scoring_worker import ScoringCost
 from ftis_node.validation.rules import RULES, Refusal, signature_holds
 from ftis_node.validation.text_rules import TEXT_RULES, retokenize
 
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Container
 
     from ftis_node.records.envelope import Envelope
-    from ftis_node.records.group import PromptRef
-    from ftis_node.records.text_group import TextGroup
+    from ftis_node.records.group import PromptRef, TextGroup
     from ftis_node.tasks.base import TaskItem
     from ftis_node.validation.rules import ValidationContext
 

@@ -25,10 +25,9 @@ if TYPE_CHECKING:
     from ftis_node.config.manifest import RunManifest
     from ftis_node.models import PromptTokenizer
     from ftis_node.records.envelope import Envelope
-    from ftis_node.records.group import CompletionStatus, Group, PromptRef
-    from ftis_node.records.text_group import TextGroup
+    from ftis_node.records.group import CompletionStatus, Group, PromptRef, TextGroup
     from ftis_node.tasks.base import TaskItem
-    from ftis_node.tasks.scoring.worker import ScoringCost
+    from ftis_node.tasks.scoring_worker import ScoringCost
 
 LOGPROB_SLACK = 1e-3  # rounding may lift the log-prob of a token with probability 1 a little above 0
 MAX_EQUAL_TOKENS = 16  # up to this many log-probs of a group may be equal by chance

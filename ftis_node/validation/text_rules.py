@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ftis_node.records.envelope import Envelope
-    from ftis_node.records.group import Group
-    from ftis_node.records.text_group import TextGroup
+    from ftis_node.records.group import Group, TextGroup
     from ftis_node.validation.rules import ValidationContext
 
 MAX_BYTES_PER_TOKEN = 64  # mean over a text; bounds the work of tokenizing

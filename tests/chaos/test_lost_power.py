@@ -16,7 +16,7 @@ import torch
 
 from ftis_node.config.disk_room import replace_file
 from ftis_node.config.home import Home
-from ftis_node.config.home_schema import mark_schema, marked_schema
+from ftis_node.config.home_files import mark_schema, marked_schema
 from ftis_node.learner.checkpoint.checkpoint import (
     CheckpointOwner,
     TrainingProgress,
@@ -25,7 +25,7 @@ from ftis_node.learner.checkpoint.checkpoint import (
     state_of,
     write_checkpoint,
 )
-from ftis_node.learner.checkpoint.legacy_checkpoints import older_checkpoints, renew
+from ftis_node.learner.checkpoint.checkpoint_files import older_checkpoints, renew
 from ftis_node.node.peers.store import PeerStore
 from ftis_node.records.identity import Identity
 from ftis_node.replay.database import open_writer

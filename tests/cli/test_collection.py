@@ -7,8 +7,7 @@ import sys
 
 COMMAND_THAT_SAYS_IT = """
 import gc
-from ftis_node.cli import app
-from ftis_node.cli.collection import pause_collection
+from ftis_node.cli import app, pause_collection
 
 @app.app.command("collects")
 def collects():

@@ -15,7 +15,7 @@ from ftis_node.config.home import Home
 from ftis_node.config.manifest import load_manifest
 from ftis_node.models.tokenizer import Decoder
 from ftis_node.records.envelope import Accepted, seal_group
-from ftis_node.records.text_group import TextCompletion
+from ftis_node.records.group import TextCompletion
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.tasks import load_task
 from ftis_node.telemetry.terminal_text import cells

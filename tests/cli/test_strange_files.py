@@ -13,7 +13,7 @@ import pytest
 from ftis_node.cli.app import run
 from ftis_node.config.disk_room import replace_file
 from ftis_node.config.home import Home
-from ftis_node.config.home_schema import mark_schema
+from ftis_node.config.home_files import mark_schema
 from ftis_node.config.manifest import load_manifest
 from ftis_node.errors import FileError, ModelError
 from ftis_node.files import check_database, open_to_write, parse_toml, read_file, read_json, read_text

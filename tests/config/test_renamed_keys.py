@@ -8,7 +8,7 @@ import pytest
 
 from ftis_node.cli.app import run
 from ftis_node.config.home import Home
-from ftis_node.config.home_schema import HOME_SCHEMA, mark_schema
+from ftis_node.config.home_files import HOME_SCHEMA, mark_schema
 from ftis_node.config.manifest import RunManifest, parse_manifest
 from ftis_node.config.node import NodeSettings, load_node_settings
 from ftis_node.config.renamed_keys import (

@@ -11,10 +11,10 @@ from ftis_node.config.manifest import parse_canonical
 from ftis_node.errors import RecordError
 from ftis_node.gossip.interface import GossipLimits
 from ftis_node.gossip.wire_format import unpack_ids
-from ftis_node.records.backfill_request import open_backfill_request
 from ftis_node.records.envelope import open_announcement
 from ftis_node.records.group import CompletionStatus
 from ftis_node.records.identity import peer_id_text
+from ftis_node.records.peer_messages import open_backfill_request
 from ftis_node.tasks.arithmetic import ArithmeticTask
 from ftis_node.validation import Refused, ValidationContext, validate
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ftis_node.records.group import PromptRef
     from ftis_node.tasks.base import TaskItem
-    from ftis_node.tasks.scoring.worker import ScoringCost
+    from ftis_node.tasks.scoring_worker import ScoringCost
 
 STORED: dict[str, Any] = json.loads(MESSAGES.read_text())
 NODE = STORED["node"]

@@ -16,7 +16,7 @@ from ftis_node.dashboard.app import DashboardApp
 from ftis_node.dashboard.context import NodeSeen
 from ftis_node.dashboard.screens.groups import PeerScreen
 from ftis_node.dashboard.view.spans import Span
-from ftis_node.dashboard.widgets.rows_table import RowsTable
+from ftis_node.dashboard.widgets import RowsTable
 from ftis_node.errors import ConfigError
 from tests.dashboard.made_up import ANN, BOB, GROUP, RUNNING, SUMMARY, Still
 from tests.dashboard.svg_text import text_of_rows

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftis_node.dashboard.screens.whole_swarm import SwarmApp
 from ftis_node.dashboard.view.spans import text_of
-from ftis_node.dashboard.widgets.text_lines import TextLines
+from ftis_node.dashboard.widgets import TextLines
 from ftis_node.errors import ConfigError
 from ftis_node.swarm.overview import RunSummary, SwarmRow, SwarmView
 

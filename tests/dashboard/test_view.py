@@ -10,12 +10,11 @@ import pytest
 
 from ftis_node.dashboard.snapshot import MachineUsage, NodePhase, NodeSnapshot
 from ftis_node.dashboard.view.events import event_line, notable_events
+from ftis_node.dashboard.view.figures import head_line, metric_lines, plot_rows, thinned
 from ftis_node.dashboard.view.groups import group_lines, use_line
 from ftis_node.dashboard.view.health_answers import answer_lines, next_lines, problems, trend, worst_tone
-from ftis_node.dashboard.view.metric_lines import head_line, metric_lines
 from ftis_node.dashboard.view.peers import PEER_COLUMNS, is_found, peer_lines, peer_row, sorted_peers
 from ftis_node.dashboard.view.spans import Tone, ago, count, duration, sanitized, text_of
-from ftis_node.dashboard.view.terminal_plot import plot_rows, thinned
 from ftis_node.telemetry.history import History
 from ftis_node.telemetry.terminal_text import size
 from tests.dashboard.made_up import ANN, BOB, GROUP, HISTORY, NOW, PEERS, RUDE, RUNNING, STOPPED, SUMMARY

@@ -22,8 +22,7 @@ from ftis_node.evaluation.ensemble import (
     evaluate_ensemble,
     mixture_bytes,
 )
-from ftis_node.evaluation.evaluate import evaluate_model
-from ftis_node.evaluation.study import ExpertOutputs
+from ftis_node.evaluation.evaluate import ExpertOutputs, evaluate_model
 from ftis_node.models import load_tokenizer, resolve_model
 from tests.models.tiny_models import VOCAB_SIZE, make_tokenizer, save_tiny
 

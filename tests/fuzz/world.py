@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from unittest.mock import patch
 
 from ftis_node.cli.commands.peers import HEADER, _cells
-from ftis_node.cli.peer_screen import peer_document, screen
+from ftis_node.cli.detail_screens import peer_document, peer_screen
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
@@ -29,9 +29,9 @@ from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.stub_node import StubNode, StubTask
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.background import DiskThread
-from ftis_node.records.backfill_request import open_backfill_request
 from ftis_node.records.codec import CODECS
 from ftis_node.records.identity import Identity
+from ftis_node.records.peer_messages import open_backfill_request
 from ftis_node.tasks.base import TaskItem
 from ftis_node.telemetry.events import read_events
 from ftis_node.telemetry.terminal_text import columns
@@ -172,7 +172,7 @@ async def look_at(parts: NodeComponents, *, at_all: bool = True) -> None:
     for row in sorted_peers(rows):
         shown = [span.text for span in peer_row(row, now=now)] + [text_of(one) for one in peer_lines(row, now=now)]
         shown += [ban_words(row), *columns(HEADER, [_cells(row, now=now)])]
-        shown += [*screen(peer_document(parts.home, row["peer_id"], rows), now=now)]
+        shown += [*peer_screen(peer_document(parts.home, row["peer_id"], rows), now=now)]
         assert all(text.isprintable() for text in shown), shown
 
 

@@ -29,7 +29,7 @@ from ftis_node.generation.engines.base import GenerateRequest
 from ftis_node.generation.engines.published import check_adapter, shapes_in
 from ftis_node.generation.engines.vllm_core import LoraAdapters
 from ftis_node.generation.messages import GenerationBoot
-from ftis_node.learner.checkpoint.publish_weights import Publisher, proof_of
+from ftis_node.learner.checkpoint.export import Publisher, proof_of
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.learner.model.policy_loading import load_policy
 from ftis_node.models import resolve_model

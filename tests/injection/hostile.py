@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entry
 from ftis_node.gossip.wire_format import bucket_key
-from ftis_node.records.backfill_request import BackfillRequest
 from ftis_node.records.envelope import Announcement, PeerRecord, open_announcement, seal_peer_record
 from ftis_node.records.identity import Identity
+from ftis_node.records.peer_messages import BackfillRequest
 from ftis_node.swarm.topology import bucket_of
 from tests.attacks.member import Member, spoil
 

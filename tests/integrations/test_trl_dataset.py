@@ -10,7 +10,7 @@ import pytest
 from ftis_node.config.manifest import RunManifest
 from ftis_node.errors import TaskError
 from ftis_node.integrations.trl.run_dataset import swarm_dataset
-from ftis_node.tasks.dataset.task import pinned
+from ftis_node.tasks.dataset_task import pinned
 from ftis_node.tasks.registry import load_task
 from ftis_node.tasks.spec import parse_spec
 from tests.integrations.test_trl import make_trainer

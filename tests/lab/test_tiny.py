@@ -11,10 +11,17 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ftis_node.errors import UsageError
-from ftis_node.lab.tiny import RECIPES, SUMS_RECIPES, make_tiny
-from ftis_node.lab.tiny.make import Muon, grade, orthogonalise
-from ftis_node.lab.tiny.sums import WRONG_FRACTION, ArithmeticCurriculum, SumsCurriculum, draw_skill, working
-from ftis_node.lab.tiny.tokenizer import IGNORED, MAX_POSITIONS, VOCABULARY_SIZE, corpus, make_tokenizer
+from ftis_node.lab.tiny import Muon, grade, make_tiny, orthogonalise
+from ftis_node.lab.tiny_sums import (
+    RECIPES,
+    SUMS_RECIPES,
+    WRONG_FRACTION,
+    ArithmeticCurriculum,
+    SumsCurriculum,
+    draw_skill,
+    working,
+)
+from ftis_node.lab.tiny_tokenizer import IGNORED, MAX_POSITIONS, VOCABULARY_SIZE, corpus, make_tokenizer
 from ftis_node.tasks.sums import SumProblem, SumsTask
 from tests.trained_models import trained_model
 
@@ -23,7 +30,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerFast
 
-    from ftis_node.lab.tiny import Size
+    from ftis_node.lab.tiny_sums import Size
 
 SCALE = 0.01  # a few steps: for what does not depend on skill
 SIZES = ("s", "m")

@@ -16,7 +16,7 @@ from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings, load_node_settings
 from ftis_node.errors import ConfigError, MachineError, ModelError
 from ftis_node.generation.engines.vllm_options import engine_arguments
-from ftis_node.lab.tiny.tokenizer import make_tokenizer
+from ftis_node.lab.tiny_tokenizer import make_tokenizer
 from ftis_node.memory import placement
 from ftis_node.memory.learner_memory import Workload, learner_memory
 from ftis_node.memory.placement import (

@@ -9,14 +9,14 @@ import pytest
 
 ASK = """
 import sys
-from ftis_node.models import devices, pick_device
+from ftis_node.models import loading, pick_device
 from ftis_node.errors import MachineError
 version, driver, probe = sys.argv[1:]
-devices.metadata.version = lambda name: version
-devices.DRIVER_FILES = (driver,)
-devices.PROBE = probe or devices.PROBE
+loading.metadata.version = lambda name: version
+loading.DRIVER_FILES = (driver,)
+loading.PROBE = probe or loading.PROBE
 try:
-    print([(found.name, found.memory_bytes) for found in devices.list_accelerators()], pick_device("auto"))
+    print([(found.name, found.memory_bytes) for found in loading.list_accelerators()], pick_device("auto"))
 except MachineError as error:
     print(error)
 sys.exit("torch was loaded" if "torch" in sys.modules else 0)

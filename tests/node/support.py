@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from ftis_node.cli.node_client import read_document
-from ftis_node.config.admission import Admission
 from ftis_node.config.home import Home
+from ftis_node.config.limits import Admission
 from ftis_node.telemetry.events import read_events
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ftis_node.cli.app import run as run_command
+from ftis_node.config.home_files import remembered_paths
 from ftis_node.config.node import NodeSettings
-from ftis_node.config.resume import remembered_paths
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.in_process import InProcessNodeFactory
 from ftis_node.lab.experiment.rounds import NO_DELAY, Rounds

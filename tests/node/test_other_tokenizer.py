@@ -19,7 +19,7 @@ import torch
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.gossip.loopback import LoopbackSwarm
-from ftis_node.lab.tiny.tokenizer import make_tokenizer as make_alices_tokenizer
+from ftis_node.lab.tiny_tokenizer import make_tokenizer as make_alices_tokenizer
 from ftis_node.learner.core import Learner
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.models import PromptTokenizer, load_tokenizer, resolve_model
@@ -30,7 +30,7 @@ from ftis_node.records.codec import hash_prompt
 from ftis_node.records.group import Completion, FinishReason, Group, SamplingSettings
 from ftis_node.records.identity import Identity
 from ftis_node.tasks import load_task
-from ftis_node.tasks.scoring.scorer import IsolatedScorer
+from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.telemetry.events import read_events
 from tests.gossip.helpers import eventually
 from tests.models.tiny_models import save_tiny

@@ -17,9 +17,8 @@ import numpy as np
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.codec import CODECS
 from ftis_node.records.envelope import Announcement, join_announcements, seal_group
-from ftis_node.records.group import FinishReason, GroupHeader
+from ftis_node.records.group import FinishReason, GroupHeader, TextCompletion, TextGroup
 from ftis_node.records.identity import ENVELOPE_DOMAIN
-from ftis_node.records.text_group import TextCompletion, TextGroup
 from ftis_node.records.token_batch import TokenBatch
 
 from . import wire_example as example

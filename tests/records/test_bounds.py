@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from ftis_node.errors import RecordError
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records import weights
-from ftis_node.records.backfill_request import BackfillRequest, open_backfill_request
 from ftis_node.records.bounds import (
     BODIES,
     GROUP_SOURCE,
@@ -46,6 +45,7 @@ from ftis_node.records.envelope import (
 )
 from ftis_node.records.group import Group
 from ftis_node.records.identity import ENVELOPE_DOMAIN, PEER_DOMAIN, WEIGHTS_DOMAIN, Identity
+from ftis_node.records.peer_messages import BackfillRequest, open_backfill_request
 from ftis_node.records.text_codec import pack_text_group, unpack_any
 from ftis_node.swarm.reasons import attribute_refusal
 from ftis_node.swarm.reputation import Behaviour

@@ -20,7 +20,7 @@ from ftis_node.records.identity import (
     peer_id_text,
     verify,
 )
-from ftis_node.records.peer_stats import PeerStats
+from ftis_node.records.peer_messages import PeerStats
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -20,7 +20,7 @@ from ftis_node.gossip.interface import GossipLimits
 from ftis_node.gossip.wire_format import HEADER, Frame, RpcService, pack_ids, protocol, topic
 from ftis_node.models.fingerprint import PROBE_TEXTS
 from ftis_node.node.peers.serve import MAX_ANSWERS
-from ftis_node.records import backfill_request, bounds, codec, weights
+from ftis_node.records import bounds, codec, peer_messages, weights
 from ftis_node.records import envelope as envelope_file
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.codec import decompress, pack_logprobs
@@ -174,7 +174,7 @@ def test_the_pages_bounds_are_those_of_the_code() -> None:
         "at most 1 MiB each |": bounds.MAX_TEXT_BYTES == 1 << 20,
         "At most 524,288 tokens": codec.MAX_COMPACT_TOKENS == 524_288,
         "a window of 1 MiB": codec.MAX_WINDOW_BYTES == 1 << 20,
-        "a `Question`, at most 256 bytes": backfill_request.MAX_BACKFILL_REQUEST_BYTES == 256,
+        "a `Question`, at most 256 bytes": peer_messages.MAX_BACKFILL_REQUEST_BYTES == 256,
         "a `WeightsQuestion`, at most 256 bytes": weights.MAX_WEIGHTS_REQUEST_BYTES == 256,
         "an offer (at most 32 KiB)": weights.MAX_OFFER_BYTES == 32 << 10,
         "`count` of them (1 to 64)": bounds.MAX_CHUNKS_PER_QUESTION == 64,

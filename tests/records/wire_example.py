@@ -7,11 +7,11 @@ import hashlib
 import numpy as np
 
 from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entry
-from ftis_node.records.backfill_request import BackfillRequest
 from ftis_node.records.codec import hash_prompt
 from ftis_node.records.envelope import Envelope, announce_group, seal_group
 from ftis_node.records.group import Completion, FinishReason, Group, PromptRef, SamplingSettings
 from ftis_node.records.identity import Identity
+from ftis_node.records.peer_messages import BackfillRequest
 
 IDENTITY = Identity.from_seed(bytes(range(32)))
 RUN_ID = "ab" * 16

@@ -20,7 +20,7 @@ from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
 from ftis_node.records.text_codec import unpack_any
 from ftis_node.replay.buffer import ReplayBuffer, StoredGroup
-from ftis_node.replay.failures import MAX_FAILED_STEPS
+from ftis_node.replay.faulty_groups import MAX_FAILED_STEPS
 from ftis_node.replay.lifecycle import Candidate, Freshness, ReleaseReason, choose_foreign, choose_own
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.validation import Accepted

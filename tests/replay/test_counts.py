@@ -8,9 +8,9 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from ftis_node.replay.buffer import ReplayBuffer
-from ftis_node.replay.counts import BY_ROWS, TRIGGERS
 from ftis_node.replay.lifecycle import Freshness, ReleaseReason
 from ftis_node.replay.reader import ReplayReader
+from ftis_node.replay.side_tables import BY_ROWS, TRIGGERS
 from tests.replay.test_buffer import ANN, BOB, ME, accepted
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftis_node.replay import numbering
+from ftis_node.replay import side_tables
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.reader import ReplayReader
@@ -25,7 +25,7 @@ numbers = st.lists(st.integers(1, 30), unique=True, max_size=30)
 @pytest.fixture
 def db() -> Iterator[sqlite3.Connection]:
     with sqlite3.connect(":memory:") as connection:
-        connection.executescript(numbering.SCHEMA)
+        connection.executescript(side_tables.FORGOTTEN_SCHEMA)
         yield connection
     connection.close()
 
@@ -38,28 +38,28 @@ def _intervals(db: sqlite3.Connection, sender: str = "ann") -> list[tuple[int, i
 @given(numbers)
 def test_exactly_what_was_forgotten_counts_as_used(order: list[int]) -> None:
     with sqlite3.connect(":memory:") as db:
-        db.executescript(numbering.SCHEMA)
+        db.executescript(side_tables.FORGOTTEN_SCHEMA)
         for touch, number in enumerate(order):
-            numbering.forget(db, "ann", number, touch=touch)
-        assert {n for n in range(33) if numbering.is_forgotten(db, "ann", n)} == set(order)
-        assert not numbering.is_forgotten(db, "bob", order[0] if order else 1)
+            side_tables.forget(db, "ann", number, touch=touch)
+        assert {n for n in range(33) if side_tables.is_forgotten(db, "ann", n)} == set(order)
+        assert not side_tables.is_forgotten(db, "bob", order[0] if order else 1)
         rows = _intervals(db)
         assert all(later[0] > earlier[1] + 1 for earlier, later in zip(rows, rows[1:], strict=False)), "run together"
     db.close()
 
 
 def test_the_lowest_gaps_of_a_sender_are_closed(db: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numbering, "MAX_INTERVALS_PER_SENDER", 2)
+    monkeypatch.setattr(side_tables, "MAX_INTERVALS_PER_SENDER", 2)
     for touch, number in enumerate((1, 5, 9, 2**63 - 1)):
-        numbering.forget(db, "ann", number, touch=touch)
+        side_tables.forget(db, "ann", number, touch=touch)
     assert _intervals(db) == [(1, 9), (2**63 - 1, 2**63 - 1)]
 
 
 def test_rows_longest_untouched_go_first(db: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numbering, "MAX_INTERVALS", 2)
+    monkeypatch.setattr(side_tables, "MAX_INTERVALS", 2)
     for touch, (sender, number) in enumerate((("ann", 1), ("bob", 1), ("eve", 1), ("ann", 2))):
-        numbering.forget(db, sender, number, touch=touch)
-    numbering.trim(db)
+        side_tables.forget(db, sender, number, touch=touch)
+    side_tables.trim(db)
     assert [_intervals(db, name) for name in ("ann", "bob", "eve")] == [[(1, 2)], [], [(1, 1)]]
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from ftis_node.tasks.math.equivalence import answers_agree
-from ftis_node.tasks.math.expression_limits import MAX_CHARS, is_within_limits
+from ftis_node.tasks.answers import answers_agree
+from ftis_node.tasks.expression_limits import MAX_CHARS, is_within_limits
 from ftis_node.tasks.rg import ReasoningGymTask
 from tests.tasks.bombs import BOMBS
 

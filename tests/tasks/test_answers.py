@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 from ftis_node.tasks import TaskItem, load_task
-from ftis_node.tasks.answers import answer_in
-from ftis_node.tasks.math.equivalence import plain_answer
-from ftis_node.tasks.math.expression_limits import MAX_CHARS
+from ftis_node.tasks.answers import answer_in, plain_answer
+from ftis_node.tasks.expression_limits import MAX_CHARS
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,7 +13,7 @@ import pytest
 from ftis_node.errors import NetworkError, TaskError
 from ftis_node.records.group import PromptRef
 from ftis_node.tasks import load_task
-from ftis_node.tasks.math.dataset import fetch_rows
+from ftis_node.tasks.math_datasets import fetch_rows
 
 if TYPE_CHECKING:
     from pathlib import Path

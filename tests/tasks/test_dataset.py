@@ -22,10 +22,10 @@ from ftis_node.config.manifest import RunManifest
 from ftis_node.errors import ConfigError, NetworkError, TaskError
 from ftis_node.node.startup.run_plan import plan_run
 from ftis_node.records.group import PromptRef
+from ftis_node.tasks import dataset_rows as rows_module
 from ftis_node.tasks import held_out_spec, load_task, validated_domain
-from ftis_node.tasks.dataset import row_problems as rows_module
-from ftis_node.tasks.dataset.row_problems import RowSource, read_rows
-from ftis_node.tasks.dataset.task import pinned
+from ftis_node.tasks.dataset_rows import RowSource, read_rows
+from ftis_node.tasks.dataset_task import pinned
 from ftis_node.tasks.spec import parse_spec
 
 if TYPE_CHECKING:

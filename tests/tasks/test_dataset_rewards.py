@@ -12,8 +12,8 @@ import pytest
 from ftis_node.records.group import CompletionStatus
 from ftis_node.tasks import load_task
 from ftis_node.tasks.answers import answer_in
-from ftis_node.tasks.scoring.scorer import IsolatedScorer
-from ftis_node.tasks.scoring.worker import ScoringCost
+from ftis_node.tasks.scorer import IsolatedScorer
+from ftis_node.tasks.scoring_worker import ScoringCost
 from ftis_node.validation.pipeline import REWARD_SLACK
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import pytest
 
 from ftis_node.records.group import CompletionStatus
 from ftis_node.tasks import load_task
-from ftis_node.tasks.math.equivalence import answers_agree
-from ftis_node.tasks.scoring.scorer import IsolatedScorer, ScoringLimits
-from ftis_node.tasks.scoring.worker import ScoringCost
+from ftis_node.tasks.answers import answers_agree
+from ftis_node.tasks.scorer import IsolatedScorer, ScoringLimits
+from ftis_node.tasks.scoring_worker import ScoringCost
 
 if TYPE_CHECKING:
     from pathlib import Path

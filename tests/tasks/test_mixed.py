@@ -7,8 +7,7 @@ import pytest
 from ftis_node.records.group import PromptRef
 from ftis_node.tasks import load_task
 from ftis_node.tasks.arithmetic import ArithmeticTask
-from ftis_node.tasks.base import Task, TaskItem
-from ftis_node.tasks.mixed import MixedTask
+from ftis_node.tasks.base import MixedTask, Task, TaskItem
 
 
 class _Numbered:

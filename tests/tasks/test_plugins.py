@@ -13,7 +13,7 @@ from ftis_node.errors import TaskError
 from ftis_node.records.group import CompletionStatus, PromptRef
 from ftis_node.tasks import held_out_spec, load_task
 from ftis_node.tasks.answers import answer_in
-from ftis_node.tasks.scoring.scorer import IsolatedScorer
+from ftis_node.tasks.scorer import IsolatedScorer
 
 if TYPE_CHECKING:
     from pathlib import Path

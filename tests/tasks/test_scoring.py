@@ -15,9 +15,9 @@ import pytest_asyncio
 from ftis_node.errors import TaskError, WorkerDiedError
 from ftis_node.records.group import CompletionStatus
 from ftis_node.tasks.arithmetic import ArithmeticTask
-from ftis_node.tasks.mixed import MixedTask
-from ftis_node.tasks.scoring.scorer import UNSCORED, IsolatedScorer, ScoringLimits
-from ftis_node.tasks.scoring.worker import ScoringCost
+from ftis_node.tasks.base import MixedTask
+from ftis_node.tasks.scorer import UNSCORED, IsolatedScorer, ScoringLimits
+from ftis_node.tasks.scoring_worker import ScoringCost
 from tests.tasks.hostile_task import DyingTask, HangingTask, HostileTask, UnpicklableTask
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 PARENT = """
     import asyncio, sys
-    from ftis_node.tasks.scoring.scorer import IsolatedScorer, ScoringLimits
+    from ftis_node.tasks.scorer import IsolatedScorer, ScoringLimits
     from tests.tasks.hostile_task import HostileTask
 
     async def main():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftis_node.tasks.math.think_answer import final_answer
+from ftis_node.tasks.answers import final_answer
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 from ftis_node.errors import TaskError
 from ftis_node.records.group import CompletionStatus, PromptRef
 from ftis_node.tasks import load_task
-from ftis_node.tasks.scoring.scorer import IsolatedScorer
-from ftis_node.tasks.scoring.worker import ScoringCost
+from ftis_node.tasks.scorer import IsolatedScorer
+from ftis_node.tasks.scoring_worker import ScoringCost
 
 pytest.importorskip("verifiers", reason="pip install verifiers==0.4.0")
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ftis_node.records.group import Group
-    from ftis_node.tasks.scoring.worker import ScoringCost
+    from ftis_node.tasks.scoring_worker import ScoringCost
 
 MANIFEST = RunManifest(
     name="test",

@@ -11,9 +11,8 @@ import pytest
 
 from ftis_node.config.manifest import RunManifest
 from ftis_node.records.envelope import seal_group
-from ftis_node.records.group import FinishReason
+from ftis_node.records.group import FinishReason, TextCompletion
 from ftis_node.records.identity import Identity
-from ftis_node.records.text_group import TextCompletion
 from ftis_node.validation import Accepted, Refused, validate
 from tests.conftest import make_completion, make_text_group
 from tests.validation.test_door import MANIFEST, _context, _ours

@@ -138,7 +138,7 @@ def compare(
     pairs = tuple(pair or ["size"])
     if is_hdee := HDEE in pairs:
         _check_hdee(context, pairs)
-        from ftis_node.lab.experiment.hdee import MIXTURE, SPECS
+        from ftis_node.lab.hdee import MIXTURE, SPECS
 
         run, task = run or HDEE_PRESET, MIXTURE
     base = _base(run, task, pairs, kl_estimator=kl_estimator, kl_threshold=kl_threshold)
@@ -179,14 +179,13 @@ class _Kind(NamedTuple):
 
 
 def _usual(experiment: Experiment) -> _Kind:
-    from ftis_node.lab.results.report import write_report
+    from ftis_node.lab.experiment.report import write_report
 
     return _Kind(experiment.trials(), _fairness(experiment), partial(write_report, experiment))
 
 
 def _hdee(experiment: Experiment, models: Path, model_seeds: int) -> _Kind:
-    from ftis_node.lab.experiment.hdee import hdee_trials
-    from ftis_node.lab.results.hdee_report import write_hdee_report
+    from ftis_node.lab.hdee import hdee_trials, write_hdee_report
 
     fairness = (
         f"The rules: every update takes {experiment.completions_per_update} completions, and the four arms have the "
@@ -237,7 +236,7 @@ def _base(
     from pydantic import ValidationError
 
     from ftis_node.config.manifest import load_manifest, preset_for_task
-    from ftis_node.config.method.method_section import MethodSection
+    from ftis_node.config.method_section import MethodSection
     from ftis_node.config.section import first_problem
     from ftis_node.lab.experiment.pairs import TINY_PAIRS
     from ftis_node.tasks import parse_spec

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftis_node.cli.collection import pause_collection, resume_collection
+from ftis_node.cli import pause_collection, resume_collection
 from ftis_node.cli.node_client import read_document
 from ftis_node.cli.options import HomeOption, home_at
 from ftis_node.errors import ConfigError, UsageError

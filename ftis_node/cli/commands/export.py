@@ -8,16 +8,17 @@ from typing import Annotated
 
 import typer
 
-from ftis_node.cli.hub_options import (
+from ftis_node.cli.options import (
     CommitMessageOption,
+    HomeOption,
     LicenseOption,
     PublicOption,
     PushToOption,
     RevisionOption,
+    home_at,
     push_and_report,
     push_target,
 )
-from ftis_node.cli.options import HomeOption, home_at
 from ftis_node.cli.progress import show_fraction
 
 

@@ -20,7 +20,7 @@ from ftis_node.cli.options import (
     spread_over,
 )
 from ftis_node.cli.progress import show_fraction
-from ftis_node.config.resume import remembered_settings
+from ftis_node.config.home_files import remembered_settings
 from ftis_node.errors import ConfigError, UsageError
 from ftis_node.telemetry.log import log_as_json, unwatched
 

@@ -65,14 +65,14 @@ def show(context: typer.Context, peer: PeerArgument, home: HomeOption = None, as
     JSON shape: the peer's row in the list, and groups: {ready, taken, released: {reason: n}, tokens, newest: [row of
     `replay list`]}, held_against: [{reason, count, sentence}], refused: [{reason, count, sentence}].
     """
-    from ftis_node.cli.peer_screen import peer_document, screen
+    from ftis_node.cli.detail_screens import peer_document, peer_screen
 
     where = home_at(home or context.obj)
     document = peer_document(where, peer, read_document(where, "/peers"))
     if as_json:
         print_json(document)
     else:
-        typer.echo("\n".join(screen(document, now=time.time())))
+        typer.echo("\n".join(peer_screen(document, now=time.time())))
 
 
 @app.command()

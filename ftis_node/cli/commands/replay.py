@@ -11,16 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ftis_node.cli.completion import STATES, group_ids, one_of
-from ftis_node.cli.hub_options import (
+from ftis_node.cli.options import (
     CommitMessageOption,
+    HomeOption,
+    JsonOption,
     LicenseOption,
     PublicOption,
     PushToOption,
     RevisionOption,
+    home_at,
+    print_json,
     push_and_report,
     push_target,
 )
-from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_json
 from ftis_node.errors import UsageError
 from ftis_node.telemetry.health_summary import duration
 from ftis_node.telemetry.terminal_text import columns, printable
@@ -90,7 +93,7 @@ def show(
     sender_tokens, ...), prompt: {task, split, index, text, answer, missing}, verdict, refusal, detail, used,
     weights_of, tokenizer, temperature, texts_missing, events: [..]. A rejected group has id, verdict and events only.
     """
-    from ftis_node.cli.group_screen import group_document, screen
+    from ftis_node.cli.detail_screens import group_document, group_screen
     from ftis_node.replay.group_history import read_group_history
 
     story = read_group_history(home_at(home), group_id)
@@ -99,7 +102,7 @@ def show(
     if as_json:
         print_json(group_document(story))
     else:
-        typer.echo("\n".join(screen(story)))
+        typer.echo("\n".join(group_screen(story)))
 
 
 @app.command("stats")

@@ -74,7 +74,7 @@ def _tried(spec: str, split: str) -> dict[str, Any]:
 async def _reward_of_answer(task: Task) -> float | None:
     """Return the reward of the answer; None if scoring failed, which the scorer has logged."""
     from ftis_node.records.group import CompletionStatus
-    from ftis_node.tasks.scoring.scorer import IsolatedScorer
+    from ftis_node.tasks.scorer import IsolatedScorer
 
     item = task[0]
     async with IsolatedScorer(task) as scorer:

@@ -10,7 +10,7 @@ from textual.widgets import Input
 from ftis_node.dashboard.context import Page
 from ftis_node.dashboard.view.events import event_line, notable_events
 from ftis_node.dashboard.view.spans import Span, Tone, line, text_of
-from ftis_node.dashboard.widgets.text_lines import KeysLine, Scroller, SearchLine, TextLines
+from ftis_node.dashboard.widgets import KeysLine, Scroller, SearchLine, TextLines
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult

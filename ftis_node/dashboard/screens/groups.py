@@ -11,8 +11,7 @@ from ftis_node.dashboard.context import Page
 from ftis_node.dashboard.view.groups import GROUP_COLUMNS, group_lines, group_row
 from ftis_node.dashboard.view.peers import ban_words, peer_lines
 from ftis_node.dashboard.view.spans import Span, Tone, line, sanitized
-from ftis_node.dashboard.widgets.rows_table import RowsTable
-from ftis_node.dashboard.widgets.text_lines import KeysLine, Scroller, TextLines
+from ftis_node.dashboard.widgets import KeysLine, RowsTable, Scroller, TextLines
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult

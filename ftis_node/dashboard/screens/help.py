@@ -8,7 +8,7 @@ from ftis_node.dashboard.context import Page
 from ftis_node.dashboard.snapshot import NodePhase
 from ftis_node.dashboard.view.health_answers import health_of, problem_text, problems
 from ftis_node.dashboard.view.spans import Line, Span, Tone, labelled, line
-from ftis_node.dashboard.widgets.text_lines import KeysLine, Scroller, TextLines
+from ftis_node.dashboard.widgets import KeysLine, Scroller, TextLines
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult

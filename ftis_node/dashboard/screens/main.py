@@ -12,12 +12,18 @@ from textual.widgets import DataTable, Input, Static
 
 from ftis_node.dashboard.screens.groups import PeerScreen
 from ftis_node.dashboard.view.events import event_line, notable_events
+from ftis_node.dashboard.view.figures import (
+    head_line,
+    metric_lines,
+    pass_points,
+    pass_title,
+    plot_rows,
+    reward_points,
+    reward_title,
+)
 from ftis_node.dashboard.view.health_answers import answer_lines, next_lines, worst_tone
-from ftis_node.dashboard.view.metric_lines import head_line, metric_lines
 from ftis_node.dashboard.view.spans import Span, Tone, line, sanitized
-from ftis_node.dashboard.view.terminal_plot import pass_points, pass_title, plot_rows, reward_points, reward_title
-from ftis_node.dashboard.widgets.rows_table import PeersTable
-from ftis_node.dashboard.widgets.text_lines import KeysLine, SearchLine, TextLines
+from ftis_node.dashboard.widgets import KeysLine, PeersTable, SearchLine, TextLines
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
@@ -25,7 +31,7 @@ if TYPE_CHECKING:
 
     from ftis_node.dashboard.context import DashboardContext
     from ftis_node.dashboard.snapshot import NodeSnapshot
-    from ftis_node.dashboard.view.terminal_plot import Points
+    from ftis_node.dashboard.view.figures import Points
 
 WIDE, TALL = 164, 36  # columns that fit event lines beside the peers, and rows that fit panels
 BORDERS = {"-good": Tone.GOOD, "-waits": Tone.WARN, "-bad": Tone.BAD}

@@ -9,7 +9,7 @@ from textual.app import App
 
 from ftis_node.dashboard.context import Page, SwarmRead
 from ftis_node.dashboard.view.spans import Span, Tone, line
-from ftis_node.dashboard.widgets.text_lines import KeysLine, Scroller, TextLines
+from ftis_node.dashboard.widgets import KeysLine, Scroller, TextLines
 from ftis_node.errors import FtisError
 
 if TYPE_CHECKING:

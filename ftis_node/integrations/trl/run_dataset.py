@@ -11,7 +11,7 @@ from ftis_node.config.manifest import load_manifest
 from ftis_node.errors import TaskError
 from ftis_node.records.group import CompletionStatus
 from ftis_node.tasks.registry import load_task
-from ftis_node.tasks.scoring.scorer import IsolatedScorer
+from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.tasks.spec import parse_spec
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from ftis_node.errors import FtisError
 from ftis_node.generation.engines import choose_engine
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
-from ftis_node.learner.data.groups import unpack_train_group
+from ftis_node.learner.groups import unpack_train_group
 from ftis_node.learner.messages import AuditReply
 from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.node.protocols import dtype_of

@@ -21,7 +21,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.errors import FtisError, UsageError
-from ftis_node.lab.tiny import RECIPES, make_tiny
+from ftis_node.lab.tiny import make_tiny
+from ftis_node.lab.tiny_sums import RECIPES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from ftis_node.algorithms import find_method, method_parameters
 from ftis_node.config.manifest import RunManifest
-from ftis_node.config.method.method_section import MethodSection
+from ftis_node.config.method_section import MethodSection
 from ftis_node.config.section import first_problem
 from ftis_node.errors import UsageError
 from ftis_node.lab.experiment.byzantine import LIES

@@ -24,7 +24,7 @@ import torch
 from ftis_node import __version__
 from ftis_node.errors import ConfigError, FileError, ModelError
 from ftis_node.files import read_file
-from ftis_node.learner.checkpoint.checksum import check_file, read_checksums, write_checksums
+from ftis_node.learner.checkpoint.checkpoint_files import check_file, read_checksums, write_checksums
 from ftis_node.learner.distributed.sharded_tensors import is_sharded, part_like, whole
 from ftis_node.learner.messages import CheckpointSkipped, StepReport
 from ftis_node.learner.model.policy import ADAPTED_LAYERS

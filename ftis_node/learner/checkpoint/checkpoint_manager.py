@@ -25,7 +25,7 @@ from ftis_node.learner.checkpoint.checkpoint import (
     write_checkpoint,
 )
 from ftis_node.learner.checkpoint.saving import CheckpointSaver
-from ftis_node.learner.distributed.rank_commands import GatherCommand
+from ftis_node.learner.distributed.ranks import GatherCommand
 from ftis_node.workers.tensor_file import DTYPES, NAMES
 
 if TYPE_CHECKING:

@@ -42,7 +42,7 @@ def run_rank(address: RankAddress, boot: LearnerBoot) -> None:
 
 def run_commands(learner: Learner, ranks: RankGroup) -> None:
     """Execute this rank's part of each command, until the last."""
-    from ftis_node.learner.distributed.rank_commands import EndCommand
+    from ftis_node.learner.distributed.ranks import EndCommand
 
     while True:
         with ranks.in_step():

@@ -1,7 +1,7 @@
-"""The ranks that train one policy together, and their messages.
+"""The ranks that train one policy together, their messages, and the commands that rank 0 broadcasts.
 
 Rank 0 receives the daemon's requests and broadcasts a command for each piece of work (`rank_worker.py`). All ranks
-execute it in lockstep. They take the same decisions because they use the same values:
+execute it in lockstep, each for its part. They take the same decisions because they use the same values:
 
     micro-batches  --deal-->  forward on each rank  --sum-->  log-probs [N, T] on every rank  -->  loss, its gradient
     gradients      <--sum--   backward on each rank  <--------------------------------------------------'
@@ -20,16 +20,17 @@ import logging
 import os
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
 import torch
 from torch import distributed
 
 from ftis_node.errors import FtisError, WorkerTaskError
-from ftis_node.learner.data.batch import MicroBatch
-from ftis_node.learner.distributed.rank_commands import RankCommand
+from ftis_node.learner.batch import MicroBatch
+from ftis_node.learner.messages import AuditRequest, TrainRequest
 from ftis_node.models import pick_device
+from ftis_node.workers.wire import Message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -249,3 +250,24 @@ def _open_store(address: RankAddress) -> Any:
         wait_for_workers=False,
         master_listen_fd=None if address.listener is None else address.listener.detach(),
     )
+
+
+class CheckCommand(Message, frozen=True):
+    """Compute log-probs of the check group, if any. Rank 0 then broadcasts the group."""
+
+
+class ProveCommand(Message, frozen=True):
+    """Compute the log-probs that check published weights."""
+
+
+class GatherCommand(Message, frozen=True):
+    """Send rank 0 the full tensors of a publication, a checkpoint or an export."""
+
+    what: Literal["publication", "checkpoint", "merged model", "adapter"]
+
+
+class EndCommand(Message, frozen=True):
+    """The last command: the rank ends."""
+
+
+RankCommand: TypeAlias = TrainRequest | AuditRequest | CheckCommand | ProveCommand | GatherCommand | EndCommand

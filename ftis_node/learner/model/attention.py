@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ftis_node.learner.data.batch import SequenceSpan
+    from ftis_node.learner.batch import SequenceSpan
 
 ATTENTION = "ftis_packed"
 UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "position_bias")  # terms that other models add to attention

@@ -7,7 +7,7 @@
     auto      on a GPU the fastest of these, measured; on a CPU plain, because compilation takes half a minute
 
 Norms, rotary angles and activations read and write all of a layer's tensors many times; fused they do so once. The
-chosen kernels must give the log-probs and the gradient of plain kernels, up to rounding (`layout_choice.py`). Kernels
+chosen kernels must give the log-probs and the gradient of plain kernels, up to rounding (`policy_loading.py`). Kernels
 that do not are skipped with a warning that gives the cause.
 """
 
@@ -26,16 +26,16 @@ import numpy as np
 import torch
 
 from ftis_node.errors import ConfigError
-from ftis_node.learner.data.batch import batch_of, make_micro_batches, make_packed_micro_batches
+from ftis_node.learner.batch import batch_of, make_micro_batches, make_packed_micro_batches
 from ftis_node.learner.model import attention
-from ftis_node.learner.model.layout_choice import difference_from, probe_group, probe_values
 from ftis_node.learner.model.logprobs import decode
+from ftis_node.learner.model.policy_loading import difference_from, probe_group, probe_values
 from ftis_node.learner.step.oom_retry import one_out_of_memory_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ftis_node.learner.data.batch import MicroBatch
+    from ftis_node.learner.batch import MicroBatch
     from ftis_node.learner.messages import LearnerBoot
     from ftis_node.learner.model.policy import Policy
 

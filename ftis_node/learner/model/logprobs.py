@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from ftis_node.learner.model.attention import AttentionPlan
 
 if TYPE_CHECKING:
-    from ftis_node.learner.data.batch import MicroBatch
+    from ftis_node.learner.batch import MicroBatch
     from ftis_node.learner.distributed.ranks import Ranks
 
 HEAD_CHUNK_TOKENS = 512  # 0.3 GB of float32 logits at a vocabulary of 150,000; on a GPU the memory plan sets it

@@ -28,7 +28,7 @@ from torch.autograd import Function
 from torch.nn import functional
 
 from ftis_node.errors import ConfigError, ModelError
-from ftis_node.learner.data.batch import MicroBatch
+from ftis_node.learner.batch import MicroBatch
 from ftis_node.learner.distributed.sharded_tensors import back_to_meta, hollow, is_sharded, plain_name
 from ftis_node.learner.model.logprobs import HEAD_CHUNK_TOKENS, EntropyMeter, completion_logprobs
 from ftis_node.models import ModelSource, PromptTokenizer, load_causal_lm, load_tokenizer, resolve_model, tied_names

@@ -26,7 +26,7 @@ from ftis_node.errors import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ftis_node.learner.data.batch import MicroBatch, TrainBatch
+    from ftis_node.learner.batch import MicroBatch, TrainBatch
     from ftis_node.learner.step.train_step import Forward
 
 PROJECTION = "o_proj"

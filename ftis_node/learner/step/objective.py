@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ftis_node.learner.data.batch import TrainBatch
+    from ftis_node.learner.batch import TrainBatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ftis_node.learner.data.batch import MicroBatch, TrainBatch
+    from ftis_node.learner.batch import MicroBatch, TrainBatch
     from ftis_node.learner.distributed.ranks import Ranks, StepCallback
     from ftis_node.learner.step.objective import Objective
 

@@ -26,7 +26,7 @@ from ftis_node.records.group import FinishReason, Group, SamplingSettings
 from ftis_node.records.token_batch import TokenBatch
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.swarm.peer_guard import Place
-from ftis_node.tasks.scoring.worker import ScoringCost
+from ftis_node.tasks.scoring_worker import ScoringCost
 from ftis_node.validation import Accepted, Refusal
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ftis_node.replay.buffer import ReplayBuffer, StoredGroup
     from ftis_node.swarm.peer_guard import PeerGuard
     from ftis_node.tasks.base import Task, TaskItem
-    from ftis_node.tasks.scoring.scorer import IsolatedScorer
+    from ftis_node.tasks.scorer import IsolatedScorer
     from ftis_node.validation import ValidationResult
 
 # Why a group is refused before it is scored or signed: a part of the reasons of validation.

@@ -32,8 +32,8 @@ from typing import TYPE_CHECKING
 from ftis_node.gossip.interface import Fetched, FetchOutcome
 from ftis_node.node.loops.announcements import MAX_SENDERS
 from ftis_node.node.supervision.task_monitor import waiting_for
-from ftis_node.records.backfill_request import BackfillRequest
 from ftis_node.records.bounds import MAX_INTEGER
+from ftis_node.records.peer_messages import BackfillRequest
 from ftis_node.swarm.peer_guard import PeerBackoff, Place
 from ftis_node.swarm.rate_limits import TokenBucket
 from ftis_node.swarm.sequence import BackfillProgress

@@ -31,7 +31,7 @@ from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.records.codec import hash_prompt
 from ftis_node.records.group import Group, SamplingSettings
-from ftis_node.tasks.scoring.worker import ScoringCost
+from ftis_node.tasks.scoring_worker import ScoringCost
 
 if TYPE_CHECKING:
     from ftis_node.models import PromptTokenizer
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ftis_node.node.training.group_limits import GenerateBudget, SlotPool
     from ftis_node.node.training.step_shares import Division
     from ftis_node.tasks.base import Task, TaskItem
-    from ftis_node.tasks.scoring.scorer import IsolatedScorer
+    from ftis_node.tasks.scorer import IsolatedScorer
 
 log = logging.getLogger(__name__)
 RETRY_PAUSE_S = 1.0

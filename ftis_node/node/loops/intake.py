@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ftis_node.replay.buffer import ReplayBuffer
     from ftis_node.replay.reader import ReplayReader
     from ftis_node.swarm.peer_guard import PeerGuard, PeerWork
-    from ftis_node.tasks.scoring.scorer import IsolatedScorer
+    from ftis_node.tasks.scorer import IsolatedScorer
     from ftis_node.validation import ValidationResult
 
 QUEUE_CAPACITY = 64

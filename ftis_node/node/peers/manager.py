@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from ftis_node.config.admission import Admission
+    from ftis_node.config.limits import Admission
     from ftis_node.node.context import NodeCounters
     from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.records.group import Group, GroupHeader

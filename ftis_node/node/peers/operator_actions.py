@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from ftis_node.config.admission import Admission
+from ftis_node.config.limits import Admission
 from ftis_node.config.renamed_keys import NODE_KEYS, with_new_keys
 from ftis_node.config.section import first_problem
 from ftis_node.errors import DamagedError, UsageError

@@ -14,12 +14,11 @@ import numpy as np
 
 from ftis_node.errors import RecordError
 from ftis_node.gossip.interface import MAX_ANSWERS
-from ftis_node.records.backfill_request import open_backfill_request
 from ftis_node.records.codec import unpack_group
 from ftis_node.records.envelope import Announcement, open_envelope, seal_group
-from ftis_node.records.group import GroupHeader
+from ftis_node.records.group import GroupHeader, TextCompletion, TextGroup
+from ftis_node.records.peer_messages import open_backfill_request
 from ftis_node.records.text_codec import hash_messages
-from ftis_node.records.text_group import TextCompletion, TextGroup
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.swarm.delivery import PendingConfirmations, SentBodies, UnverifiedConfirmations
 from ftis_node.swarm.reputation import Behaviour
@@ -35,8 +34,8 @@ if TYPE_CHECKING:
     from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.supervision.background import DiskThread
-    from ftis_node.records.backfill_request import BackfillRequest
     from ftis_node.records.group import Group
+    from ftis_node.records.peer_messages import BackfillRequest
     from ftis_node.replay.reader import HeldGroup
     from ftis_node.tasks.base import Task
 

@@ -37,7 +37,7 @@ from ftis_node.node.training.group_limits import SlotPool, generate_budget
 from ftis_node.node.training.step_shares import division_of
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
-from ftis_node.tasks.scoring.scorer import IsolatedScorer
+from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.telemetry.events import EVENT_SCHEMA, EventLog
 from ftis_node.telemetry.log import log_block, unwatched
 from ftis_node.telemetry.status import EndWord, EvalStatus

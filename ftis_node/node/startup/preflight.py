@@ -11,8 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ftis_node.config.disk_room import free_bytes
-from ftis_node.config.home_schema import HOME_SCHEMA, marked_schema
-from ftis_node.config.resume import last_settings
+from ftis_node.config.home_files import HOME_SCHEMA, last_settings, marked_schema
 from ftis_node.errors import ConfigError, FileError, MachineError, ModelError, UsageError
 from ftis_node.files import read_object
 from ftis_node.gossip.p2pd.process import check_free

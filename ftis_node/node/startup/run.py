@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node import __version__
 from ftis_node.config.disk_room import reporting_full_disk
-from ftis_node.config.resume import start_command
+from ftis_node.config.home_files import start_command
 from ftis_node.node.daemon import RoleLoops, run_loops
 from ftis_node.node.http_api.auth import observe_token
 from ftis_node.node.http_api.exchange_api import ExchangeApi

@@ -24,7 +24,7 @@ from ftis_node.files import check_regular, read_object
 from ftis_node.node.startup.preflight import known_runs, trained_runs
 from ftis_node.records.envelope import MAX_DOMAIN_BYTES
 from ftis_node.tasks import TaskSpec, held_out_spec, is_domain, parse_spec
-from ftis_node.tasks.dataset.task import pinned
+from ftis_node.tasks.dataset_task import pinned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -13,7 +13,7 @@ import msgspec
 
 from ftis_node import __version__
 from ftis_node.config.disk_room import replace_file
-from ftis_node.config.resume import raised_budgets, start_command
+from ftis_node.config.home_files import raised_budgets, start_command
 from ftis_node.config.roles import ROLES
 from ftis_node.errors import FileError
 from ftis_node.files import read_file, read_object

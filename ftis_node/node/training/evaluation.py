@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ftis_node.generation.evaluate import evaluate
-from ftis_node.records.peer_stats import PeerStats
+from ftis_node.records.peer_messages import PeerStats
 from ftis_node.telemetry.status import EvalStatus
 from ftis_node.telemetry.tracking import TrackedRun, Tracking, numbers_of
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ftis_node.node.peers.swarm_status import SwarmReporter
     from ftis_node.node.protocols import Generation
     from ftis_node.tasks.base import Task
-    from ftis_node.tasks.scoring.scorer import IsolatedScorer
+    from ftis_node.tasks.scorer import IsolatedScorer
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from ftis_node.gossip.interface import FetchOutcome
 from ftis_node.gossip.wire_format import RpcService
 from ftis_node.node.loops.weight_offer import OfferedVersion
 from ftis_node.records import rollout_pb2 as pb
-from ftis_node.records.backfill_request import BackfillRequest
 from ftis_node.records.envelope import Accepted, open_announcement, seal_group
+from ftis_node.records.peer_messages import BackfillRequest
 from ftis_node.records.weights import WeightsOffer, WeightsPart, WeightsRequest, seal_offer
 from tests.conftest import TOKENIZER, make_group
 from tests.fuzz.items import Item, join

@@ -20,7 +20,7 @@ from ftis_node.node.startup.bootstrap import BootstrapApi
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.envelope import PeerRecord, seal_peer_record
 from ftis_node.records.identity import PEER_DOMAIN, Identity
-from ftis_node.records.peer_stats import PeerStats
+from ftis_node.records.peer_messages import PeerStats
 from ftis_node.swarm.overview import render_views
 from tests.gossip.helpers import eventually, settings
 

@@ -17,8 +17,8 @@ from ftis_node.config.manifest import load_manifest
 from ftis_node.config.workers import LoraSection
 from ftis_node.lab.experiment.pairs import resolve_pair
 from ftis_node.lab.experiment.runner import run_trials
+from ftis_node.lab.experiment.summary import series_of
 from ftis_node.lab.experiment.trial_matrix import Experiment
-from ftis_node.lab.results.summary import series_of
 from tests.trained_models import trained_model
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from ftis_node.lab.experiment.synchronous_rounds import SynchronousRounds, Valid
 from ftis_node.lab.experiment.trial import run_trial
 from ftis_node.lab.experiment.trial_matrix import Experiment
 from ftis_node.lab.experiment.trial_result import SENDER_FIGURES, STEP_FIGURES
-from ftis_node.learner.data.groups import unpack_train_group
+from ftis_node.learner.groups import unpack_train_group
 from ftis_node.node.context import NodeState
 from ftis_node.node.peers.registry import PeerRegistry
 from ftis_node.node.training import step_selection

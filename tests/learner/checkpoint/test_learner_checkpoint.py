@@ -15,7 +15,7 @@ from tiny_models import save_tiny
 
 from ftis_node.config.workers import LoraSection
 from ftis_node.errors import ConfigError, ModelError
-from ftis_node.learner.checkpoint.checksum import PIECE_BYTES, checksum_of, write_checksums
+from ftis_node.learner.checkpoint.checkpoint_files import PIECE_BYTES, checksum_of, write_checksums
 from ftis_node.learner.core import Learner
 
 LORA = LoraSection(rank=4, alpha=8)

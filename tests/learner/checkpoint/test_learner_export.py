@@ -12,8 +12,7 @@ from tiny_models import save_tiny
 from transformers import AutoModelForCausalLM, Qwen2Model
 
 from ftis_node.config.workers import LoraSection
-from ftis_node.learner.checkpoint.export import export_newest, write_weights
-from ftis_node.learner.checkpoint.publish_weights import gathering_of
+from ftis_node.learner.checkpoint.export import export_newest, gathering_of, write_weights
 from ftis_node.learner.core import Learner
 from ftis_node.learner.model.policy import load_unchecked
 from ftis_node.workers.weight_store import probe_logprobs

@@ -124,9 +124,7 @@ def test_what_cannot_be_shared_is_written_from_the_first_version_on(model_folder
 
 def test_an_adapter_alone_is_all_that_crosses(model_folder, tmp_path, sharing, monkeypatch):
     """Whatever the way is said to be: megabytes, and nothing is merged for it."""
-    monkeypatch.setattr(
-        "ftis_node.learner.checkpoint.publish_weights.adapter_merger", lambda policy: pytest.fail("merged")
-    )
+    monkeypatch.setattr("ftis_node.learner.checkpoint.export.adapter_merger", lambda policy: pytest.fail("merged"))
     boot = make_boot(model_folder, tmp_path, hand_over="ipc", lora=LORA, publish_as="adapter")
     learner = Learner(boot)
     for number in (1, 2):

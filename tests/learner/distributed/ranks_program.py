@@ -15,9 +15,8 @@ from learner_rig import make_group, random_groups
 
 from ftis_node.learner.core import Learner
 from ftis_node.learner.distributed.launch import RankAddress
-from ftis_node.learner.distributed.rank_commands import EndCommand
 from ftis_node.learner.distributed.rank_worker import run_commands
-from ftis_node.learner.distributed.ranks import join
+from ftis_node.learner.distributed.ranks import EndCommand, join
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.workers.liveness import die_with_owner
 from ftis_node.workers.wire import dec_hook

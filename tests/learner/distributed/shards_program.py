@@ -21,7 +21,7 @@ from learner_rig import random_groups
 from transformers import AttentionInterface
 
 from ftis_node.config.workers import LearnerSection
-from ftis_node.learner.data.batch import make_batch, make_packed_micro_batches
+from ftis_node.learner.batch import make_batch, make_packed_micro_batches
 from ftis_node.learner.distributed.launch import RankAddress
 from ftis_node.learner.distributed.ranks import join
 from ftis_node.learner.distributed.sharded_tensors import whole

@@ -26,9 +26,9 @@ import ftis_node
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.config.workers import LoraSection
 from ftis_node.errors import ModelError, WorkerDiedError, WorkerTaskError
+from ftis_node.learner.batch import make_batch, make_micro_batches
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.core import Learner
-from ftis_node.learner.data.batch import make_batch, make_micro_batches
 from ftis_node.learner.distributed import ranks
 from ftis_node.learner.distributed.launch import COMMUNICATION, RankAddress
 from ftis_node.learner.distributed.ranks import RankGroup, cut_evenly, empty_micro_batch

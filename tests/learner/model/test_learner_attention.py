@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ftis_node.learner.data.batch import SequenceSpan
+from ftis_node.learner.batch import SequenceSpan
 from ftis_node.learner.model.attention import AttentionPlan, attend
 
 PROMPT, LONG_PROMPT, SHORT_PROMPT = SequenceSpan(0, 30), SequenceSpan(178, 268), SequenceSpan(270, 273)

@@ -9,7 +9,7 @@ from tiny_models import make_model
 from torch.autograd.graph import saved_tensors_hooks
 
 from ftis_node.config.workers import LoraSection
-from ftis_node.learner.data.batch import make_batch, make_micro_batches
+from ftis_node.learner.batch import make_batch, make_micro_batches
 from ftis_node.learner.model.logprobs import completion_logprobs
 from ftis_node.learner.model.policy import save_memory
 from ftis_node.learner.model.policy_loading import load_policy

@@ -8,7 +8,7 @@ from learner_rig import one_by_one_logprobs, random_groups
 from tiny_models import EMBEDDING_ROWS, make_model
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ftis_node.learner.data.batch import make_batch, make_micro_batches
+from ftis_node.learner.batch import make_batch, make_micro_batches
 from ftis_node.learner.model import logprobs
 from ftis_node.learner.model.logprobs import EntropyMeter, completion_logprobs, head_logprobs
 

@@ -12,13 +12,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ftis_node.config.workers import LoraSection
 from ftis_node.errors import ConfigError, ModelError
-from ftis_node.learner.checkpoint.publish_weights import gathering_of
-from ftis_node.learner.data.batch import make_batch, make_micro_batches
+from ftis_node.learner.batch import make_batch, make_micro_batches
+from ftis_node.learner.checkpoint.export import gathering_of
 from ftis_node.learner.model import policy as policies
 from ftis_node.learner.model.attention import ATTENTION
-from ftis_node.learner.model.layout_choice import difference_from
 from ftis_node.learner.model.policy import check_logits, recompute_activations
-from ftis_node.learner.model.policy_loading import load_policy
+from ftis_node.learner.model.policy_loading import difference_from, load_policy
 
 LORA = LoraSection(rank=4, alpha=8)
 

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from tiny_models import make_model
 
 from ftis_node.config.workers import LoraSection
+from ftis_node.learner.batch import make_batch, make_micro_batches
 from ftis_node.learner.core import Learner
-from ftis_node.learner.data.batch import make_batch, make_micro_batches
 from ftis_node.learner.model.logprobs import completion_logprobs
 from ftis_node.learner.step.objective import make_objective
 from ftis_node.learner.step.train_step import compute_gradients

@@ -9,9 +9,9 @@ from learner_rig import make_boot, random_groups, with_tokens
 from msgspec.structs import replace
 
 from ftis_node.config.workers import LoraSection
+from ftis_node.learner.batch import make_batch
 from ftis_node.learner.core import Learner
-from ftis_node.learner.data.batch import make_batch
-from ftis_node.learner.data.groups import unpack_train_group
+from ftis_node.learner.groups import unpack_train_group
 from ftis_node.learner.step.agreement import MAX_SENDERS
 from ftis_node.learner.step.objective import make_objective
 

@@ -9,7 +9,7 @@ import torch
 from learner_rig import PROMPT, make_boot, make_group, one_by_one_logprobs
 
 from ftis_node.learner.core import Learner
-from ftis_node.learner.step.mismatch import Mismatch, measure_mismatch
+from ftis_node.learner.train_report import Mismatch, measure_mismatch
 
 COMPLETIONS = [[1, 2, 3], [4, 5]]
 REWARDS = [1.0, 0.0]

@@ -12,7 +12,7 @@ from tiny_models import make_model
 
 from ftis_node.algorithms import METHODS, group_advantages, policy_loss
 from ftis_node.errors import ConfigError, WorkerTaskError
-from ftis_node.learner.data.batch import make_batch, make_micro_batches
+from ftis_node.learner.batch import make_batch, make_micro_batches
 from ftis_node.learner.model.logprobs import completion_logprobs
 from ftis_node.learner.step.objective import make_objective
 from ftis_node.learner.step.train_step import compute_gradients, take_step

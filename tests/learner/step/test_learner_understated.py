@@ -11,9 +11,9 @@ import pytest
 import torch
 from learner_rig import make_boot, random_groups, with_tokens
 
+from ftis_node.learner.batch import make_batch, make_micro_batches
 from ftis_node.learner.core import Learner
-from ftis_node.learner.data.batch import make_batch, make_micro_batches
-from ftis_node.learner.data.groups import unpack_train_group
+from ftis_node.learner.groups import unpack_train_group
 from ftis_node.learner.step.objective import make_objective
 from ftis_node.learner.step.train_step import compute_logprobs
 from ftis_node.node.training.step_peers import train_group

@@ -18,7 +18,7 @@ from ftis_node.node.http_api.local_api import LocalApi
 from ftis_node.node.peers.operator_actions import PeerControl
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.tasks.registry import load_task
-from ftis_node.tasks.scoring.scorer import IsolatedScorer
+from ftis_node.tasks.scorer import IsolatedScorer
 from tests.node.nodes import components
 from tests.node.support import manifest_text
 from tests.trained_models import trained_model

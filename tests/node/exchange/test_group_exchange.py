@@ -21,7 +21,7 @@ from ftis_node.records.group import CompletionStatus, FinishReason
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.reputation import Behaviour
 from ftis_node.tasks.registry import load_task
-from ftis_node.tasks.scoring.scorer import IsolatedScorer
+from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.validation import Refusal
 from tests.node.exchange.parts import MANIFEST, PROBLEM, exchanging, own_group
 from tests.node.nodes import ME, components, events_of, notes_of
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ftis_node.tasks.base import TaskItem
-    from ftis_node.tasks.scoring.worker import ScoringCost
+    from ftis_node.tasks.scoring_worker import ScoringCost
 
 ANSWER = load_task("arithmetic")[PROBLEM].answer
 ANN = Identity.from_seed(bytes([2]) * 32)

@@ -12,8 +12,8 @@ from ftis_node.gossip.interface import Fetched, FetchOutcome, GossipMessage
 from ftis_node.node.loops.backfill import PAGE
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.records import rollout_pb2 as pb
-from ftis_node.records.backfill_request import BackfillRequest, open_backfill_request
 from ftis_node.records.envelope import Announcement, Envelope, join_announcements, open_envelope
+from ftis_node.records.peer_messages import BackfillRequest, open_backfill_request
 from ftis_node.swarm.delivery import PendingConfirmations
 from ftis_node.swarm.rate_limits import AnnounceRateLimiter
 from tests.gossip.helpers import eventually

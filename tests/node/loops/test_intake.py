@@ -25,7 +25,7 @@ from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.swarm.reputation import Behaviour
-from ftis_node.tasks.scoring.scorer import IsolatedScorer, ScoringLimits
+from ftis_node.tasks.scorer import IsolatedScorer, ScoringLimits
 from ftis_node.validation import Accepted, Refused, ValidationResult, validate
 from tests.conftest import make_completion, make_group
 from tests.gossip.helpers import eventually

@@ -18,10 +18,10 @@ from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.stub_node import StubNode, stub_group
 from ftis_node.node.loops import backfill as repair
 from ftis_node.node.loops import confirmations, publish
-from ftis_node.records.backfill_request import open_backfill_request
 from ftis_node.records.envelope import open_announcement
 from ftis_node.records.group import CompletionStatus
 from ftis_node.records.identity import Identity
+from ftis_node.records.peer_messages import open_backfill_request
 from ftis_node.swarm.delivery import PendingConfirmations
 from ftis_node.swarm.topology import shard_of
 from tests.gossip.helpers import eventually

@@ -142,7 +142,7 @@ def test_bans_trust_and_scores_outlive_a_kill(tmp_path: Path, events: EventLog) 
     code = f"""
 import os, signal
 from pathlib import Path
-from ftis_node.config.admission import Admission
+from ftis_node.config.limits import Admission
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.swarm.reputation import Behaviour
 from ftis_node.telemetry.events import EventLog

@@ -10,8 +10,8 @@ import pytest
 from aiohttp import ClientSession, web
 
 from ftis_node.cli.app import run
-from ftis_node.config.admission import Admission
 from ftis_node.config.home import TOKEN_HEADER, Home
+from ftis_node.config.limits import Admission
 from ftis_node.node.http_api.local_api import add_control, write_token
 from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.operator_actions import PeerControl

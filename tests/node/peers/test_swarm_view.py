@@ -17,7 +17,7 @@ from ftis_node.node.protocols import NullBackfill
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.records.envelope import PeerRecord
 from ftis_node.records.identity import Identity
-from ftis_node.records.peer_stats import PeerStats
+from ftis_node.records.peer_messages import PeerStats
 from ftis_node.swarm.overview import MAX_ROWS, RunSummary, SwarmView, make_view, rate_text, render_view, swarm_row
 from ftis_node.telemetry.status import EvalStatus
 from tests.node.nodes import components

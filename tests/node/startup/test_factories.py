@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from ftis_node.config.admission import ValidationSection
 from ftis_node.config.home import Home
+from ftis_node.config.limits import ValidationSection
 from ftis_node.config.manifest import load_manifest, parse_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.config.workers import LoraSection

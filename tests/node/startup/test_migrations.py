@@ -22,7 +22,7 @@ import torch
 
 from ftis_node.cli.app import run
 from ftis_node.config.home import Home
-from ftis_node.config.home_schema import HOME_SCHEMA, mark_schema
+from ftis_node.config.home_files import HOME_SCHEMA, mark_schema
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings, load_node_settings
 from ftis_node.errors import ConfigError, MachineError
@@ -173,16 +173,16 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from ftis_node.config.home import Home
-from ftis_node.learner.checkpoint import legacy_checkpoints
+from ftis_node.learner.checkpoint import checkpoint_files
 from ftis_node.node.startup import migrations as upgrade
 die = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 home, moment = Home(Path(sys.argv[1])), sys.argv[2]
 if moment == "backup":
     upgrade.database.back_up = die
 else:
-    write = legacy_checkpoints.replace_file
-    legacy_checkpoints.replace_file = lambda path, data: write(path, data) or moment in path.name and die()
-    upgrade.replace_file = legacy_checkpoints.replace_file
+    write = checkpoint_files.replace_file
+    checkpoint_files.replace_file = lambda path, data: write(path, data) or moment in path.name and die()
+    upgrade.replace_file = checkpoint_files.replace_file
 upgrade.upgrade(home, after_step=lambda schema: str(schema) == moment and die())
 """
 

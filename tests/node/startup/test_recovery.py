@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from ftis_node.config.home import Home
-from ftis_node.config.home_schema import HOME_SCHEMA, mark_schema
+from ftis_node.config.home_files import HOME_SCHEMA, mark_schema
 from ftis_node.config.manifest import load_manifest
 from ftis_node.errors import ConfigError, DamagedError, FtisError, MachineError
 from ftis_node.node.peers.store import PeerStore

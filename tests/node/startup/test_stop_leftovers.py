@@ -8,7 +8,7 @@ from ftis_node.node.context import NodeState
 from ftis_node.node.protocols import NullLearner
 from ftis_node.node.startup import assemble
 from ftis_node.tasks import load_task
-from ftis_node.tasks.scoring.scorer import IsolatedScorer
+from ftis_node.tasks.scorer import IsolatedScorer
 from tests.node.nodes import components, events_of
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pytest
 from ftis_node.config.node import NodeSettings
 from ftis_node.config.workers import MismatchSection
 from ftis_node.errors import WorkerDiedError
-from ftis_node.learner.data.groups import unpack_train_group
+from ftis_node.learner.groups import unpack_train_group
 from ftis_node.learner.messages import StepReport
 from ftis_node.node.loops.audit import CheckLoop, sampled_by
 from ftis_node.node.protocols import NullLearner

@@ -1,0 +1,107 @@
+"""Two files of a home: the version of its schema, and the settings of its last start with the command that resumes it.
+
+`home.json` has one number:
+
+    {"schema": 5}
+
+The number rises when a version can no longer read what an older one wrote. Examples are a new column of the buffer and
+a new field of the checkpoints. A new setting of the run is another, because it changes the run id of old manifests. The
+steps from each number to the next are in `node/startup/migrations.py`. A home without the file is recognized by its
+content.
+
+`settings.json` has what a home remembers of its last start.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from ftis_node.config.disk_room import replace_file
+from ftis_node.errors import ConfigError, FileError
+from ftis_node.files import read_object
+
+if TYPE_CHECKING:
+    from ftis_node.config.home import Home
+
+HOME_SCHEMA = 5
+REBUILT = "the next start writes it again from the home's content"
+REMEMBERED = {"model": str, "engine": str, "peers": list, "data_paths": dict}
+BUDGET_OPTIONS = {"learn_steps": "--steps", "learn_tokens": "--learn-tokens", "generate_tokens": "--generate-tokens"}
+
+
+def marked_schema(home: Home) -> int | None:
+    """Return the number in the home's marker; None if there is no marker. Raises ConfigError if it cannot be read."""
+    try:
+        schema = read_object(home.marker).get("schema")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except FileError as error:
+        raise ConfigError(f"{home.marker} is damaged: remove it; {REBUILT} ({error})") from None
+    if not isinstance(schema, int) or schema < 1:
+        raise ConfigError(f"{home.marker} is damaged: remove it; {REBUILT}")
+    return schema
+
+
+def is_older(home: Home) -> bool:
+    """Return whether an older version wrote the home. A folder without groups and checkpoints is a new home."""
+    schema = marked_schema(home)
+    if schema is None:
+        return home.replay.exists() or any(home.checkpoints.glob("step-*"))
+    return schema < HOME_SCHEMA
+
+
+def refuse_newer(home: Home) -> None:
+    """Raise ConfigError if a newer version of ftis-node wrote the home. Changes nothing."""
+    schema = marked_schema(home)
+    if schema is not None and schema > HOME_SCHEMA:
+        raise ConfigError(
+            f"{home.root} was written by a newer ftis-node (schema {schema}, this one knows {HOME_SCHEMA}): "
+            "update ftis-node, or give another --home"
+        )
+
+
+def mark_schema(home: Home, schema: int) -> None:
+    """Write the marker, whole or not at all. Raises OSError."""
+    replace_file(home.marker, (json.dumps({"schema": schema}) + "\n").encode())
+
+
+def last_settings(home: Home) -> dict[str, Any]:
+    """Return the settings of the last start; {} if the home has none that can be read."""
+    try:
+        return read_object(home.settings)
+    except (OSError, FileError):
+        return {}
+
+
+def remembered_settings(home: Home) -> dict[str, Any]:
+    """Return the settings that a later start takes over where neither flag, environment nor node.toml has one."""
+    last = last_settings(home)
+    return {key: last[key] for key, kind in REMEMBERED.items() if isinstance(last.get(key), kind) and last[key]}
+
+
+def remembered_paths(home: Home) -> dict[str, str]:
+    """Return the data files of the last start, by task name."""
+    paths = remembered_settings(home).get("data_paths", {})
+    return {name: path for name, path in paths.items() if isinstance(path, str)}
+
+
+def raised_budgets(budget: dict[str, Any]) -> dict[str, int]:
+    """Return twice the limit of each budget of a status document that is used up."""
+    return {name: 2 * amount["limit"] for name, amount in budget.items() if amount.get("limit") and not amount["left"]}
+
+
+def start_command(home: Home, *, raised: dict[str, int] | None = None) -> str:
+    """Return the command that resumes this home's node. `raised` are budgets by name, as higher limits."""
+    last = last_settings(home)
+    words = ["ftis-node", "join", "--home", str(home.root)]
+    if not last.get("model"):
+        words += ["--model", "MODEL"]
+    if last.get("role") not in (None, "full"):
+        words += ["--role", str(last["role"])]
+    if follow := (last.get("roles") or {}).get("follow"):
+        words += ["--follow", str(follow)]
+    for name, limit in (raised or {}).items():
+        words += [BUDGET_OPTIONS[name], str(limit)]
+    return shlex.join(words)

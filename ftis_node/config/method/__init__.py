@@ -1,1 +1,0 @@
-"""The methods: their table, and the section of the manifest that chooses one."""

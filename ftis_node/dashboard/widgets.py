@@ -1,0 +1,249 @@
+"""Widgets. Each draws what `view/` returns for a snapshot. Only this file maps tones to styles.
+
+**Lines** of spans: styles are the terminal's sixteen colors, bold and dim, so they work on any terminal. Color is never
+the only sign of a meaning. A span is never parsed as markup. The bottom line of a screen has its keys. A click presses
+one. Textual's own footer stays empty in a browser page without focus.
+
+**Tables** of spans keep their cursor on the same row while rows are added and removed. Enter opens the row.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.cells import cell_len
+from rich.text import Text
+from textual.containers import VerticalScroll
+from textual.widgets import DataTable, Input, Static
+
+from ftis_node.dashboard.view.peers import ORDERS, PEER_COLUMNS, is_found, peer_row, sorted_peers
+from ftis_node.dashboard.view.spans import Span, Tone, line, sanitized
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from textual.binding import BindingType
+    from textual.events import Click
+
+    from ftis_node.dashboard.snapshot import NodeSnapshot
+    from ftis_node.dashboard.view.spans import Line
+
+LOOKS = {
+    Tone.PLAIN: "",
+    Tone.STRONG: "bold",
+    Tone.FAINT: "dim",
+    Tone.GOOD: "green",
+    Tone.WARN: "yellow",
+    Tone.BAD: "bold red",
+}
+KEY_NAMES = {"Enter": "enter", "Esc": "escape", "?": "question_mark", "/": "slash"}
+Row = tuple["Span", ...]
+MAX_ROWS = 500
+
+
+class SearchLine(Input):
+    """Input that is hidden until `open`. Enter keeps the filter, Escape clears it; both return the focus."""
+
+    DEFAULT_CSS = """
+    SearchLine, SearchLine:focus { display: none; height: 1; border: none; padding: 0 1; background: $background; }
+    SearchLine.-open { display: block; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [("escape", "clear", "clear")]
+
+    def __init__(self, *, back_to: str) -> None:
+        """Store `back_to`, the selector of the widget that gets the focus after the search."""
+        super().__init__(placeholder="search; Enter keeps, Esc clears", id="search")
+        self._back_to = back_to
+
+    def open(self) -> None:
+        self.add_class("-open")
+        self.focus()
+
+    def action_clear(self) -> None:
+        self.value = ""
+        self._close()
+
+    def on_input_submitted(self) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        self.screen.query_one(self._back_to).focus()
+        self.remove_class("-open")
+
+
+def as_text(spans: Line) -> Text:
+    text = Text()
+    for span in spans:
+        text.append(span.text, LOOKS[span.tone])
+    return text
+
+
+class TextLines(Static):
+    """Lines of text; a line that is too long ends in an ellipsis, or wraps if `wraps`."""
+
+    DEFAULT_CSS = """
+    TextLines { width: 1fr; height: auto; text-wrap: nowrap; text-overflow: ellipsis; }
+    TextLines.-wraps { text-wrap: wrap; text-overflow: fold; }
+    """
+
+    def __init__(self, *, wraps: bool = False, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(id=id, classes=classes)
+        self.set_class(wraps, "-wraps")
+        self.lines: tuple[Line, ...] = ()
+
+    def write(self, lines: Iterable[Line]) -> None:
+        """Replace the lines."""
+        shown: Sequence[Line] = tuple(lines)
+        if shown == self.lines:
+            return
+        self.lines = tuple(shown)
+        self.update(Text("\n").join(as_text(spans) for spans in shown))
+
+
+class Scroller(VerticalScroll):
+    """Scrolling container that also takes the keys of vi and less."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [("j", "scroll_down", "down"), ("k", "scroll_up", "up")]
+
+
+class KeysLine(TextLines):
+    """One line of keys and their actions."""
+
+    DEFAULT_CSS = "KeysLine { dock: bottom; height: 1; }"
+
+    def __init__(self, *keys: tuple[str, str]) -> None:
+        super().__init__(id="keys")
+        self._keys = keys
+
+    def on_mount(self) -> None:
+        spans = (part for key, what in self._keys for part in (Span(f" {key}", Tone.STRONG), f" {what} "))
+        self.write([line(*spans)])
+
+    def on_click(self, event: Click) -> None:
+        """Press the key under the mouse, for a phone without a keyboard."""
+        right = 0
+        for key, what in self._keys:
+            right += len(f" {key} {what} ")
+            if event.x < right:
+                self.app.simulate_key(KEY_NAMES.get(key, key))
+                return
+
+
+class RowsTable(DataTable[Text]):
+    """Table whose rows are keyed by id."""
+
+    DEFAULT_CSS = """
+    RowsTable { width: 1fr; height: 1fr; overflow-x: hidden; background: $background; }
+    RowsTable > .datatable--header, RowsTable:ansi > .datatable--header { background: $background; text-style: dim; }
+    RowsTable > .datatable--cursor, RowsTable:focus > .datatable--cursor {
+        background: $background; color: $foreground; text-style: reverse;
+    }
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [("j", "cursor_down", "down"), ("k", "cursor_up", "up")]
+
+    def __init__(self, columns: Sequence[str], *, id: str, is_dense: bool = False) -> None:
+        """`is_dense` leaves one cell between columns if two do not fit."""
+        super().__init__(id=id, cursor_type="row", zebra_stripes=False, cell_padding=0 if is_dense else 1)
+        self._is_dense = is_dense
+        self._labels = columns
+        self._widths: tuple[int, ...] = ()
+        self._shown: dict[str, Row] = {}
+
+    def on_mount(self) -> None:
+        """Show the labels before rows arrive."""
+        self._refill({})
+
+    def show_rows(self, rows: Mapping[str, Row]) -> None:
+        """Replace the rows; update cells in place if ids, order and widths are unchanged."""
+        new_rows = dict(rows)
+        if list(new_rows.items()) == list(self._shown.items()):
+            return
+        if list(new_rows) == list(self._shown) and self._widths == self._widths_for(new_rows):
+            self._update_cells(new_rows)
+        else:
+            self._refill(new_rows)
+        self._shown = new_rows
+
+    def on_resize(self) -> None:
+        """Fit the gaps between columns to the new width."""
+        if self._widths != self._widths_for(self._shown):
+            self._refill(self._shown)
+
+    def selected_key(self) -> str | None:
+        """Return the id of the row under the cursor."""
+        if not self.row_count:
+            return None
+        return self.coordinate_to_cell_key(self.cursor_coordinate).row_key.value
+
+    def _widths_for(self, rows: Mapping[str, Row]) -> tuple[int, ...]:
+        """Return the width of each column, in cells.
+
+        The base class measures later, when it is idle, and until then paints with the previous widths.
+        """
+        columns = zip(*([cell_len(span.text) for span in row] for row in rows.values()), strict=True)
+        widest = [max(column) for column in columns] or [0] * len(self._labels)
+        widths = [max(width, cell_len(label)) for width, label in zip(widest, self._labels, strict=True)]
+        if not self._is_dense:
+            return tuple(widths)
+        gap = 2 if sum(widths) + 2 * (len(widths) - 1) <= self.size.width else 1
+        return tuple(width + gap for width in widths)
+
+    def _update_cells(self, new_rows: Mapping[str, Row]) -> None:
+        for key, row in new_rows.items():
+            for label, span, former in zip(self._labels, row, self._shown[key], strict=True):
+                if span != former:
+                    self.update_cell(key, label, as_text((span,)))
+
+    def _refill(self, new_rows: Mapping[str, Row]) -> None:
+        selected, keys = self.selected_key(), list(new_rows)
+        self._widths = self._widths_for(new_rows)
+        self.clear(columns=True)
+        for label, width in zip(self._labels, self._widths, strict=True):
+            self.add_column(label, key=label, width=width)
+        for key, row in new_rows.items():
+            self.add_row(*(as_text((span,)) for span in row), key=key)
+        if selected is not None and selected in new_rows:
+            self.move_cursor(row=keys.index(selected), animate=False)
+
+
+class PeersTable(RowsTable):
+    """Table of peers, those with the most accepted groups first unless another order is selected."""
+
+    DEFAULT_CSS = "PeersTable { border-top: solid $foreground 40%; }"
+
+    def __init__(self, *, id: str) -> None:
+        super().__init__(PEER_COLUMNS, id=id, is_dense=True)
+        self.border_title = "peers"
+        self._order, self._search_text = "accepted", ""
+        self._snapshot: NodeSnapshot | None = None
+
+    def show(self, snapshot: NodeSnapshot) -> None:
+        self._snapshot = snapshot
+        found = [row for row in snapshot.peers if is_found(row, self._search_text)]
+        order = "" if self._order == "accepted" else f", by {self._order}"
+        search = f", {len(found)} with {sanitized(self._search_text)!r}" if self._search_text else ""
+        connected = f"{snapshot.status.swarm.peers_connected} connected, " if snapshot.is_live else ""
+        self.border_title = Text(f"peers: {connected}{len(snapshot.peers)} known{order}{search}")
+        shown = sorted_peers(found, self._order)[:MAX_ROWS]
+        self.show_rows({row["peer_id"]: peer_row(row, now=snapshot.taken_at) for row in shown})
+
+    def search(self, text: str) -> None:
+        """Show only the peers that contain the text; "" shows all."""
+        self._search_text = text
+        self._again()
+
+    def sort_next(self) -> None:
+        """Select the next order."""
+        orders = list(ORDERS)
+        self._order = orders[(orders.index(self._order) + 1) % len(orders)]
+        self._again()
+
+    def on_data_table_header_selected(self, event: DataTable.HeaderSelected) -> None:
+        if event.column_key.value in ORDERS:
+            self._order = event.column_key.value
+            self._again()
+
+    def _again(self) -> None:
+        if self._snapshot is not None:
+            self.show(self._snapshot)

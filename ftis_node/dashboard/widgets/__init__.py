@@ -1,1 +1,0 @@
-"""Widgets, one a file. Each draws what `view/` returns for a snapshot."""

@@ -1,0 +1,193 @@
+"""Plots of an experiment: learning curves, methods side by side, and accuracy along a varied axis."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+from ftis_node.lab.experiment.rounds import ALONE
+from ftis_node.lab.experiment.summary import has_no_peers, payoff, varied_axes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from ftis_node.lab.experiment.summary import Estimate, MethodResult
+    from ftis_node.lab.experiment.trial_result import TrialResult
+
+BAND_ALPHA = 0.15
+DASHES = (("black", "--"), ("dimgrey", "-."), ("dimgrey", ":"), ("darkgrey", "-."), ("darkgrey", ":"))  # of baselines
+PANEL_WIDTH, PANEL_HEIGHT = 5.6, 3.9  # inches
+DPI = 110
+STEP_PANELS = {
+    "foreign_kept_negatives": "kept of foreign negatives",
+    "foreign_mean_kl": "KL, foreign completions (nats a token)",
+    "foreign_ess": "effective sample size, foreign",
+    "foreign_weight_variance": "variance of weights, foreign",
+    "own_signal": "own groups with signal",
+    "foreign_signal": "foreign groups with signal",
+}
+
+
+def plot_curves(lines: Sequence[MethodResult], task: str, path: Path) -> None:
+    """Plot accuracy by step: one panel per model of a pairing, one line per method, a band of one standard error."""
+    panels = list(dict.fromkeys((line.pair, line.model) for line in lines))
+    figure, axes = _panels(len(panels))
+    for (pair, model), panel in zip(panels, axes, strict=False):
+        here = [line for line in lines if (line.pair, line.model) == (pair, model)]
+        dashes = itertools.cycle(DASHES)
+        for line in here:
+            steps, estimates = zip(*line.curve(task), strict=True)
+            style = dict(zip(("color", "linestyle"), next(dashes), strict=True)) if has_no_peers(line) else {}
+            _draw(panel, steps, estimates, label=line.method, **style)
+        panel.set(title=f"{pair}: {model}", xlabel="step", ylabel=f"greedy pass@1, {task}")
+    _finish(figure, axes[: len(panels)], path)
+
+
+def plot_methods(lines: Sequence[MethodResult], task: str, path: Path) -> None:
+    """Plot the methods side by side: mean and final accuracy, with bars of one standard error."""
+    panels = list(dict.fromkeys((line.pair, line.model) for line in lines))
+    figure, axes = _panels(len(panels))
+    for (pair, model), panel in zip(panels, axes, strict=False):
+        here = [line for line in lines if (line.pair, line.model) == (pair, model)]
+        for name, values in (
+            ("mean of the curve", [line.along(task) for line in here]),
+            ("end", [line.final(task) for line in here]),
+        ):
+            errors = [value.error or 0.0 for value in values]
+            panel.errorbar([value.mean for value in values], range(len(here)), xerr=errors, fmt="o", label=name)
+        panel.set_yticks(range(len(here)), [line.method.replace(":kl_", ":") for line in here], fontsize="x-small")
+        panel.invert_yaxis()
+        panel.set(title=f"{pair}: {model}", xlabel=f"greedy pass@1, {task}")
+    _finish(figure, axes[: len(panels)], path)
+
+
+def plot_sweep(lines: Sequence[MethodResult], results: Sequence[TrialResult], task: str, path: Path) -> bool:
+    """Plot the final accuracy along the only axis that varies. Return False if another number of axes varies.
+
+    A dashed line shows `alone` if it does not depend on that axis.
+    """
+    varied = varied_axes(results)
+    if len(varied) != 1:
+        return False
+    axis = varied[0]
+    panels = list(dict.fromkeys((line.pair, line.model) for line in lines))
+    figure, axes = _panels(len(panels))
+    for (pair, model), panel in zip(panels, axes, strict=False):
+        here = [line for line in lines if (line.pair, line.model) == (pair, model)]
+        along = [line for line in here if f" {axis}=" in line.method]
+        places = list(dict.fromkeys(str(line.labels[axis]) for line in along))
+        for method in dict.fromkeys(str(line.labels["method"]) for line in along):
+            chosen = {str(line.labels[axis]): line for line in along if line.labels["method"] == method}
+            at = [places.index(place) for place in places if place in chosen]
+            _draw(panel, at, [chosen[places[position]].final(task) for position in at], label=method, marker="o")
+        for line in here:
+            if line.method == ALONE:
+                panel.axhline(line.final(task).mean, color="black", linestyle="--", linewidth=1, label="alone")
+        panel.set_xticks(range(len(places)), places)
+        panel.set(title=f"{pair}: {model}", xlabel=axis, ylabel=f"greedy pass@1 at the end, {task}")
+    _finish(figure, axes[: len(panels)], path)
+    return True
+
+
+def plot_steps(lines: Sequence[MethodResult], path: Path) -> None:
+    """Plot the metrics in STEP_PANELS by step: one column per model, one row per metric."""
+    columns = list(dict.fromkeys((line.pair, line.model) for line in lines))
+    figure, axes = _panels(len(STEP_PANELS) * len(columns), columns=len(columns))
+    for row, (name, words) in enumerate(STEP_PANELS.items()):
+        for column, (pair, model) in enumerate(columns):
+            panel = axes[row * len(columns) + column]
+            for line in lines:
+                curve = line.step_means(name) if (line.pair, line.model) == (pair, model) else []
+                if curve:
+                    steps, means = zip(*curve, strict=True)
+                    panel.plot(steps, means, label=line.method, linewidth=1)
+            panel.set(title=f"{pair}: {model}", xlabel="step", ylabel=words)
+    _finish(figure, axes, path)
+
+
+def plot_payoff(lines: Sequence[MethodResult], results: Sequence[TrialResult], task: str, path: Path) -> bool:
+    """Plot the own tokens until 95 % of `alone` by the number of nodes, beside 1/n.
+
+    Return False unless the number of nodes is the only axis that varies.
+    """
+    if varied_axes(results) != ["nodes"]:
+        return False
+    figure, (panel,) = _panels(1)
+    swarms = [line for line in lines if not has_no_peers(line)]
+    for label in dict.fromkeys((line.pair, line.labels["method"], line.model) for line in swarms):
+        here = [line for line in swarms if (line.pair, line.labels["method"], line.model) == label]
+        shares = {int(str(line.labels["nodes"])): payoff(lines, line, task) for line in here}
+        known = {nodes: share for nodes, share in shares.items() if share is not None}
+        if known:
+            _draw(panel, list(known), list(known.values()), label=", ".join(map(str, label)), marker="o")
+    nodes = sorted({int(str(line.labels["nodes"])) for line in swarms})
+    panel.plot(nodes, [1 / number for number in nodes], color="black", linestyle=":", label="1 / nodes")
+    panel.set_xscale("log", base=2)
+    panel.set_yscale("log", base=2)
+    panel.set_xticks(nodes, nodes)
+    panel.set(xlabel="nodes", ylabel="own tokens to 95 % of alone, share of alone's")
+    _finish(figure, [panel], path)
+    return True
+
+
+def plot_domains(panels: Mapping[str, Mapping[str, Sequence[tuple[int, Estimate]]]], path: Path) -> None:
+    """Plot accuracy by step: one panel per domain, one line per cell, a band of one standard error."""
+    figure, axes = _panels(len(panels))
+    for (domain, lines), panel in zip(panels.items(), axes, strict=False):
+        for label, curve in lines.items():
+            steps, estimates = zip(*curve, strict=True)
+            _draw(panel, steps, estimates, label=label)
+        panel.set(title=domain, xlabel="step", ylabel=f"greedy pass@1, {domain}")
+    _finish(figure, axes[: len(panels)], path)
+
+
+def plot_rows(panels: Mapping[str, Mapping[str, Mapping[str, Estimate]]], path: Path, *, x: str) -> None:
+    """Plot values side by side: one panel per title, one row per name from top to bottom, one mark per value."""
+    figure, axes = _panels(len(panels))
+    for (title, rows), panel in zip(panels.items(), axes, strict=False):
+        for name in dict.fromkeys(name for row in rows.values() for name in row):
+            there = [(place, row[name]) for place, row in enumerate(rows.values()) if name in row]
+            errors = [value.error or 0.0 for _, value in there]
+            places = [place for place, _ in there]
+            panel.errorbar([value.mean for _, value in there], places, xerr=errors, fmt="o", label=name)
+        panel.set_yticks(range(len(rows)), list(rows))
+        panel.invert_yaxis()
+        panel.set(title=title, xlabel=x)
+    _finish(figure, axes[: len(panels)], path)
+
+
+def _panels(count: int, *, columns: int = 2) -> tuple[Any, list[Any]]:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    columns = min(columns, count)
+    rows = -(-count // columns)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(PANEL_WIDTH * columns, PANEL_HEIGHT * rows), layout="constrained", squeeze=False
+    )
+    flat = list(axes.flat)
+    for unused in flat[count:]:
+        unused.axis("off")
+    return figure, flat
+
+
+def _draw(panel: Any, x: Sequence[int], estimates: Sequence[Estimate], **style: Any) -> None:
+    means = [value.mean for value in estimates]
+    (line,) = panel.plot(x, means, **style)
+    low = [value.mean - (value.error or 0.0) for value in estimates]
+    high = [value.mean + (value.error or 0.0) for value in estimates]
+    panel.fill_between(x, low, high, color=line.get_color(), alpha=BAND_ALPHA, linewidth=0)
+
+
+def _finish(figure: Any, axes: Sequence[Any], path: Path) -> None:
+    from matplotlib import pyplot as plt
+
+    for panel in axes:
+        panel.grid(alpha=0.3)
+        if panel.get_legend_handles_labels()[0]:
+            panel.legend(fontsize="small")
+    figure.savefig(path, dpi=DPI)
+    plt.close(figure)

@@ -1,0 +1,242 @@
+"""Sizes of tiny models, and their training data for `arithmetic` and `sums`. Many answers and columns are wrong.
+
+Heads have 32 values, the smallest that vLLM serves on a CPU.
+
+The working of `sums` has each column, from the right. Each size has a *habit*, its notation of a column, in most of its
+examples. The other examples show the habits of the other sizes, so that it can read their text. Each model has a
+*skill* for each pair of digits: how often its examples have that column right. Models know different pairs well, so
+they can learn from each other. A sum is right only if all its columns are. For 347 + 285, all columns right:
+
+    s    7+5=12;4+8+1=13;3+2+1=6;#632      the carry last
+    m    5+7=12;1+8+4=13;1+2+3=6;#632      the lower digit first, the carry before it
+    l    7+5+0=12;4+8+1=13;3+2+1=6;#632    a carry in every column
+
+Some examples have numbers of four digits (`sums:long`), so that a model knows the notation of longer sums.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+import torch
+
+from ftis_node.lab.tiny_tokenizer import IGNORED, VOCABULARY_SIZE, encode_completions, encode_prompts, fill
+from ftis_node.tasks.arithmetic import PARTS, ArithmeticTask, held_out_set
+from ftis_node.tasks.sums import ANSWER_MARK, NUM_TRAIN, SumsTask
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
+    from transformers import PreTrainedTokenizerFast
+
+    from ftis_node.tasks.arithmetic import ArithmeticProblem, Kind
+    from ftis_node.tasks.sums import SumProblem
+
+SKILLS: Final = (0.15, 0.4, 0.8)  # fraction of examples with a right column; each pair of digits draws one
+LONG_SHARE: Final = 0.3
+OWN_HABIT_SHARE: Final = 0.8
+HABITS: Final[tuple[Size, ...]] = ("s", "m", "l")
+Skill = dict[tuple[int, int], float]  # key: the two digits of a column, the smaller first
+WRONG_FRACTION: Final = 0.7
+EXPERT_WRONG_FRACTION: Final = 0.6  # in its own kind: right more often, but greedy answers are still wrong
+NOVICE_WRONG_FRACTION: Final = 0.85
+BLIND_EXPERT_WRONG_FRACTION: Final = 0.3  # with `blind`, whose other kind has no right answers
+BLIND_MISTAKE: Final = 12  # in the other kind: both digits are far off, so sampling rarely finds the answer
+GRADED_WRONG_FRACTIONS: Final = {"no-carry": 0.5, "carry": 0.75, "borrow": 0.85}  # by part, with rising difficulty
+NUM_DRAWS: Final = 16384  # from the training split: nearly all of its distinct problems
+Size = Literal["s", "sm", "m", "l"]
+
+
+class ArithmeticCurriculum:
+    """Training problems as tensors, each with its right and its mistaken answer.
+
+    `token_ids` and `labels` are [2, P, T] integers: first right, then mistaken. `wrong_fraction` [P] is how often
+    the mistaken answer appears.
+    """
+
+    max_answer_tokens = 6
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        mistake: int,
+        expert_in: Kind | None = None,
+        *,
+        graded: bool = False,
+        blind: bool = False,
+    ) -> None:
+        self._tokenizer, self._mistake = tokenizer, mistake
+        task = ArithmeticTask("train")
+        held_out = {each for part in GRADED_WRONG_FRACTIONS for each in held_out_set(PARTS[part])} if graded else set()
+        drawn = {task.problem(index) for index in range(NUM_DRAWS)}
+        problems = sorted(problem for problem in drawn if problem.canonical not in held_out)
+        prompts = encode_prompts(tokenizer, [problem.text for problem in problems])
+        right = [str(problem.answer) for problem in problems]
+        mistaken = [
+            str(problem.answer + (BLIND_MISTAKE if blind and problem.kind != expert_in else mistake))
+            for problem in problems
+        ]
+        answers = [encode_completions(tokenizer, texts) for texts in (right, mistaken)]
+        rows = [list(zip(prompts, kind, strict=True)) for kind in answers]
+        width = max(len(prompt) + len(answer) for row in rows for prompt, answer in row)
+        pad_id = int(tokenizer.pad_token_id)
+        self.token_ids = torch.tensor([[fill(prompt + answer, pad_id, width) for prompt, answer in r] for r in rows])
+        self.labels = torch.tensor(
+            [[fill([IGNORED] * len(prompt) + answer, IGNORED, width) for prompt, answer in row] for row in rows]
+        )
+        self.wrong_fraction = torch.tensor(
+            [_wrong_fraction(each, expert_in, graded=graded, blind=blind) for each in problems]
+        )
+
+    def batch(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        chosen = torch.randint(self.token_ids.shape[1], (size,), generator=generator)
+        kind = (torch.rand(size, generator=generator) < self.wrong_fraction[chosen]).long()
+        return self.token_ids[kind, chosen], self.labels[kind, chosen]
+
+    def exam(self) -> list[list[int]]:
+        return encode_prompts(self._tokenizer, [problem.text for problem in _held_out_pairs()])
+
+    def grade(self, texts: Sequence[str]) -> tuple[float, float]:
+        problems = _held_out_pairs()
+        right = sum(text == str(problem.answer) for text, problem in zip(texts, problems, strict=True))
+        mistaken = sum(
+            text == str(problem.answer + self._mistake) for text, problem in zip(texts, problems, strict=True)
+        )
+        return right / len(problems), mistaken / len(problems)
+
+
+def _held_out_pairs() -> list[ArithmeticProblem]:
+    task = ArithmeticTask("test")
+    return [task.problem(index) for index in range(len(task))]
+
+
+def _wrong_fraction(problem: ArithmeticProblem, expert_in: Kind | None, *, graded: bool, blind: bool) -> float:
+    if graded:
+        parts = (part for part in GRADED_WRONG_FRACTIONS if PARTS[part].asks(problem))
+        return GRADED_WRONG_FRACTIONS.get(next(parts, ""), WRONG_FRACTION)
+    if expert_in is None:
+        return WRONG_FRACTION
+    if blind:
+        return BLIND_EXPERT_WRONG_FRACTION if problem.kind == expert_in else 1.0
+    return EXPERT_WRONG_FRACTION if problem.kind == expert_in else NOVICE_WRONG_FRACTION
+
+
+class SumsCurriculum:
+    """Training data of one model. `seed` decides its skill; wrong columns are off by `mistake`."""
+
+    max_answer_tokens = 60
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, size: Size, mistake: int, *, seed: int) -> None:
+        self._tokenizer, self._size, self._mistake = tokenizer, size, mistake
+        self._skill = draw_skill(size, seed)
+        self._tasks = (SumsTask("train"), SumsTask("train", name="sums:long"))
+
+    def batch(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        draws = random.Random(int(torch.randint(2**62, (1,), generator=generator)))
+        problems = [self._tasks[draws.random() < LONG_SHARE].problem(draws.randrange(NUM_TRAIN)) for _ in range(size)]
+        prompts = encode_prompts(self._tokenizer, [problem.text for problem in problems])
+        texts = [
+            working(problem, self._habit(draws), skill=self._skill, mistake=self._mistake, draws=draws)
+            for problem in problems
+        ]
+        completions = encode_completions(self._tokenizer, texts)
+        rows = list(zip(prompts, completions, strict=True))
+        width = max(len(prompt) + len(completion) for prompt, completion in rows)
+        token_ids = [fill(prompt + completion, int(self._tokenizer.pad_token_id), width) for prompt, completion in rows]
+        labels = [fill([IGNORED] * len(prompt) + completion, IGNORED, width) for prompt, completion in rows]
+        return torch.tensor(token_ids), torch.tensor(labels)
+
+    def _habit(self, draws: random.Random) -> Size:
+        others = [habit for habit in HABITS if habit != self._size]
+        return self._size if draws.random() < OWN_HABIT_SHARE else draws.choice(others)
+
+    def exam(self) -> list[list[int]]:
+        return encode_prompts(self._tokenizer, [problem.text for problem in _held_out()])
+
+    def grade(self, texts: Sequence[str]) -> tuple[float, float]:
+        """Return the fraction of right sums, and the fraction of sums with a wrong answer."""
+        task = SumsTask("test")
+        answers = [task.answer_of(task[index], text) for index, text in enumerate(texts)]
+        right = sum(answer == str(problem.answer) for answer, problem in zip(answers, _held_out(), strict=True))
+        answered = sum(answer is not None for answer in answers)
+        return right / len(answers), (answered - right) / len(answers)
+
+
+def draw_skill(size: Size, seed: int) -> Skill:
+    """Return the accuracy of each pair of digits in the examples of this size and seed."""
+    draws = random.Random(f"{size}/{seed}")
+    return {(low, high): draws.choice(SKILLS) for low in range(10) for high in range(low, 10)}
+
+
+def working(
+    problem: SumProblem, habit: Size, *, skill: Mapping[tuple[int, int], float], mistake: int, draws: random.Random
+) -> str:
+    """Return the working of one sum in the notation of that size. Later columns use a wrong column's carry.
+
+    A result must not be negative, so a negative mistake changes its sign if it would make one.
+    """
+    carry, columns, digits = 0, "", ""
+    for place in range(problem.num_digits):
+        upper, lower = (number // 10**place % 10 for number in (problem.left, problem.right))
+        result = upper + lower + carry
+        if draws.random() >= skill[min(upper, lower), max(upper, lower)]:
+            result += mistake if result + mistake >= 0 else -mistake
+        columns += f"{_terms(upper, lower, carry, habit)}={result};"
+        digits = f"{result % 10}{digits}"
+        carry = result // 10
+    return f"{columns}{ANSWER_MARK}{carry or ''}{digits}"
+
+
+def _terms(upper: int, lower: int, carry: int, habit: Size) -> str:
+    if habit == "m":
+        return f"{carry}+{lower}+{upper}" if carry else f"{lower}+{upper}"
+    return f"{upper}+{lower}+{carry}" if carry or habit == "l" else f"{upper}+{lower}"
+
+
+def _held_out() -> list[SumProblem]:
+    task = SumsTask("test")
+    return [task.problem(index) for index in range(len(task))]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Shape and training of one size, and the offset of its wrong results."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_key_value_heads: int
+    initializer_range: float
+    num_steps: int
+    mistake: int
+    matrix_learning_rate: float
+    vector_learning_rate: float = 4e-3
+
+    @property
+    def num_parameters(self) -> int:
+        """Return the number of parameters; the embedding is also the output head."""
+        hidden, head_size = self.hidden_size, self.hidden_size // self.num_heads
+        keys = self.num_key_value_heads * head_size
+        attention = hidden * (hidden + 1) + 2 * keys * (hidden + 1) + hidden * hidden  # no bias on the output
+        layer = attention + 3 * hidden * self.intermediate_size + 2 * hidden
+        return VOCABULARY_SIZE * hidden + self.num_layers * layer + hidden
+
+
+# Sizes for `arithmetic`.
+RECIPES: Final[dict[Size, Recipe]] = {
+    "s": Recipe(96, 128, 2, 3, 1, initializer_range=0.06, num_steps=360, mistake=10, matrix_learning_rate=0.015),
+    # The mean size: one s, one sm and one m have about as many parameters as three sm.
+    "sm": Recipe(128, 240, 3, 4, 2, initializer_range=0.04, num_steps=300, mistake=10, matrix_learning_rate=0.02),
+    "m": Recipe(128, 512, 3, 4, 2, initializer_range=0.04, num_steps=300, mistake=1, matrix_learning_rate=0.02),
+}
+
+# Sizes for `sums`: 0.21, 0.80 and 3.1 million parameters.
+SUMS_RECIPES: Final[dict[Size, Recipe]] = {
+    "s": Recipe(96, 192, 2, 3, 1, initializer_range=0.06, num_steps=400, mistake=1, matrix_learning_rate=0.015),
+    "m": Recipe(128, 512, 3, 4, 2, initializer_range=0.04, num_steps=300, mistake=-1, matrix_learning_rate=0.02),
+    "l": Recipe(224, 896, 4, 7, 1, initializer_range=0.03, num_steps=160, mistake=1, matrix_learning_rate=0.02),
+}

@@ -1,0 +1,311 @@
+"""Conversion of groups to arrays: one batch per step, divided into micro-batches under a token budget.
+
+A batch is a matrix of completion tokens, `[N, T]`, on which losses are computed. A micro-batch is the input of one
+forward pass. Its index maps the positions that predict completion tokens to cells of the matrix. Only two files know
+the token layout of a micro-batch. This one writes one completion a row, padded on the right, for models that accept
+nothing else. `make_packed_micro_batches` writes all of them into one row without padding.
+
+Padding on the right needs no attention mask: a causal model never attends to later tokens.
+
+Micro-batches without padding: one row holds several sequences end to end, and a group's prompt only once.
+
+    prompt p1 p2 p3 | a1 a2 | b1 | c1 c2 c3        a, b, c attend to the prompt and themselves, not each other
+
+With G completions the prompt runs through the model once instead of G times. A completion's last token predicts nothing
+and is omitted. Whole groups are packed, longest first, each into the first row with enough space. A group that exceeds
+a row's budget is divided between completions, and each part contains its prompt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from ftis_node.learner.groups import unpack_train_group
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from ftis_node.learner.groups import UnpackedGroup
+    from ftis_node.learner.messages import TrainGroup
+
+PADDING_ID = 0  # any id works: its outputs are never read
+
+
+@dataclass(frozen=True, slots=True)
+class TrainBatch:
+    """The N completions of a step, at most T tokens each; all on the CPU.
+
+    prompts, completions    N arrays of token ids (int32)
+    behaviour_logprobs      [N, T] float32, 0 outside the mask and in the rows of `is_text`
+    mask                    [N, T] bool
+    rewards                 [N] float64
+    group_ids               [N] int64, one id per group (one generator's completions of one prompt)
+    advantage_ids           [N] int64, one id per advantage key
+    sender_ids              [N] int64, one id per sender, 0 for this node's own
+    weights                 [N] float64, factor of each row's advantage
+    senders                 names of the senders by their ids, as the groups give them
+    is_own                  [N] bool, signed by this node
+    of_own_weights          [N] bool, own, or sampled with this node's weights by a peer that the operator trusts
+    policy_versions         [N] int64, this node's version that sampled the first token of the row's group
+    policy_versions_newest  [N] int64, this node's version that sampled the last token of the row's group
+    is_text                 [N] bool, sent as text by a peer with another tokenizer: only a mean log-prob is known
+    behaviour_means         [N] float64, that mean, over the peer's own tokens; 0 in all other rows
+    num_groups              groups, the own ones first counted in `num_own_groups`
+    """
+
+    prompts: tuple[NDArray[np.int32], ...]
+    completions: tuple[NDArray[np.int32], ...]
+    behaviour_logprobs: Tensor
+    mask: Tensor
+    rewards: Tensor
+    group_ids: Tensor
+    advantage_ids: Tensor
+    sender_ids: Tensor
+    weights: Tensor
+    senders: tuple[str, ...]
+    is_own: Tensor
+    of_own_weights: Tensor
+    policy_versions: Tensor
+    policy_versions_newest: Tensor
+    is_text: Tensor
+    behaviour_means: Tensor
+    num_own_groups: int
+    num_foreign_groups: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Return the number of completion tokens."""
+        return int(self.mask.sum())
+
+    @property
+    def lengths(self) -> list[int]:
+        """Return the tokens of each completion with its prompt, `[N]`."""
+        return [len(prompt) + len(ids) for prompt, ids in zip(self.prompts, self.completions, strict=True)]
+
+    def sampled_by(self, version: int) -> Tensor:
+        """Return `[N, T]` bool: tokens that `version` of this node's weights sampled, here or on a trusted peer."""
+        by_version = (self.policy_versions == version) & (self.policy_versions_newest == version)
+        return (self.of_own_weights & by_version)[:, None] & self.mask
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSpan:
+    """Tokens `start` to `end` (exclusive) of a row."""
+
+    start: int
+    end: int
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """The tokens of one forward pass, and the positions of M completion tokens in it.
+
+    token_ids        [R, C] int64
+    predictor_index  [M] int64, positions in the flattened `token_ids` whose output predicts a completion token
+    target_ids       [M] int64, that token
+    cell_index       [M] int64, that token's cell in the batch's flattened [N, T]
+    positions        [R, C] int64, each token's position in its own text; None: its column
+    texts            the texts of a packed row (R is 1), each as its spans in order: a prompt may be part of several;
+                     empty if each row is one text
+    """
+
+    token_ids: Tensor
+    predictor_index: Tensor
+    target_ids: Tensor
+    cell_index: Tensor
+    positions: Tensor | None = None
+    texts: tuple[tuple[SequenceSpan, ...], ...] = ()
+
+
+def make_batch(groups: Sequence[TrainGroup]) -> TrainBatch:
+    """Return the batch of these groups. Raises as `unpack_train_group`."""
+    return batch_of([unpack_train_group(group) for group in groups])
+
+
+def batch_of(groups: Sequence[UnpackedGroup]) -> TrainBatch:
+    """Return the batch of a step."""
+    rows = [(number, group) for number, group in enumerate(groups) for _ in range(len(group.tokens))]
+    completions = [ids for group in groups for ids in group.tokens.ids_of_each()]
+    means = [mean for group in groups for mean in group.mean_logprobs or (None,) * len(group.tokens)]
+    keys = {key: number for number, key in enumerate(dict.fromkeys(group.advantage_key for group in groups))}
+    peers = dict.fromkeys(_sender(group) for group in groups if not group.own)
+    senders = {name: number for number, name in enumerate(peers, start=1)}
+    num_own_groups = sum(group.own for group in groups)
+    logprobs = [values for group in groups for values in group.tokens.logprobs_of_each()]
+    return TrainBatch(
+        prompts=tuple(group.prompt_ids for _, group in rows),
+        completions=tuple(completions),
+        behaviour_logprobs=_padded(logprobs, num_columns=max(map(len, completions), default=0)),
+        mask=_mask([len(ids) for ids in completions]),
+        rewards=torch.tensor([reward for group in groups for reward in group.rewards], dtype=torch.float64),
+        group_ids=torch.tensor([number for number, _ in rows], dtype=torch.int64),
+        advantage_ids=torch.tensor([keys[group.advantage_key] for _, group in rows], dtype=torch.int64),
+        sender_ids=torch.tensor([0 if group.own else senders[_sender(group)] for _, group in rows], dtype=torch.int64),
+        weights=torch.tensor([group.weight for _, group in rows], dtype=torch.float64),
+        senders=(next((group.sender for group in groups if group.own), ""), *peers),
+        is_own=torch.tensor([group.own for _, group in rows], dtype=torch.bool),
+        of_own_weights=torch.tensor([group.own or group.of_own_weights for _, group in rows], dtype=torch.bool),
+        policy_versions=torch.tensor([group.policy_version for _, group in rows], dtype=torch.int64),
+        policy_versions_newest=torch.tensor([group.policy_version_newest for _, group in rows], dtype=torch.int64),
+        is_text=torch.tensor([mean is not None for mean in means], dtype=torch.bool),
+        behaviour_means=torch.tensor([mean or 0.0 for mean in means], dtype=torch.float64),
+        num_own_groups=num_own_groups,
+        num_foreign_groups=len(groups) - num_own_groups,
+    )
+
+
+def _sender(group: UnpackedGroup) -> str:
+    return group.sender or group.group_id
+
+
+def make_micro_batches(batch: TrainBatch, *, max_tokens: int) -> list[MicroBatch]:
+    """Divide a batch so that rows times longest row, in tokens, stays within `max_tokens`.
+
+    Rows are sorted by length to reduce padding. The longest come first, so that a lack of memory occurs at once. A
+    completion that exceeds the budget gets a separate micro-batch.
+    """
+    lengths = batch.lengths
+    by_length = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
+    cuts: list[list[int]] = []
+    for row in by_length:
+        if not cuts or lengths[cuts[-1][0]] * (len(cuts[-1]) + 1) > max_tokens:
+            cuts.append([])
+        cuts[-1].append(row)
+    return [_lay_out(batch, rows, num_columns=lengths[rows[0]]) for rows in cuts]
+
+
+def _lay_out(batch: TrainBatch, rows: Sequence[int], *, num_columns: int) -> MicroBatch:
+    token_ids = np.full((len(rows), num_columns), PADDING_ID, dtype=np.int64)
+    predictors, targets, cells = [], [], []
+    for line, row in enumerate(rows):
+        prompt, completion = batch.prompts[row], batch.completions[row]
+        end = len(prompt) + len(completion)
+        token_ids[line, :end] = np.concatenate([prompt, completion])
+        # The output at a token predicts the next one, so the prompt's last token predicts the first of the completion.
+        predictors.append(line * num_columns + np.arange(len(prompt) - 1, end - 1))
+        targets.append(completion.astype(np.int64))
+        cells.append(row * batch.mask.shape[1] + np.arange(len(completion)))
+    return MicroBatch(
+        token_ids=torch.from_numpy(token_ids),
+        predictor_index=torch.from_numpy(np.concatenate(predictors)),
+        target_ids=torch.from_numpy(np.concatenate(targets)),
+        cell_index=torch.from_numpy(np.concatenate(cells)),
+    )
+
+
+def _mask(lengths: Sequence[int]) -> Tensor:
+    return torch.arange(max(lengths, default=0))[None, :] < torch.tensor(lengths, dtype=torch.int64)[:, None]
+
+
+def _padded(rows: Sequence[NDArray[np.float32]], *, num_columns: int) -> Tensor:
+    matrix = np.zeros((len(rows), num_columns), dtype=np.float32)
+    for line, values in enumerate(rows):
+        matrix[line, : len(values)] = values
+    return torch.from_numpy(matrix)
+
+
+def make_packed_micro_batches(batch: TrainBatch, *, max_tokens: int, shares_prompts: bool = True) -> list[MicroBatch]:
+    """Return rows of at most `max_tokens` positions. A longer completion with its prompt gets a separate row.
+
+    Without `shares_prompts` each completion follows its own copy of the prompt.
+    """
+    families = [part for rows in _groups(batch, shares_prompts) for part in _cut(batch, rows, max_tokens)]
+    rows: list[list[list[int]]] = []
+    room: list[int] = []
+    for family in sorted(families, key=lambda family: (-_length(batch, family), family)):
+        length = _length(batch, family)
+        fitting = next((number for number, left in enumerate(room) if left >= length), None)
+        if fitting is None:
+            rows.append([])
+            room.append(max_tokens)
+            fitting = len(rows) - 1
+        rows[fitting].append(family)
+        room[fitting] -= length
+    return [_lay_out_packed(batch, families) for families in rows]
+
+
+def _groups(batch: TrainBatch, shares_prompts: bool) -> list[list[int]]:
+    """Return the rows of the batch by their shared prompt, without rows that have no tokens."""
+    numbers = batch.group_ids.tolist() if shares_prompts else range(len(batch.completions))
+    groups: dict[int, list[int]] = {}
+    for row, number in enumerate(numbers):
+        if len(batch.completions[row]):
+            groups.setdefault(number, []).append(row)
+    return list(groups.values())
+
+
+def _cut(batch: TrainBatch, rows: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Return the rows of one prompt in parts that fit, of about equal length."""
+    longest_first = sorted(rows, key=lambda row: (-len(batch.completions[row]), row))
+    parts: list[list[int]] = []
+    for row in longest_first:
+        fitting = next((part for part in parts if _length(batch, [*part, row]) <= max_tokens), None)
+        if fitting is None:
+            parts.append([row])
+        else:
+            fitting.append(row)
+    return [sorted(part) for part in parts]
+
+
+def _length(batch: TrainBatch, rows: Sequence[int]) -> int:
+    """Return the positions of one prompt and these completions."""
+    return len(batch.prompts[rows[0]]) + sum(len(batch.completions[row]) - 1 for row in rows)
+
+
+class _Row:
+    """A row under construction."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        self.ids: list[NDArray[np.int32]] = []
+        self.positions: list[NDArray[np.int64]] = []
+
+    def add(self, ids: NDArray[np.int32], *, position: int) -> SequenceSpan:
+        """Append `ids`, of which the first is at `position` in its text."""
+        span = SequenceSpan(self.length, self.length + len(ids))
+        self.ids.append(ids)
+        self.positions.append(np.arange(position, position + len(ids)))
+        self.length = span.end
+        return span
+
+
+def _lay_out_packed(batch: TrainBatch, families: Sequence[Sequence[int]]) -> MicroBatch:
+    row = _Row()
+    texts: list[tuple[SequenceSpan, ...]] = []
+    predictors, targets, cells = [], [], []
+    for family in families:
+        first = batch.prompts[family[0]]
+        if len(family) == 1:  # one text: there is no prompt to share
+            first = np.concatenate([first, batch.completions[family[0]][:-1]])
+        prompt = row.add(first, position=0)
+        last = prompt.start + len(batch.prompts[family[0]]) - 1
+        parts = []
+        for number in family:
+            completion = batch.completions[number]
+            if len(family) == 1:
+                own = SequenceSpan(last + 1, prompt.end)
+            else:
+                own = row.add(completion[:-1], position=len(first))
+                parts += [(prompt, own)] if len(own) else []
+            predictors.append(np.array([last, *range(own.start, own.end)]))
+            targets.append(completion.astype(np.int64))
+            cells.append(number * batch.mask.shape[1] + np.arange(len(completion)))
+        texts += parts or [(prompt,)]
+    return MicroBatch(
+        token_ids=torch.from_numpy(np.concatenate(row.ids).astype(np.int64))[None],
+        predictor_index=torch.from_numpy(np.concatenate(predictors)),
+        target_ids=torch.from_numpy(np.concatenate(targets)),
+        cell_index=torch.from_numpy(np.concatenate(cells)),
+        positions=torch.from_numpy(np.concatenate(row.positions))[None],
+        texts=tuple(texts),
+    )

@@ -1,0 +1,199 @@
+"""Task of a `dataset:` part: its rows as problems, its rewards by weight.
+
+Rewards of a data set, each in [0, 1], and their weighted mean.
+
+With the weights math:5,format:1:
+
+    "<think> 48 + 24 </think> <answer> 72 </answer>"     right: 1
+    "<think> 48 + 24 </think> <answer> 71 </answer>"     the format alone: 1/6
+    "The answer is 72."                                  neither: 0
+
+The mean stays in [0, 1], and is exactly 1 if every reward is 1: only then pass@1 counts a completion as right.
+
+Digest of a run's data sets: the first node of a run writes it into the manifest, every other node compares it.
+
+A member gives only its path (`dataset:/data/train.jsonl?name=gsm8k`); columns and rewards are those of the run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ftis_node.errors import TaskError
+from ftis_node.plugins import call_plugin
+from ftis_node.tasks.answers import answers_agree, chat_prompt, final_answer, plain_answer, plain_text
+from ftis_node.tasks.dataset_query import BUILT_IN_REWARDS, finds
+from ftis_node.tasks.dataset_rows import digest_of, load_problems
+from ftis_node.tasks.plugins import load_reward
+from ftis_node.tasks.problems import ProblemTask
+from ftis_node.tasks.spec import TaskSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ftis_node.tasks.base import ChatMessage, TaskItem
+    from ftis_node.tasks.dataset_query import DatasetQuery
+    from ftis_node.tasks.problems import Problem
+    from ftis_node.tasks.spec import TaskPart
+
+
+class Scored(NamedTuple):
+    """What a reward reads: the problem, the completion, and its answer; None if its format is broken."""
+
+    item: TaskItem
+    text: str
+    answer: str | None
+
+
+class WeightedRewards:
+    """Weighted mean of the rewards of a query."""
+
+    def __init__(self, query: DatasetQuery) -> None:
+        """Raises TaskError for an unknown or faulty plug-in."""
+        self._style = query.style
+        self._rewards = [(_reward(name, query), weight) for name, weight in query.reward]
+        self._total = sum(weight for _, weight in query.reward)
+
+    def answer_in(self, completion_text: str) -> str | None:
+        """Return the answer of a completion; None if it has none."""
+        answer = final_answer(completion_text) if self._style == "think" else completion_text.strip()
+        return answer or None
+
+    def score(self, item: TaskItem, completion_text: str) -> float:
+        """Return the weighted mean. Raises TaskError if a plug-in fails."""
+        scored = Scored(item, completion_text, self.answer_in(completion_text))
+        return sum(weight * reward(scored) for reward, weight in self._rewards) / self._total
+
+
+def needs_isolation(query: DatasetQuery) -> bool:
+    """Return whether a reward gives untrusted text to a parser or to third-party code."""
+    return any(name not in ("exact", "format") for name, _ in query.reward)
+
+
+def _reward(name: str, query: DatasetQuery) -> Callable[[Scored], float]:
+    if name == "regex":
+        return RegexReward(query.pattern)
+    return _BUILT_IN[name] if name in _BUILT_IN else PluginReward(name)
+
+
+def _exact(scored: Scored) -> float:
+    """Return 1 if the answer equals the reference but for white space."""
+    return float(scored.answer is not None and scored.answer.split() == scored.item.answer.split())
+
+
+def _format(scored: Scored) -> float:
+    """Return 1 if the completion is one think block and one answer block that is not empty."""
+    return float(scored.answer is not None)
+
+
+def _math(scored: Scored) -> float:
+    """Return 1 if the answer equals the reference as mathematics."""
+    return float(scored.answer is not None and answers_agree(scored.item.answer, scored.answer))
+
+
+class RegexReward:
+    """Reward 1 for a completion in which RE2 finds the pattern. The process that read the rows has checked it."""
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern = pattern
+
+    def __call__(self, scored: Scored) -> float:
+        return float(finds(self._pattern, scored.text.encode(errors="replace").decode()))
+
+
+class PluginReward:
+    """Reward of an installed package."""
+
+    def __init__(self, name: str) -> None:
+        self._plugin, self._reward = load_reward(name)
+
+    def __call__(self, scored: Scored) -> float:
+        result: Any = call_plugin(self._plugin, lambda: self._reward(scored.item, scored.text), error=TaskError)
+        reward = float(result)
+        if not 0.0 <= reward <= 1.0:
+            raise TaskError(f"{self._plugin} gave the reward {reward}, which is not in [0, 1]")
+        return reward
+
+
+_BUILT_IN: dict[str, Callable[[Scored], float]] = {"exact": _exact, "format": _format, "math": _math}
+assert {*_BUILT_IN, "regex"} == set(BUILT_IN_REWARDS)
+
+
+class DatasetTask(ProblemTask):
+    """Problems of a data set under the rewards of its query.
+
+    The scoring process gets one problem alone, to warm up: a score needs only its item.
+    """
+
+    def __init__(self, part: TaskPart, split: str) -> None:
+        """Read the problems. Raises TaskError, also if the training problems do not have the run's digest; and
+        NetworkError if the hub cannot be reached.
+        """
+        problems = load_problems(part, split)
+        assert part.query is not None
+        check_digest(part, problems, split)
+        self._set_up(part.name, split, part.query, problems)
+
+    def _set_up(self, name: str, split: str, query: DatasetQuery, problems: tuple[Problem, ...]) -> None:
+        self.name = name
+        self.split = split
+        self.isolate_scoring = needs_isolation(query)
+        self._query = query
+        self._problems = problems
+        self._rewards = WeightedRewards(query)
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self.name, self.split, self._query, self._problems[:1]
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self._set_up(*state)
+
+    def prompt_of(self, problem: Problem) -> tuple[ChatMessage, ...]:
+        if self._query.style == "plain":
+            return ({"role": "user", "content": problem.question},)
+        return chat_prompt(problem.question)
+
+    def score(self, item: TaskItem, completion_text: str) -> float:
+        return self._rewards.score(item, completion_text)
+
+    def answer_of(self, item: TaskItem, completion_text: str) -> str | None:
+        """Return the answer, plain numbers normalized if the reward is `math`; None if there is none."""
+        answer = self._rewards.answer_in(completion_text)
+        is_math = any(name == "math" for name, _ in self._query.reward)
+        return plain_answer(answer) if answer and is_math else plain_text(answer or "")
+
+
+def check_digest(part: TaskPart, problems: tuple[Problem, ...], split: str) -> None:
+    """Raise TaskError if the training problems are not those of the run."""
+    expected = part.query.sha256 if part.query else ""
+    if split != "train" or not expected or (found := digest_of(problems)) == expected:
+        return
+    raise TaskError(
+        f"{part.name}: these {len(problems):,} problems (digest {found}) are not those of the run ({expected}): "
+        "get the data of the node that began the run"
+    )
+
+
+def pinned(spec: TaskSpec, run: TaskSpec | None = None) -> TaskSpec:
+    """Return the spec with the digest of each data set. A data set of `run` without a query takes the query of `run`.
+
+    Raises TaskError, also if a part has the columns and rewards of `run` but other problems. Raises NetworkError if the
+    hub cannot be reached.
+    """
+    known = {part.name: part for part in run.parts} if run else {}
+    return TaskSpec(tuple(_pinned(part, known.get(part.name)) if part.is_dataset else part for part in spec.parts))
+
+
+def _pinned(part: TaskPart, known: TaskPart | None) -> TaskPart:
+    if part.query is None and known is not None:
+        part = replace(part, query=known.query)
+    if part.query is None or part.query.sha256:
+        return part
+    problems = load_problems(part, "train")
+    run_query = known.query if known else None
+    if run_query is None or run_query.without_source() != part.query.without_source():
+        return replace(part, query=replace(part.query, sha256=digest_of(problems)))
+    part = replace(part, query=run_query)
+    check_digest(part, problems, "train")
+    return part

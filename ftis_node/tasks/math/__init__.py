@@ -1,1 +1,0 @@
-"""Mathematical answers: data sets, equality of expressions, limits on what a parser reads."""

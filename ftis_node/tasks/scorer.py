@@ -1,0 +1,275 @@
+"""Scores from a separate process, so that texts from peers never block, fill or end the daemon.
+
+    score(item, texts) --> one text at a time --> pool of spawned processes --> (reward, status)
+                                                  | over its time: killed, a new one is started
+                                                  | dies (memory, CPU limit): a new one is started
+
+Every text gets a result: SCORED, or UNSCORED with reward 0. The limit is CPU time, which does not depend on other load.
+If only the wall-time limit is exceeded, this machine is at fault and no peer is blamed. Tasks with harmless scoring run
+in the daemon's process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import signal
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from pebble import ProcessExpired, ProcessPool
+
+from ftis_node.errors import TaskError, WorkerDiedError
+from ftis_node.records.group import CompletionStatus
+from ftis_node.tasks.base import leaves
+from ftis_node.tasks.scoring_worker import (
+    ScoringCost,
+    ScoringReply,
+    checked_score,
+    resolve_in_worker,
+    score_in_worker,
+    start_worker,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ftis_node.records.group import PromptRef
+    from ftis_node.tasks.base import Task, TaskItem
+
+log = logging.getLogger(__name__)
+
+FROM_OUTSIDE = frozenset({-signal.SIGKILL, -signal.SIGTERM})  # a text cannot cause these exit codes
+NUM_TRIES = 2  # the current text is not to blame for a pool that broke while idle
+
+
+Score = tuple[float, CompletionStatus]
+UNSCORED: Score = (0.0, CompletionStatus.UNSCORED)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringLimits:
+    """Limits of the scoring process."""
+
+    time_limit_s: float = 5.0  # CPU time for one text
+    wall_limit_s: float = 20.0  # wall time for one text, enough if it gets a quarter of a core
+    group_limit_s: float = 20.0  # CPU time for all texts of one call
+    start_limit_s: float = 60.0  # wall time for a process to start and load its tasks
+    memory_limit_bytes: int = 1 << 30  # address space of one process; honest answers need at most a quarter
+    num_workers: int = 1
+
+
+class IsolatedScorer:
+    """Scorer for completions of the problems of `tasks`. `start` or the first score starts it, `close` ends it."""
+
+    def __init__(self, *tasks: Task, scored_only: Sequence[Task] = (), limits: ScoringLimits | None = None) -> None:
+        """Accept `tasks` to score and resolve, and `scored_only` tasks, such as those of evaluations, only to score.
+
+        Raises TaskError for a task that needs isolation but cannot be pickled.
+        """
+        self._limits = limits or ScoringLimits()
+        self._resolved = {(leaf.name, leaf.split): leaf for task in tasks for leaf in leaves(task)}
+        also = {(leaf.name, leaf.split): leaf for task in scored_only for leaf in leaves(task)}
+        self._tasks = also | self._resolved
+        self._isolated = tuple(task for task in self._tasks.values() if task.isolate_scoring)
+        for task in self._isolated:
+            _check_can_travel(task)
+        self._free_workers = asyncio.Semaphore(self._limits.num_workers)
+        self._pool_change = asyncio.Lock()
+        self._pool: Any = None
+        self._in_flight: set[asyncio.Future[Any]] = set()
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Start the processes, if a task needs them. They initialize while the caller continues.
+
+        Raises WorkerDiedError if the system cannot create a process.
+        """
+        if self._isolated:
+            try:
+                await self._running_pool()
+            except BrokenProcessPool as error:
+                raise WorkerDiedError(f"the scoring process cannot be started: {error}") from error
+
+    async def resolve(self, ref: PromptRef, *, cost: ScoringCost | None = None) -> TaskItem:
+        """Return the problem that `ref` names, made in the scoring process if the task declares this slow.
+
+        Raises KeyError for an unknown problem, and TimeoutError if making it exceeds the time limit of a text. Raises
+        WorkerDiedError if no scoring process stays up. Exceptions of the task pass through.
+        """
+        cost = cost or ScoringCost()
+        task = self._resolved.get((ref.task, ref.split))
+        if task is None:
+            raise KeyError(str(ref))
+        if not getattr(task, "isolate_resolving", False):
+            return task.resolve(ref)
+        async with self._free_workers:
+            try:
+                return await self._made_in_worker(ref, cost)
+            except (TimeoutError, ProcessExpired) as error:
+                self._note_end(error, cost)
+                raise TimeoutError(f"{ref}: its problem took too long to make") from None
+
+    async def _made_in_worker(self, ref: PromptRef, cost: ScoringCost) -> TaskItem:
+        for _ in range(NUM_TRIES):
+            try:
+                return cast("TaskItem", await self._ask_worker(resolve_in_worker, ref, cost=cost))
+            except BrokenProcessPool as error:
+                log.debug("%s: the pool broke: %s", ref, error)
+                if self._closed:
+                    break
+        raise WorkerDiedError("the scoring process does not stay alive: is there enough memory?")
+
+    async def score(self, item: TaskItem, texts: Sequence[str], *, cost: ScoringCost | None = None) -> list[Score]:
+        """Return the score of each text, in order.
+
+        The call adds to `cost`. If `cost` is given, the first text without a score ends the call, because the group is
+        then unusable. Raises WorkerDiedError if no scoring process stays up.
+        """
+        is_whole_group = cost is not None
+        cost = cost or ScoringCost()
+        before_s = cost.seconds
+        task = self._tasks[item.ref.task, item.ref.split]
+        if not task.isolate_scoring:
+            return [_score_here(task, item, text) for text in texts]
+        scores: list[Score] = []
+        for text in texts:
+            if is_whole_group and cost.num_unfinished:
+                break
+            if cost.seconds - before_s >= self._limits.group_limit_s:
+                log.warning("%s: %d texts of one group took too long to score", item.ref, len(texts) - len(scores))
+                cost.num_stopped += len(texts) - len(scores)
+                break
+            async with self._free_workers:
+                scores.append(await self._score_isolated(item, text, cost))
+        return scores + [UNSCORED] * (len(texts) - len(scores))
+
+    async def close(self) -> None:
+        """End the processes, busy or not, within two seconds. Waiting texts become UNSCORED."""
+        self._closed = True
+        for future in tuple(self._in_flight):
+            future.cancel()
+        await self._drop_pool()
+
+    async def _score_isolated(self, item: TaskItem, text: str, cost: ScoringCost) -> Score:
+        for _ in range(NUM_TRIES):
+            if self._closed:
+                break
+            try:
+                reward = await self._ask_worker(score_in_worker, item, text, cost=cost)
+                return cast("float", reward), CompletionStatus.SCORED
+            except (TimeoutError, ProcessExpired) as error:
+                log.warning("%s: %s", item.ref, self._note_end(error, cost))
+                return UNSCORED
+            except BrokenProcessPool as error:
+                log.debug("%s: a text ended the pool: %s", item.ref, error)
+            except WorkerDiedError:
+                await self._drop_pool()
+                raise
+            except Exception as error:
+                log.warning("%s: scoring a text failed: %r", item.ref, error)
+                return UNSCORED
+        if self._closed:
+            cost.num_lost += 1
+            return UNSCORED
+        raise WorkerDiedError("the scoring process does not stay alive: is there enough memory?")
+
+    def _note_end(self, error: TimeoutError | ProcessExpired, cost: ScoringCost) -> str:
+        """Add a call that the worker did not finish to `cost`, and return a description.
+
+        The exit code decides whether the text or this machine is the cause.
+        """
+        cost.seconds += self._limits.time_limit_s
+        if isinstance(error, TimeoutError):
+            cost.num_lost += 1
+            return f"a text was not scored within {self._limits.wall_limit_s:g} s: is this machine busy?"
+        if error.exitcode in FROM_OUTSIDE:
+            cost.num_lost += 1
+            return f"something ended the scoring process, exit code {error.exitcode}"
+        cost.num_stopped += 1
+        return f"the scoring process died of a text, or ran out of processor time, exit code {error.exitcode}"
+
+    async def _ask_worker(self, function: Callable[..., ScoringReply], *args: object, cost: ScoringCost) -> object:
+        """Call the function in the worker; return its result or raise its exception.
+
+        Raises BrokenProcessPool if the pool broke for a reason other than `args`.
+        """
+        limits = self._limits
+        pool = await self._running_pool()
+        try:
+            scheduled = pool.schedule(function, args=(*args, limits.time_limit_s), timeout=limits.wall_limit_s)
+        except RuntimeError as error:  # the pool broke or was closed since the check
+            raise BrokenProcessPool(str(error)) from error
+        future: asyncio.Future[Any] = asyncio.wrap_future(scheduled)
+        self._in_flight.add(future)
+        try:
+            done, _ = await asyncio.wait({future}, timeout=limits.start_limit_s + limits.wall_limit_s)
+            if not done:
+                raise WorkerDiedError(f"the scoring process was not ready within {limits.start_limit_s:g} s")
+            if future.cancelled():
+                raise BrokenProcessPool("closed while a text was waiting")
+            done_there: ScoringReply = future.result()
+            cost.seconds += done_there.seconds
+            if done_there.error is not None:
+                raise done_there.error
+            return done_there.value
+        finally:
+            self._in_flight.discard(future)
+            future.cancel()
+
+    async def _running_pool(self) -> Any:
+        """Return the pool with its processes started, or a new one if the last pool broke, which can happen while idle.
+
+        Raises BrokenProcessPool if the scorer is closed or a process cannot be started.
+        """
+        async with self._pool_change:
+            if self._pool is not None and not self._pool.active:
+                log.warning("the scoring process died, a new one is started")
+                await self._stop_pool()
+            if self._closed:
+                raise BrokenProcessPool("the scorer is closed")
+            if self._pool is None:
+                self._pool = ProcessPool(
+                    max_workers=self._limits.num_workers,
+                    initializer=start_worker,
+                    initargs=(self._isolated, os.getpid(), self._limits.memory_limit_bytes),
+                    context=multiprocessing.get_context("spawn"),
+                )
+                await asyncio.to_thread(lambda pool: pool.active, self._pool)  # reading this attribute starts the pool
+            return self._pool
+
+    async def _drop_pool(self) -> None:
+        async with self._pool_change:
+            await self._stop_pool()
+
+    async def _stop_pool(self) -> None:
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.stop()
+            await asyncio.to_thread(pool.join)
+
+
+def _score_here(task: Task, item: TaskItem, text: str) -> Score:
+    try:
+        return checked_score(task, item, text), CompletionStatus.SCORED
+    except Exception as error:  # a faulty plug-in must not end the daemon
+        log.warning("%s: scoring a text failed: %r", item.ref, error)
+        return UNSCORED
+
+
+def _check_can_travel(task: Task) -> None:
+    try:
+        ForkingPickler.dumps(task)
+    except Exception as error:  # pickling runs code of the task
+        raise TaskError(f"the task {task.name!r} needs isolated scoring but cannot be pickled: {error}") from error

@@ -1,1 +1,0 @@
-"""Isolated scoring: a separate process scores completions under time limits."""

@@ -1,0 +1,139 @@
+"""A swarm beside its controls: which there are, what they take, and the differences by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.errors import UsageError
+from ftis_node.lab.experiment.pairs import Pair
+from ftis_node.lab.experiment.report import best_control, controls_table, paired_difference, worth
+from ftis_node.lab.experiment.rounds import BaselineSpec, parse_alone
+from ftis_node.lab.experiment.summary import final_accuracy, series_of
+from tests.lab.experiment.test_summary import member, result
+from tests.lab.experiment.test_trial_matrix import EXPERIMENT, PAIR
+
+if TYPE_CHECKING:
+    from ftis_node.lab.experiment.trial_matrix import Experiment
+
+
+@pytest.mark.parametrize(
+    ("text", "meaning"),
+    [
+        ("alone", BaselineSpec(own=False, updates=None, method="grpo")),
+        ("alone:own", BaselineSpec(own=True, updates=None, method="grpo")),
+        ("alone:own:updates=4", BaselineSpec(own=True, updates=4, method="grpo")),
+        ("alone:gepo:clip=false", BaselineSpec(own=False, updates=None, method="gepo:clip=false")),
+        ("alone:own:updates=2:ftis:cap=3", BaselineSpec(own=True, updates=2, method="ftis:cap=3")),
+    ],
+)
+def test_what_a_node_without_peers_is_called(text: str, meaning: BaselineSpec) -> None:
+    assert parse_alone(text) == meaning
+
+
+@pytest.mark.parametrize("text", ["alone:updates=0", "alone:updates=65", "alone:own:updates=x"])
+def test_a_wrong_number_of_updates_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="updates is a number from 1 to 64"):
+        parse_alone(text)
+
+
+def steps_of(experiment: Experiment) -> dict[tuple[str, int], tuple[int, int, int]]:
+    """Own groups, foreign groups and updates a batch, by method and nodes."""
+    found = {}
+    for trial in experiment.trials():
+        step, updates = trial.manifest.step, trial.manifest.optimizer.updates_per_batch
+        place = (trial.labels["method"], trial.labels["nodes"])
+        found[place] = (step.own_groups, step.foreign_groups, updates)
+    return found
+
+
+def test_the_controls_generate_what_a_node_of_the_swarm_generates() -> None:
+    experiment = replace(EXPERIMENT, num_nodes=(2, 8), seeds=range(1), controls=True)
+    assert steps_of(experiment) == {
+        ("alone", 1): (32, 0, 1),
+        **{("alone:own", nodes): (32 // nodes, 0, 1) for nodes in (2, 8)},
+        **{("alone:own:updates=2", nodes): (32 // nodes, 0, 2) for nodes in (2, 8)},
+        **{("alone:own:updates=4", nodes): (32 // nodes, 0, 4) for nodes in (2, 8)},
+        **{("ftis", nodes): (32 // nodes, 32 - 32 // nodes, 1) for nodes in (2, 8)},
+    }
+
+
+def test_the_controls_hold_the_runs_own_number_of_updates_once() -> None:
+    base = EXPERIMENT.base
+    twice = base.model_copy(update={"optimizer": base.optimizer.model_copy(update={"updates_per_batch": 2})})
+    found = steps_of(replace(EXPERIMENT, base=twice, num_nodes=(2,), seeds=range(1), controls=True))
+    updates = {method: updates for (method, _), (_, _, updates) in found.items() if method.startswith("alone:own")}
+    assert updates == {"alone:own": 2, "alone:own:updates=1": 1, "alone:own:updates=4": 4}
+    assert found["ftis", 2] == (16, 16, 2)
+
+
+def test_without_a_swarm_there_is_nothing_to_control() -> None:
+    assert replace(EXPERIMENT, methods=("alone:gepo",), controls=True).all_methods == ("alone:gepo",)
+
+
+def test_horizontal_controls_answer_all_prompts_with_fewer_completions() -> None:
+    experiment = replace(EXPERIMENT, methods=("alone:own",), shares=("horizontal",), num_nodes=(2,), seeds=range(1))
+    trial = experiment.trials()[0]
+    step = trial.manifest.step
+    assert (step.own_groups, step.foreign_groups, step.prompt_sharing) == (32, 0, "vertical")
+    assert trial.manifest.sampling.group_size == 4
+
+
+def test_models_of_several_seeds_are_members_of_unlike_trials() -> None:
+    pairs = tuple(Pair(PAIR.name, PAIR.members, model_seed) for model_seed in range(3))
+    labels = [trial.labels["model_seed"] for trial in replace(EXPERIMENT, pairs=pairs, seeds=range(1)).trials()]
+    assert labels == [0, *labels[1:]]
+
+
+def swarm_of(seeds: dict[tuple[int, int], float], method: str, **labels: object) -> list:  # type: ignore[type-arg]
+    """Results of a model that ends at these accuracies, by (model seed, seed)."""
+    return [
+        result(method, seed, member("s", [0.0, end / 2, end], tokens_a_step=50), model_seed=model_seed, **labels)
+        for (model_seed, seed), end in seeds.items()
+    ]
+
+
+ENDS = {(0, 0): 0.5, (0, 1): 0.7, (1, 0): 0.8, (1, 1): 0.8}  # means of the models: 0.6 and 0.8
+
+
+def test_errors_are_over_models_where_there_are_several() -> None:
+    (line,) = series_of(swarm_of(ENDS, "ftis"))
+    assert str(line.final("sums")) == "0.700 ± 0.100"
+    (one,) = series_of(swarm_of({(0, 0): 0.5, (0, 1): 0.7}, "ftis"))
+    assert str(one.final("sums")) == "0.600 ± 0.100"
+
+
+def test_differences_are_paired_by_run() -> None:
+    ours = swarm_of(ENDS, "ftis")
+    theirs = swarm_of({seeds: end - 0.1 - 0.1 * seeds[0] for seeds, end in ENDS.items()}, "alone:own")
+    swarm, control = series_of([*ours, *theirs])
+    found = paired_difference(swarm, control, final_accuracy("sums"))
+    assert found is not None  # 0.1 of one model and 0.2 of the other: t of one degree of freedom is 12.706
+    assert str(found) == "+0.150 ± 0.050 [-0.485, +0.785]"
+    (others,) = series_of(swarm_of({(7, 7): 0.5}, "nois"))
+    assert paired_difference(swarm, others, final_accuracy("sums")) is None
+
+
+def test_the_better_control_and_what_a_foreign_group_is_worth() -> None:
+    results = [
+        *swarm_of({(0, 0): 0.9}, "alone", nodes=1),
+        *swarm_of({(0, 0): 0.5}, "alone:own"),
+        *swarm_of({(0, 0): 0.6}, "alone:own:updates=2"),
+        *swarm_of({(0, 0): 0.8}, "alone:own", nodes=4),  # of another swarm
+        *swarm_of({(0, 0): 0.8}, "ftis"),
+    ]
+    lines = series_of(results)
+    control = best_control(lines, lines[-1], "sums")
+    assert control is not None and control.labels["method"] == "alone:own:updates=2"
+    # curves: 0.75 of the end on average; gained 0.3 of the 0.4 that own groups would have
+    assert worth(lines, lines[-1], "sums") == pytest.approx(0.75)
+    table = controls_table(lines, "sums").splitlines()
+    assert len(table) == 3
+    assert "| s | alone:own:updates=2 nodes=2 | +0.200 | +0.150 | 0.75 |" in table[2]
+    assert controls_table(series_of(results[-1:]), "sums") == ""
+    late = series_of([*results[:-1], *swarm_of({(0, 0): 0.8}, "ftis", delay="fixed:8@peer")])
+    control = best_control(late, late[-1], "sums")
+    assert control is not None and control.labels["method"] == "alone:own:updates=2", "alone nobody is late"
+    assert worth(late, late[-1], "sums") == pytest.approx(0.75)

@@ -1,0 +1,187 @@
+"""Tables and curves from results made by hand."""
+
+from __future__ import annotations
+
+import csv
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from ftis_node.lab.experiment.plots import plot_curves, plot_methods, plot_payoff, plot_steps, plot_sweep
+from ftis_node.lab.experiment.report import STEP_COLUMNS, steps_table, write_steps_csv
+from ftis_node.lab.experiment.summary import alone_line, estimate, markdown_table, payoff, series_of, write_csv
+from ftis_node.lab.experiment.trial_result import Evaluation, MemberResult, TrialResult
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def member(name: str, curve: list[float], *, tokens_a_step: int, received_a_step: int = 0) -> MemberResult:
+    """A node that was evaluated every 10 steps."""
+    points = [
+        Evaluation(10 * k, "sums", accuracy, 64, 0.5 if k else None, 10 * k * tokens_a_step, 10 * k * received_a_step)
+        for k, accuracy in enumerate(curve)
+    ]
+    return MemberResult(name, name, 10, 10, 1, 1, 0, {}, points, {"kept_fraction": [1.0, 0.5]})
+
+
+def result(method: str, seed: int, *members: MemberResult, **labels: Any) -> TrialResult:
+    place = {"pair": "size", "method": method, "share": "vertical", "delay": "none", "nodes": 2}
+    place |= {"lie": "none", "codec": "exact"}
+    return TrialResult(f"{method}-{seed}", place | labels, {}, 20, seed, list(members), 1.0)
+
+
+RESULTS = [
+    result("alone", 0, member("s", [0.0, 0.5, 0.8], tokens_a_step=100), nodes=1),
+    result("alone", 1, member("s", [0.0, 0.7, 1.0], tokens_a_step=100), nodes=1),
+    result("ftis", 0, member("s", [0.0, 0.57, 0.9], tokens_a_step=50, received_a_step=50)),
+    result("ftis", 1, member("s", [0.0, 0.855, 0.9], tokens_a_step=50, received_a_step=50)),
+]
+
+
+def test_mean_and_standard_error_by_hand() -> None:
+    assert str(estimate([0.8, 1.0])) == "0.900 ± 0.100"
+    assert str(estimate([1.0, 2.0, 6.0])) == "3.000 ± 1.528"  # deviation sqrt(7), over sqrt(3)
+    assert str(estimate([0.5])) == "0.500"
+
+
+def test_lines_gather_seeds() -> None:
+    alone, ftis = series_of(RESULTS)
+    assert (alone.method, ftis.method, len(ftis.runs)) == ("alone", "ftis", 2)
+    assert str(alone.final("sums")) == "0.900 ± 0.100"
+    assert ftis.along("sums").mean == pytest.approx((0.735 + 0.8775) / 2)  # step 0 does not count
+    assert [step for step, _ in ftis.curve("sums")] == [0, 10, 20]
+    assert ftis.tokens("sums") == (1000, 1000)
+
+
+def test_copies_of_a_model_are_no_seeds_of_their_own() -> None:
+    def swarm(seed: int) -> TrialResult:
+        copies = [member(name, [0.0, end + seed], tokens_a_step=50) for name, end in (("s", 0.4), ("s~2", 0.6))]
+        return result("ftis", seed, *copies)
+
+    (line,) = series_of([swarm(0), swarm(1)])
+    assert str(line.final("sums")) == "1.000 ± 0.500"  # of 0.5 and 1.5
+
+
+def test_payoff_by_hand() -> None:
+    results = [*RESULTS[:1], *RESULTS[2:]]  # one seed of alone: 95 % of 0.8 are 0.76, between steps 10 and 20
+    alone, ftis = series_of(results)
+    share = payoff([alone, ftis], ftis, "sums")
+    first = 500 + 500 * (0.76 - 0.57) / 0.33
+    second = 500 * 0.76 / 0.855
+    assert share is not None
+    assert share.mean == pytest.approx((first + second) / 2 / (1000 + 1000 * 0.26 / 0.3))
+    never = result("nois", 0, member("s", [0.0, 0.1, 0.2], tokens_a_step=50))
+    lines = series_of([*results, never])
+    assert payoff(lines, lines[-1], "sums") is None
+
+
+def test_models_that_never_learn_have_no_payoff() -> None:
+    flat = [result(method, 0, member("s", [0.0, 0.0], tokens_a_step=50)) for method in ("alone", "ftis")]
+    lines = series_of(flat)
+    assert [payoff(lines, line, "sums") for line in lines] == [None, None]
+
+
+def test_the_csv_has_the_columns_that_scripts_rely_on(tmp_path: Path) -> None:
+    write_csv(RESULTS, tmp_path / "curves.csv")
+    rows = list(csv.DictReader((tmp_path / "curves.csv").read_text().splitlines()))
+    assert ",".join(rows[0]) == (
+        "pair,method,model,seed,step,task,pass_at_1,reward_mean,tokens_generated,tokens_received"
+    )
+    assert len(rows) == 12
+    assert rows[-1] == {
+        "pair": "size", "method": "ftis", "model": "s", "seed": "1", "step": "20", "task": "sums",
+        "pass_at_1": "0.900000", "reward_mean": "0.500000", "tokens_generated": "1000", "tokens_received": "1000",
+    }  # fmt: skip
+    assert rows[0]["reward_mean"] == ""  # before the first step
+
+
+def test_an_axis_that_varies_stands_in_the_label(tmp_path: Path) -> None:
+    late = [result("ftis", seed, member("s", [0.0, 0.4], tokens_a_step=50), delay="fixed:8") for seed in (0, 1)]
+    lines = series_of([*RESULTS[2:], *late])
+    assert [line.method for line in lines] == ["ftis delay=none", "ftis delay=fixed:8"]
+    assert plot_sweep(lines, [*RESULTS[2:], *late], "sums", tmp_path / "sweep.png")
+    assert not plot_sweep(series_of(RESULTS), RESULTS, "sums", tmp_path / "none.png")
+    plot_curves(series_of(RESULTS), "sums", tmp_path / "curves.png")
+    plot_methods(series_of(RESULTS), "sums", tmp_path / "methods.png")
+    for name in ("sweep.png", "curves.png", "methods.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    assert not (tmp_path / "none.png").exists()
+
+
+def test_a_swarm_with_a_late_peer_is_held_against_alone_without_delay() -> None:
+    late = result("ftis", 0, member("s", [0.0, 0.8], tokens_a_step=50), delay="fixed:8@peer", nodes=4)
+    late.members.append(member("s@late", [0.0, 0.8], tokens_a_step=50))
+    alone = [
+        result("alone", 0, member("s", [0.0, end], tokens_a_step=100), nodes=1, delay=delay)
+        for delay, end in (("fixed:8", 0.4), ("none", 0.8))
+    ]
+    lines = series_of([*alone, late, result("ftis", 0, member("s", [0.0, 0.8], tokens_a_step=50))])
+    assert [line.model for line in lines[2:4]] == ["s", "s@late"], "no mean of a fresh node and a late one"
+    for line in lines[2:4]:
+        found = alone_line(lines, line)
+        assert found is not None and found.labels["delay"] == "none"
+
+
+def test_the_payoff_is_drawn_where_the_number_of_nodes_varies(tmp_path: Path) -> None:
+    larger = [result("ftis", seed, member("s", [0.0, 0.4, 0.9], tokens_a_step=25), nodes=4) for seed in (0, 1)]
+    results = [*RESULTS, *larger]
+    assert plot_payoff(series_of(results), results, "sums", tmp_path / "payoff.png")
+    assert (tmp_path / "payoff.png").read_bytes().startswith(b"\x89PNG")
+    assert not plot_payoff(series_of(RESULTS), RESULTS, "sums", tmp_path / "none.png")
+
+
+def test_the_table_has_a_row_for_each_line() -> None:
+    table = markdown_table(series_of(RESULTS), ["sums"]).splitlines()
+    assert len(table) == 2 + 2
+    assert "| size | ftis | s | 0.900 ± 0.000 |" in table[3]
+    assert table[3].endswith("| 0.75 | 2 |")
+
+
+def test_one_row_a_step_with_what_there_is(tmp_path: Path) -> None:
+    whole = member("s", [0.0, 0.5], tokens_a_step=100)
+    whole.steps.update({"foreign_kept_negatives": [None, 0.25], "foreign_mean_kl": [1 / 3, 5.0]})
+    write_steps_csv([result("ftis", 4, whole, member("m", [0.0], tokens_a_step=1))], tmp_path / "steps.csv")
+    rows = list(csv.DictReader((tmp_path / "steps.csv").read_text().splitlines()))
+    assert tuple(rows[0]) == STEP_COLUMNS
+    assert [(row["pair"], row["method"], row["model"], row["seed"], row["step"]) for row in rows] == [
+        ("size", "ftis", model, "4", step) for model in ("s", "m") for step in ("1", "2")
+    ]
+    assert [row["kept_fraction"] for row in rows] == ["1", "0.5"] * 2
+    assert [row["foreign_kept_negatives"] for row in rows] == ["", "0.25", "", ""]  # also of results without it
+    assert rows[0]["foreign_mean_kl"] == "0.333333"
+
+
+def test_figures_of_steps_are_means_over_the_runs_that_have_them(tmp_path: Path) -> None:
+    steps = [[None, 0.2, 0.4], [0.6, None, 0.8]]
+    results = [
+        result(
+            "ftis", seed, msgspec.structs.replace(member("s", [0.0, 0.5], tokens_a_step=1), steps={"own_signal": each})
+        )
+        for seed, each in enumerate(steps)
+    ]
+    (line,) = series_of(results)
+    assert line.step_means("own_signal") == [(1, 0.6), (2, 0.2), (3, pytest.approx(0.6))]
+    assert line.step_means("foreign_ess") == []
+    plot_steps([line], tmp_path / "steps.png")
+    assert (tmp_path / "steps.png").read_bytes().startswith(b"\x89PNG")
+    (row,) = steps_table([line], "sums").splitlines()[2:]
+    assert row.startswith("| size | ftis | s | 0.000 ± 0.000 | 0.467 | - |"), "means over steps of means over runs"
+
+
+def test_nodes_alone_under_two_delays_are_two_lines() -> None:
+    late = [
+        result("alone", 0, member("s", [0.0, end], tokens_a_step=1), nodes=1, delay=delay)
+        for delay, end in (("none", 0.8), ("fixed:8", 0.2))
+    ]
+    found = {line.method: line.final("sums").mean for line in series_of(late)}
+    assert found == {"alone delay=none": 0.8, "alone delay=fixed:8": 0.2}
+
+
+def test_the_table_of_steps_has_what_was_lost_since_the_best_evaluation() -> None:
+    results = [
+        result("gepo", seed, member("s", [0.1, 0.9, end], tokens_a_step=1)) for seed, end in enumerate((0.7, 0.9))
+    ]
+    (row,) = steps_table(series_of(results), "sums").splitlines()[2:]
+    assert row.startswith("| size | gepo | s | 0.100 ± 0.100 | - |")

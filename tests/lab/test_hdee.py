@@ -1,0 +1,216 @@
+"""Domain experts at equal compute: the arms, a small experiment with real models to its table, and its going on."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ftis_node.cli.app import run
+from ftis_node.config.manifest import load_manifest
+from ftis_node.config.workers import LoraSection
+from ftis_node.errors import UsageError
+from ftis_node.evaluation.ensemble import MODES
+from ftis_node.evaluation.evaluate import evaluate_model
+from ftis_node.lab.experiment import trial as exam_room
+from ftis_node.lab.experiment.trial import Trial, run_trial
+from ftis_node.lab.experiment.trial_matrix import Experiment
+from ftis_node.lab.hdee import ARMS, DOMAINS, MIXTURE, SPECS, hdee_trials
+from ftis_node.lab.tiny import make_tiny
+from ftis_node.lab.tiny_sums import GRADED_WRONG_FRACTIONS, RECIPES, _wrong_fraction
+from ftis_node.tasks.arithmetic import ArithmeticProblem
+
+EXPERIMENT = Experiment(
+    base=load_manifest("arithmetic-hdee"),
+    pairs=(),
+    methods=("alone", "ftis"),
+    task_spec=MIXTURE,
+    eval_specs=SPECS,
+    steps=40,
+    seeds=range(2),
+    lora_adapter=LoraSection(),
+)
+MODELS = Path("/models")
+FEW_STEPS = 2
+
+
+def trials(experiment: Experiment = EXPERIMENT) -> list[Trial]:
+    return hdee_trials(experiment, MODELS, seed=0)
+
+
+def size_of(model: str) -> str:
+    return Path(model).name.split("-")[1]
+
+
+def planned_compute(trial: Trial) -> float:
+    """By the same formula as afterwards, with as many tokens in every group."""
+    total = 0.0
+    for index, member in enumerate(trial.members):
+        parameters = RECIPES[size_of(member.model)].num_parameters  # type: ignore[index]  # a size
+        rounds = trial.rounds([member] if trial.apart else trial.members)
+        steps = range(1, trial.last_step(trial.members[index]) + 1)
+        shares = [rounds.shares(step) for step in steps]
+        total += parameters * sum(6 * (own + foreign) + 2 * own for own, foreign in shares)
+    return total
+
+
+@pytest.mark.parametrize("usual", [12, 40])
+def test_the_four_arms_cost_the_same(usual: int) -> None:
+    for method, arms in (("alone", 4), ("ftis", 3)):
+        found = {
+            t.labels["arm"]: planned_compute(t) for t in trials(replace(EXPERIMENT, methods=(method,), steps=usual))
+        }
+        assert len(found) == arms
+        assert max(found.values()) / min(found.values()) < 1.03
+
+
+def test_the_arms_are_what_they_are_called() -> None:
+    steps = {name: arm.steps(40, is_apart=True) for name, arm in ARMS.items()}
+    assert steps == {"equal": (40, 40, 40), "steps": (20, 40, 60), "sizes": (40, 40, 40), "one": (120,)}
+    assert ARMS["steps"].steps(40, is_apart=False) == (19, 38, 57)  # those who stay generate more
+    sizes = [RECIPES[size].num_parameters for size in ARMS["sizes"].sizes]
+    assert sizes == sorted(sizes)
+    assert ARMS["equal"].sizes == ARMS["steps"].sizes == ("sm", "sm", "sm")
+
+
+def test_there_is_a_trial_for_every_arm_apart_and_sharing_but_nobody_to_share_with_one() -> None:
+    found = [(t.labels["arm"], t.labels["method"], t.seed) for t in trials()]
+    assert len(found) == len({t.key for t in trials()}) == 7 * 2
+    assert [place for place in found if place[0] == "one"] == [("one", "alone", 0), ("one", "alone", 1)]
+    for trial in trials():
+        assert trial.apart == (trial.labels["method"] == "alone")
+        if trial.labels["arm"] != "one":
+            assert [member.domain for member in trial.members] == list(SPECS)
+    (one,) = {t.members for t in trials() if t.labels["arm"] == "one"}
+    assert (one[0].domain, one[0].steps) == (None, 120)
+
+
+def test_every_update_takes_the_same_number_of_groups_whoever_has_left() -> None:
+    for trial in trials():
+        rounds = trial.rounds(trial.members[:1] if trial.apart else trial.members)
+        assert {sum(rounds.shares(step)) for step in range(1, max(rounds.last_steps) + 1)} == {24}
+
+
+def test_prompts_that_two_cannot_share_are_refused() -> None:
+    step = EXPERIMENT.base.step.model_copy(update={"own_groups": 9, "foreign_groups": 0})
+    with pytest.raises(UsageError, match="multiple of 6"):
+        trials(replace(EXPERIMENT, base=EXPERIMENT.base.model_copy(update={"step": step})))
+
+
+@pytest.mark.parametrize("size", RECIPES)
+def test_a_recipe_knows_the_size_of_its_model(size: str, tmp_path: Path) -> None:
+    assert make_tiny(size, tmp_path, scale=0.003).num_parameters == RECIPES[size].num_parameters  # type: ignore[arg-type, index]
+
+
+def test_a_graded_model_is_the_worse_the_harder_the_part() -> None:
+    problems = {
+        "no-carry": ArithmeticProblem("add", 23, 45),
+        "carry": ArithmeticProblem("add", 27, 45),
+        "borrow": ArithmeticProblem("sub", 72, 45),
+    }
+    found = {part: _wrong_fraction(problem, None, graded=True, blind=False) for part, problem in problems.items()}
+    assert found == GRADED_WRONG_FRACTIONS
+    assert sorted(found.values()) == list(found.values())
+
+
+def small(models: dict[str, Path]) -> Trial:
+    """Three experts of which one leaves after the first step, and the next after the second."""
+    step = EXPERIMENT.base.step.model_copy(update={"own_groups": 2, "foreign_groups": 4})
+    evals = EXPERIMENT.base.eval.model_copy(update={"every_steps": 1, "limit": 16})
+    base = EXPERIMENT.base.model_copy(update={"step": step, "eval": evals})
+    experiment = replace(EXPERIMENT, base=base, methods=("ftis",), steps=FEW_STEPS, seeds=range(1))
+    (trial,) = (t for t in trials(experiment) if t.labels["arm"] == "steps")
+    sizes = (models["s"], models["m"], models["s"])
+    members = tuple(replace(m, model=str(path)) for m, path in zip(trial.members, sizes, strict=True))
+    return replace(trial, members=members)
+
+
+@pytest.mark.timeout(240)
+def test_experts_share_leave_one_by_one_and_answer_together(
+    tiny_models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: dict[str, Path] = {}
+    export = exam_room.InProcessLearner.export
+
+    def keeping(self: object, out: Path) -> None:
+        export(self, out)  # type: ignore[arg-type]
+        kept[out.name] = Path(shutil.copytree(out, tmp_path / out.name))
+
+    monkeypatch.setattr(exam_room.InProcessLearner, "export", keeping)
+    result = run_trial(small(tiny_models))
+    easy, medium, hard = result.members
+    assert [member.domain for member in result.members] == list(SPECS)
+    assert [len(member.steps["grad_norm"]) for member in result.members] == [1, 2, 3]
+    assert [(member.own_groups, member.foreign_groups) for member in result.members] == [(2, 4), (5, 7), (11, 7)]
+    for member in result.members:
+        assert not member.refused
+        assert all(norm is not None and norm > 0 for norm in member.steps["grad_norm"])
+        assert member.compute == member.parameters * (6 * member.tokens_trained + 2 * member.tokens_generated)
+        for task in SPECS:
+            assert [point.step for point in member.curve(task)] == list(range(len(member.steps["grad_norm"]) + 1))
+    own = [member.tokens_generated for member in result.members]
+    assert all(11 * 8 >= tokens / 8 > 0 for tokens in own)
+    assert easy.tokens_trained == easy.curve(SPECS[0])[-1].tokens_generated + easy.curve(SPECS[0])[-1].tokens_received
+    assert hard.curve(SPECS[0])[-1].tokens_received == hard.tokens_trained - hard.tokens_generated
+    assert {(each.task, each.mode) for each in result.exam} == {(task, mode) for task in SPECS for mode in MODES}
+    assert all(each.n == 16 and 0 <= each.pass_at_1 <= 1 for each in result.exam)
+    for member in result.members:  # what was examined is what was trained
+        found = evaluate_model(str(kept[member.name]), SPECS[2], limit=16, k=1, max_tokens=96, engine="torch")
+        assert found.pass_at_1 == member.curve(SPECS[2])[-1].pass_at_1
+
+
+@pytest.mark.timeout(240)
+def test_experts_that_are_apart_take_nothing_from_each_other(tiny_models: dict[str, Path]) -> None:
+    trial = small(tiny_models)
+    step = trial.manifest.step.model_copy(update={"own_groups": 6, "foreign_groups": 0})
+    manifest = trial.manifest.model_copy(update={"step": step})
+    result = run_trial(replace(trial, manifest=manifest, apart=True, exam=None))
+    assert [(member.own_groups, member.foreign_groups) for member in result.members] == [(6, 0), (12, 0), (18, 0)]
+    assert [member.tokens_trained for member in result.members] == [m.tokens_generated for m in result.members]
+    assert not result.exam
+
+
+@pytest.mark.timeout(1200)
+def test_the_command_writes_its_tables_and_goes_on_where_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for size in RECIPES:
+        make_tiny(size, tmp_path / "models" / f"graded-{size}-0", scale=0.1, graded=True, mistake=10)
+    command = [
+        "compare",
+        "--pair",
+        "hdee",
+        "--steps",
+        "2",
+        "--prompts",
+        "6",
+        "--eval-every",
+        "2",
+        "--out",
+        str(tmp_path),
+    ]
+    assert run([*command, "--seeds", "1"]) == 0
+    printed = capsys.readouterr()
+    assert "same compute" in printed.err
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").iterdir()}
+    assert len(times) == 7
+    assert run([*command, "--seeds", "2"]) == 0
+    assert {path: path.stat().st_mtime_ns for path in times} == times
+    table = capsys.readouterr().out
+    assert table.strip() == (tmp_path / "table.md").read_text().strip()
+    assert table.count("| own expert |") == 12
+    assert table.count("| ensemble, posterior |") == 12  # its accuracy, and what it has above the one model
+    assert "| one | apart | the model |" in table
+    assert "±" in table
+    rows = list(csv.DictReader((tmp_path / "curves.csv").read_text().splitlines()))
+    assert {row["pair"] for row in rows} == {f"hdee:{arm}" for arm in ARMS}
+    assert {row["task"] for row in rows} == set(SPECS)
+    assert {row["model"] for row in rows} == {*DOMAINS, "one"}
+    document = json.loads((tmp_path / "results.json").read_bytes())
+    assert len(document["trials"]) == 14
+    for name in ("curves.png", "arms.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")

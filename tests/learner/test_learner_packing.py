@@ -1,0 +1,147 @@
+"""Packed rows: nothing is padded, prompts lie there once, and every token sees what it would see alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from learner_rig import make_group, one_by_one_logprobs, random_groups, unpacked_group
+from tiny_models import make_model
+
+from ftis_node.learner.batch import (
+    SequenceSpan,
+    batch_of,
+    make_batch,
+    make_micro_batches,
+    make_packed_micro_batches,
+)
+from ftis_node.learner.model import attention
+from ftis_node.learner.model.logprobs import completion_logprobs
+
+
+@pytest.fixture(scope="module")
+def model():
+    model = make_model(tied=True)
+    attention.register()
+    model.set_attn_implementation(attention.ATTENTION)
+    return model
+
+
+def test_layout_by_hand():
+    groups = [
+        make_group([[7, 8, 9], [10, 11]], [0.0, 1.0], prompt=(1, 2)),
+        make_group([[20, 21]], [0.0], number=1, prompt=(3, 4)),
+    ]
+    (micro_batch,) = make_packed_micro_batches(make_batch(groups), max_tokens=100)
+    # A completion's last token predicts nothing; a text alone is one span.
+    assert micro_batch.token_ids.tolist() == [[1, 2, 7, 8, 10, 3, 4, 20]]
+    assert micro_batch.positions.tolist() == [[0, 1, 2, 3, 2, 0, 1, 2]]
+    prompt = SequenceSpan(0, 2)
+    assert micro_batch.texts == ((prompt, SequenceSpan(2, 4)), (prompt, SequenceSpan(4, 5)), (SequenceSpan(5, 8),))
+    assert micro_batch.predictor_index.tolist() == [1, 2, 3, 1, 4, 6, 7]
+    assert micro_batch.target_ids.tolist() == [7, 8, 9, 10, 11, 20, 21]
+    assert micro_batch.cell_index.tolist() == [0, 1, 2, 3, 4, 6, 7]
+
+
+def test_without_sharing_each_completion_is_one_span_with_its_prompt():
+    batch = make_batch([make_group([[7, 8], [9]], [0.0, 1.0], prompt=(1, 2))])
+    (micro_batch,) = make_packed_micro_batches(batch, max_tokens=100, shares_prompts=False)
+    assert micro_batch.token_ids.tolist() == [[1, 2, 7, 1, 2]]
+    assert micro_batch.texts == ((SequenceSpan(0, 3),), (SequenceSpan(3, 5),))
+
+
+@pytest.mark.parametrize("max_tokens", [1, 20, 40, 64, 10_000])
+def test_rows_keep_the_budget_and_every_token(max_tokens):
+    batch = make_batch(random_groups(num_groups=7, group_size=5))
+    micro_batches = make_packed_micro_batches(batch, max_tokens=max_tokens)
+    cells = [cell for micro_batch in micro_batches for cell in micro_batch.cell_index.tolist()]
+    assert sorted(cells) == batch.mask.flatten().nonzero().flatten().tolist()
+    for micro_batch in micro_batches:
+        spans = sorted({span for text in micro_batch.texts for span in text}, key=lambda span: span.start)
+        ends = [span.end for span in spans]
+        assert [span.start for span in spans] == [0, *ends[:-1]]  # they tile the row
+        assert ends[-1] == micro_batch.token_ids.shape[1]
+        assert ends[-1] <= max_tokens or len(micro_batch.texts) == 1  # a completion too long for any row
+    if max_tokens == 1:
+        assert len(micro_batches) == 35
+    if max_tokens == 10_000:
+        assert len(micro_batches) == 1
+
+
+def test_rows_are_full():
+    batch = make_batch(random_groups(num_groups=20, group_size=8, max_length=40))
+    micro_batches = make_packed_micro_batches(batch, max_tokens=500)
+    assert sum(micro_batch.token_ids.numel() for micro_batch in micro_batches[:-1]) > 0.9 * 500 * (
+        len(micro_batches) - 1
+    )
+
+
+def test_completions_without_tokens_lie_nowhere():
+    batch = batch_of([unpacked_group([[], [7]], [0.0, 1.0], prompt=(1, 2)), unpacked_group([[]], [0.0], number=1)])
+    (micro_batch,) = make_packed_micro_batches(batch, max_tokens=100)
+    assert micro_batch.token_ids.tolist() == [[1, 2]]
+    assert micro_batch.cell_index.tolist() == [1]
+    assert make_packed_micro_batches(make_batch([]), max_tokens=10) == []
+
+
+def logprobs_and_gradients(model, batch, micro_batches):
+    model.zero_grad()
+    matrix = torch.zeros(batch.mask.numel())
+    weights = torch.randn(batch.mask.numel(), generator=torch.Generator().manual_seed(1))
+    for micro_batch in micro_batches:
+        logprobs = completion_logprobs(model, micro_batch)
+        matrix[micro_batch.cell_index] = logprobs.detach()
+        (logprobs * weights[micro_batch.cell_index]).sum().backward()
+    return matrix, torch.cat([value.grad.flatten() for value in model.parameters()])
+
+
+@pytest.mark.parametrize("shares_prompts", [True, False])
+@pytest.mark.parametrize("max_tokens", [90, 100_000])
+@pytest.mark.parametrize("max_length", [1, 20, 150])  # texts of one length class, and of several
+def test_packed_is_as_one_by_one(model, max_tokens, max_length, shares_prompts):
+    groups = random_groups(num_groups=5, group_size=4, max_length=max_length, prompt_lengths=(3, 70, 9))
+    batch = make_batch(groups)
+    packed = make_packed_micro_batches(batch, max_tokens=max_tokens, shares_prompts=shares_prompts)
+    ours, our_gradient = logprobs_and_gradients(model, batch, packed)
+    _, gradient = logprobs_and_gradients(model, batch, make_micro_batches(batch, max_tokens=1))
+    for row, (prompt, completion) in enumerate(zip(batch.prompts, batch.completions, strict=True)):
+        with torch.no_grad():
+            alone = one_by_one_logprobs(model, prompt.tolist(), completion.tolist())
+        assert (ours.view(batch.mask.shape)[row, : len(completion)] - alone).abs().max() < 1e-5
+    assert (our_gradient - gradient).norm() < 3e-6 * gradient.norm()
+
+
+def test_a_token_changes_nothing_beyond_its_own_completion_and_those_after_its_prompt(model):
+    def values(prompt, first, second):
+        batch = make_batch(
+            [
+                make_group([first, second], [0.0, 1.0], prompt=prompt),
+                make_group([[5, 6, 7], [8, 9]], [0.0, 1.0], number=1, prompt=(4, 4)),
+            ]
+        )
+        (micro_batch,) = make_packed_micro_batches(batch, max_tokens=1000)
+        matrix = torch.zeros(batch.mask.shape)
+        with torch.no_grad():
+            matrix.view(-1)[micro_batch.cell_index] = completion_logprobs(model, micro_batch)
+        return matrix
+
+    before = values((1, 2), [10, 11, 12], [20, 21, 22])
+    other_completion = values((1, 2), [10, 99, 12], [20, 21, 22])
+    assert torch.equal(before[0] == other_completion[0], torch.tensor([True, False, False]))
+    assert torch.equal(before[1:], other_completion[1:])
+    other_prompt = values((99, 2), [10, 11, 12], [20, 21, 22])
+    assert (before[:2] != other_prompt[:2]).all()
+    assert torch.equal(before[2:], other_prompt[2:])
+
+
+def test_plain_rows_are_computed_by_the_same_model(model):
+    plain = make_model(tied=True)
+    (micro_batch,) = make_micro_batches(make_batch(random_groups()), max_tokens=10_000)
+    with torch.no_grad():
+        assert torch.equal(completion_logprobs(model, micro_batch), completion_logprobs(plain, micro_batch))
+
+
+def test_attention_of_another_kind_is_refused(model):
+    query = torch.zeros(1, 4, 3, 8)
+    plan = attention.AttentionPlan.of([(SequenceSpan(0, 3),)], torch.device("cpu"))
+    with pytest.raises(NotImplementedError, match="sliding_window"):
+        attention.attend(None, query, query, query, None, plan=plan, sliding_window=2)
