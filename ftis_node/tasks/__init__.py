@@ -1,21 +1,21 @@
 """Problems with verifiable rewards, one file a task. Importing this package loads no task and no library of one.
 
-base.py        protocol of a task; several tasks as one
-spec.py        grammar of a task SPEC; a node's domain as parts of it
-registry.py    from a SPEC to the task
-plugins.py     tasks and rewards of other packages
-arithmetic.py  sums and differences, for swarms on two CPU cores
-sums.py        sums with working, for swarms on two CPU cores
-problems.py    problems from a file or from the hub
-math_datasets.py  GSM8K, MATH-500
-dataset_query.py  QUERY of a `dataset:` task: columns, rewards, source, digest; its regular expressions (RE2)
-dataset_rows.py   rows read in a child process; problems from them, their digest, the held-out split
-dataset_task.py   the task; rewards: format, exact, math, regex, and those of plug-ins; the digest of a run's data sets
-rg.py          reasoning-gym's generators; no answer is run as code
-answers.py     chat format of reasoning tasks, equality of answers, the answer in a completion for votes
+base.py               protocol of a task; several tasks as one
+spec.py               grammar of a task SPEC; a node's domain as parts of it
+registry.py           from a SPEC to the task
+plugins.py            tasks and rewards of other packages
+arithmetic.py         sums and differences, for swarms on two CPU cores
+sums.py               sums with working, for swarms on two CPU cores
+problems.py           problems from a file or from the hub
+math_datasets.py      GSM8K, MATH-500
+dataset_query.py      QUERY of a `dataset:` task: columns, rewards, source, digest; its regular expressions (RE2)
+dataset_rows.py       rows read in a child process; problems from them, their digest, the held-out split
+dataset_task.py       the task; its rewards: format, exact, math, regex, those of plug-ins; digest of a run's data sets
+rg.py                 reasoning-gym's generators; no answer is run as code
+answers.py            chat format of reasoning tasks, equality of answers, the answer in a completion for votes
 expression_limits.py  limits on answers that a parser reads
-scorer.py      scores from a separate process, under limits
-scoring_worker.py  that process
+scorer.py             scores from a separate process, under limits
+scoring_worker.py     that process
 """
 
 from __future__ import annotations
