@@ -199,11 +199,8 @@ SHARED_FILE_NAMES = {
     "report": "a report: of a step, a trial, a run",
     "settings": "settings of a package's own",
     "status": "the status: record, loop, command",
-    "sums": "the task, and its curriculum",
     "supervisor": "restarts one child process",
-    "tokenizer": "tokenizers",
     "tiny": "tiny models, and their command",
-    "tracking": "metrics for trackers",
     "worker": "the worker's side of a process",
 }
 """File names in use several times: each with its one duty."""
