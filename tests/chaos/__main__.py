@@ -16,8 +16,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.chaos import faults, report, schedule
-from tests.chaos.evidence import Evidence, rotate
+from tests.chaos import report, schedule
+from tests.chaos.faults import catalog as faults
+from tests.chaos.observing.evidence import Evidence, rotate
 from tests.chaos.runner import Runner
 from tests.chaos.swarm import Swarm
 from tests.trained_models import copy_trained_models

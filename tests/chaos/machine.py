@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from tests.chaos.power_cut import stolen_seconds
+from tests.chaos.power.cut import stolen_seconds
 
 
 def busy_seconds() -> float:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from tests.chaos.faults import ALL_FAULTS
+from tests.chaos.faults.catalog import ALL_FAULTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from tests.chaos.fault import Fault
+    from tests.chaos.faults.base import Fault
     from tests.chaos.runner import Outcome
 
 TABLE_HEAD = "| fault | kind | then the daemon | what the node promises | shown by |\n|---|---|---|---|---|"

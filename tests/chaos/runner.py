@@ -19,9 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tests.chaos import invariants
-from tests.chaos.fault import Ends
-from tests.chaos.invariants import Violation
+from tests.chaos.faults.base import Ends
+from tests.chaos.invariants import checks as invariants
+from tests.chaos.invariants.checks import Violation
 from tests.chaos.machine import Busy, Meter
 from tests.chaos.scene import Scene
 from tests.chaos.swarm import LOOK_S, START_S, STOP_S
@@ -29,9 +29,9 @@ from tests.chaos.swarm import LOOK_S, START_S, STOP_S
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from tests.chaos.evidence import Evidence
-    from tests.chaos.fault import Fault
-    from tests.chaos.observe import Observation
+    from tests.chaos.faults.base import Fault
+    from tests.chaos.observing.evidence import Evidence
+    from tests.chaos.observing.observe import Observation
     from tests.chaos.schedule import Planned
     from tests.chaos.swarm import Swarm, SwarmNode
 

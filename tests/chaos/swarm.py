@@ -25,8 +25,8 @@ import psutil
 from ftis_node.cli.node_client import read_document
 from ftis_node.config.home import Home
 from ftis_node.errors import FtisError
+from tests.chaos.faults.moved_clock import offset_file_of, prefix
 from tests.chaos.line import Line
-from tests.chaos.moved_clock import offset_file_of, prefix
 from tests.node.support import RunningNode, started
 
 if TYPE_CHECKING:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.chaos import faults, report, schedule
+from tests.chaos import report, schedule
 from tests.chaos.__main__ import ONE_THREAD
-from tests.chaos.evidence import Evidence
+from tests.chaos.faults import catalog as faults
+from tests.chaos.observing.evidence import Evidence
 from tests.chaos.runner import Outcome, Runner
 from tests.chaos.swarm import Swarm
 

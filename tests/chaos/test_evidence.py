@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.chaos import __main__ as command
-from tests.chaos import copies, evidence, faults, invariants
-from tests.chaos.copies import Copier
-from tests.chaos.evidence import REPORT, Evidence, rotate
-from tests.chaos.fault import Ends, Fault
-from tests.chaos.invariants import Violation
+from tests.chaos.faults import catalog as faults
+from tests.chaos.faults.base import Ends, Fault
+from tests.chaos.invariants import checks as invariants
+from tests.chaos.invariants.checks import Violation
 from tests.chaos.machine import Meter
-from tests.chaos.observe import Observation
-from tests.chaos.observe_buffer import Buffer, Row
-from tests.chaos.observe_trail import Event
+from tests.chaos.observing import copies, evidence
+from tests.chaos.observing.buffer import Buffer, Row
+from tests.chaos.observing.copies import Copier
+from tests.chaos.observing.evidence import REPORT, Evidence, rotate
+from tests.chaos.observing.observe import Observation
+from tests.chaos.observing.shown import lines_that_show
+from tests.chaos.observing.trail import Event
 from tests.chaos.schedule import Planned
-from tests.chaos.shown import lines_that_show
 from tests.chaos.test_runner import EndedProcess, FakeNode, swarm_of
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from ftis_node.gossip.p2pd.client import P2pdError
 from ftis_node.records.identity import Identity
 from tests.attacks.member import Member
 from tests.attacks.victim import Victim
-from tests.chaos import process_faults
-from tests.chaos.hostile_faults import NUM_STREAMS, Attack, hold_streams
+from tests.chaos.faults import processes as process_faults
+from tests.chaos.faults.hostile import NUM_STREAMS, Attack, hold_streams
 from tests.chaos.scene import Scene
 from tests.chaos.swarm import Swarm, SwarmNode
 from tests.node.support import RunningNode, started

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.chaos import invariants
-from tests.chaos.history import counted
-from tests.chaos.invariants import AT_ONE_MOMENT, FROM_ONE_TO_ANOTHER, broken, check
-from tests.chaos.invariants_groups import two_of_a_number
-from tests.chaos.invariants_steps import versions_claimed
-from tests.chaos.observe import Observation
-from tests.chaos.observe_buffer import Buffer, Row
-from tests.chaos.observe_processes import Process
-from tests.chaos.observe_trail import Event, EventLogMemory
+from tests.chaos.invariants import checks as invariants
+from tests.chaos.invariants.checks import AT_ONE_MOMENT, FROM_ONE_TO_ANOTHER, broken, check
+from tests.chaos.invariants.groups import two_of_a_number
+from tests.chaos.invariants.steps import versions_claimed
+from tests.chaos.observing.buffer import Buffer, Row
+from tests.chaos.observing.history import counted
+from tests.chaos.observing.observe import Observation
+from tests.chaos.observing.processes import Process
+from tests.chaos.observing.trail import Event, EventLogMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -30,7 +30,7 @@ from ftis_node.node.peers.store import PeerStore
 from ftis_node.records.identity import Identity
 from ftis_node.replay.database import open_writer
 from ftis_node.workers.durable import complete_folder, newest_complete
-from tests.chaos.lost_power import Tree, lay_out, recorded
+from tests.chaos.power.lost_power import Tree, lay_out, recorded
 
 if TYPE_CHECKING:
     from collections.abc import Callable

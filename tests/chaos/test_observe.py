@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ftis_node.config.home import Home
-from tests.chaos.invariants import broken, check, snapshot
-from tests.chaos.observe import saved_steps
-from tests.chaos.observe_processes import family_of, leftovers_of, strays_of
+from tests.chaos.invariants.checks import broken, check, snapshot
+from tests.chaos.observing.observe import saved_steps
+from tests.chaos.observing.processes import family_of, leftovers_of, strays_of
 from tests.node.support import ANY_PORT, RunningNode, started, write_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from tests.chaos.invariants import Violation
-    from tests.chaos.observe import Observation
+    from tests.chaos.invariants.checks import Violation
+    from tests.chaos.observing.observe import Observation
 
 START_S = 240.0
 ASIDE_S = 0.2  # given to what will not pass by itself

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.chaos.kept import Kept, losses, wrong_resumption
-from tests.chaos.power import run_cuts
-from tests.chaos.power_cut import KINDS, plan_cuts
+from tests.chaos.power.cut import KINDS, plan_cuts
+from tests.chaos.power.endurance import run_cuts
+from tests.chaos.power.kept import Kept, losses, wrong_resumption
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.chaos import invariants, runner
-from tests.chaos.fault import Ends, Fault
+from tests.chaos import runner
+from tests.chaos.faults.base import Ends, Fault
+from tests.chaos.invariants import checks as invariants
 from tests.chaos.schedule import Planned
 from tests.chaos.swarm import Swarm, SwarmNode
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.chaos import report
-from tests.chaos.faults import ALL_FAULTS, KINDS, chosen
+from tests.chaos.faults.catalog import ALL_FAULTS, KINDS, chosen
 from tests.chaos.schedule import first, lanes
 from tests.chaos.swarm import SwarmNode
 

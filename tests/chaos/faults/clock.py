@@ -6,8 +6,8 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tests.chaos.fault import Fault
-from tests.chaos.moved_clock import offset_file_of
+from tests.chaos.faults.base import Fault
+from tests.chaos.faults.moved_clock import offset_file_of
 
 if TYPE_CHECKING:
     from tests.chaos.scene import Scene

@@ -2,7 +2,7 @@
 
 A real node with a tiny model trains beside one peer. At each cut every process of it dies at once; the same command
 starts it again, as systemd would. Then it must be at work within 30 s, go on at the newest complete step, and have kept
-whatever it acknowledged (`kept.py`) or told its peer (`power_witness.py`). A line a cut; the last line is JSON.
+whatever it acknowledged (`kept.py`) or told its peer (`witness.py`). A line a cut; the last line is JSON.
 Exit code 1 where anything was lost or late. `cpu_s` is what a start costs, whatever else the machine does meanwhile;
 `stolen_percent` what its host gave to others during the starts, and each line says it of its own.
 """
@@ -29,9 +29,9 @@ from ftis_node.config.home import Home
 from ftis_node.config.manifest import load_manifest
 from ftis_node.records.identity import Identity
 from tests.attacks.member import Maker
-from tests.chaos.kept import Kept, events_in, losses, read_kept, wrong_resumption
-from tests.chaos.power_cut import Cut, await_sight, cpu_seconds, cut_power, plan_cuts, stolen_seconds
-from tests.chaos.power_witness import Witness, witness
+from tests.chaos.power.cut import Cut, await_sight, cpu_seconds, cut_power, plan_cuts, stolen_seconds
+from tests.chaos.power.kept import Kept, events_in, losses, read_kept, wrong_resumption
+from tests.chaos.power.witness import Witness, witness
 from tests.node.support import ANY_PORT, started
 from tests.trained_models import trained_model
 
@@ -248,7 +248,3 @@ async def _main(options: argparse.Namespace, say: Callable[[str], None]) -> int:
         outcome = await run_cuts(folder, folder / "model", cuts=cuts, say=say, until_s=until_s)
         say(json.dumps(outcome.summary(seed=options.seed)))
         return 1 if outcome.violations or outcome.num_late else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

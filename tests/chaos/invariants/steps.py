@@ -5,14 +5,14 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from tests.chaos.history import BEGINNINGS, counted
-from tests.chaos.observe import CHECKPOINT_PREFIX, DAMAGED_PREFIX
+from tests.chaos.observing.history import BEGINNINGS, counted
+from tests.chaos.observing.observe import CHECKPOINT_PREFIX, DAMAGED_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.chaos.observe import Observation
-    from tests.chaos.observe_trail import Event
+    from tests.chaos.observing.observe import Observation
+    from tests.chaos.observing.trail import Event
 
 
 def back_below_checkpoint(before: Observation, after: Observation) -> Iterator[str]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tests.chaos.history import counted
-from tests.chaos.invariants_groups import peer_of
+from tests.chaos.invariants.groups import peer_of
+from tests.chaos.observing.history import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from tests.chaos.observe import Observation
+    from tests.chaos.observing.observe import Observation
 
 WORKERS = {"generation": "generation worker", "learner": "learner worker"}
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tests.chaos.observe_trail import Event
+    from tests.chaos.observing.trail import Event
 
 BEGINNINGS = frozenset({"start", "step_lost"})  # after these the learner stands at its checkpoint
 

@@ -1,7 +1,7 @@
 """What a fault is: what is done to a node, what the node promises then, and which test shows it.
 
-The faults of one kind are a file (`process_faults.py`, `link_faults.py`, ...) with a tuple `FAULTS`. A fault only does
-harm; whether the promise was kept is for `invariants.py` to say, which knows nothing of how the harm was done.
+The faults of one kind are a file (`processes.py`, `links.py`, ...) with a tuple `FAULTS`. A fault only does
+harm; whether the promise was kept is for `invariants/` to say, which knows nothing of how the harm was done.
 """
 
 from __future__ import annotations

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from tests.chaos.observe_processes import by_role
+from tests.chaos.observing.processes import by_role
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.chaos.observe import Observation
-    from tests.chaos.observe_processes import Process
+    from tests.chaos.observing.observe import Observation
+    from tests.chaos.observing.processes import Process
 
 SINGLE_ROLES = ("daemon", "generation worker", "learner worker", "p2pd")
 MIB = 1 << 20

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from tests.chaos.fault import Ends, Fault, generates, trains
+from tests.chaos.faults.base import Ends, Fault, generates, trains
 
 if TYPE_CHECKING:
     from collections.abc import Callable

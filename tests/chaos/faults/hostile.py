@@ -25,7 +25,7 @@ from ftis_node.records.identity import Identity
 from ftis_node.swarm.topology import bucket_of
 from tests.attacks.member import Maker, Member, joined, spoil
 from tests.attacks.victim import Victim
-from tests.chaos.fault import Fault, trains
+from tests.chaos.faults.base import Fault, trains
 
 if TYPE_CHECKING:
     import random

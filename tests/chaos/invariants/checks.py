@@ -17,18 +17,15 @@ import inspect
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from tests.chaos import invariants_groups as groups
-from tests.chaos import invariants_leftovers as leftovers
-from tests.chaos import invariants_status as status
-from tests.chaos import invariants_steps as steps
-from tests.chaos.observe import SETTLE_S, watch_of
+from tests.chaos.invariants import groups, leftovers, status, steps
+from tests.chaos.observing.observe import SETTLE_S, watch_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from tests.chaos.fault import Fault
-    from tests.chaos.observe import Observation
-    from tests.chaos.observe_processes import Watched
+    from tests.chaos.faults.base import Fault
+    from tests.chaos.observing.observe import Observation
+    from tests.chaos.observing.processes import Watched
     from tests.chaos.swarm import Swarm
 
 MOST_TOLD = 5  # of one invariant at one look: where one group is lost, all may be

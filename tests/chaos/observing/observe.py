@@ -1,4 +1,4 @@
-"""Looking at a node from outside: what it wrote, what it runs, what it says of itself. Judging is for `invariants.py`.
+"""Looking at a node from outside: what it wrote, what it runs, what it says of itself. Judging is for `invariants/`.
 
     watch = Watch(node)
     before = watch.look()
@@ -25,18 +25,18 @@ from ftis_node.cli.node_client import read_document
 from ftis_node.config.home import Home
 from ftis_node.errors import FtisError
 from ftis_node.workers.durable import is_complete
-from tests.chaos.history import counted
-from tests.chaos.observe_buffer import read_buffer
-from tests.chaos.observe_processes import family_of, leftovers_of, strays_of
-from tests.chaos.observe_trail import EventLogMemory
+from tests.chaos.observing.buffer import read_buffer
+from tests.chaos.observing.history import counted
+from tests.chaos.observing.processes import family_of, leftovers_of, strays_of
+from tests.chaos.observing.trail import EventLogMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from tests.chaos.observe_buffer import Buffer
-    from tests.chaos.observe_processes import Identity, Process, Watched
-    from tests.chaos.observe_trail import Event
+    from tests.chaos.observing.buffer import Buffer
+    from tests.chaos.observing.processes import Identity, Process, Watched
+    from tests.chaos.observing.trail import Event
 
 SETTLE_S = 5.0  # the status is truthful, and what is dead gone, within so long
 LOOK_S = 0.25

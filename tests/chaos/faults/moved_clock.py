@@ -1,6 +1,6 @@
 """Starts `ftis-node` with a wall clock that can be moved while it runs; the product knows nothing of it.
 
-    python tests/chaos/moved_clock.py OFFSET_FILE python -m ftis_node join ...
+    python tests/chaos/faults/moved_clock.py OFFSET_FILE python -m ftis_node join ...
 
 The offset in seconds is read from the file, which may change at any time or be missing (0). What reads the wall clock
 is replaced before anything of the node is imported: `time.time`, `time.time_ns`, and through them the directory's time.

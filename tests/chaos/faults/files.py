@@ -19,8 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.chaos.fault import Ends, Fault, trains
-from tests.chaos.observe import watch_of
+from tests.chaos.faults.base import Ends, Fault, trains
+from tests.chaos.observing.observe import watch_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

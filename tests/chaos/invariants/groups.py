@@ -13,14 +13,14 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ftis_node.node.loops.intake import COMMIT_CAPACITY
-from tests.chaos.history import counted
+from tests.chaos.observing.history import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from tests.chaos.observe import Observation
-    from tests.chaos.observe_buffer import Row
-    from tests.chaos.observe_trail import Event
+    from tests.chaos.observing.buffer import Row
+    from tests.chaos.observing.observe import Observation
+    from tests.chaos.observing.trail import Event
 
 TRAINED_REASONS = frozenset({"trained", "refused"})
 

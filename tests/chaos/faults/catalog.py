@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.chaos import clock_faults, file_faults, hostile_faults, link_faults, process_faults
+from tests.chaos.faults import clock, files, hostile, links, processes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from tests.chaos.fault import Fault
+    from tests.chaos.faults.base import Fault
     from tests.chaos.swarm import Swarm
 
 ALL_FAULTS: tuple[Fault, ...] = (
-    *(*process_faults.FAULTS, *link_faults.FAULTS, *hostile_faults.FAULTS),
-    *(*file_faults.FAULTS, *clock_faults.FAULTS),
+    *(*processes.FAULTS, *links.FAULTS, *hostile.FAULTS),
+    *(*files.FAULTS, *clock.FAULTS),
 )
 KINDS = tuple(dict.fromkeys(fault.kind for fault in ALL_FAULTS))
 

@@ -24,16 +24,16 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.config.home import Home
-from tests.chaos.copies import MIB, Copier
 from tests.chaos.machine import Busy, Meter
-from tests.chaos.shown import lines_that_show
+from tests.chaos.observing.copies import MIB, Copier
+from tests.chaos.observing.shown import lines_that_show
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from tests.chaos.invariants import Violation
-    from tests.chaos.observe import Observation
+    from tests.chaos.invariants.checks import Violation
+    from tests.chaos.observing.observe import Observation
     from tests.chaos.schedule import Planned
     from tests.chaos.swarm import SwarmNode
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from tests.chaos.fault import Fault
+from tests.chaos.faults.base import Fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,0 +1,1 @@
+"""Invariants that must hold after each fault: the checks, by subject."""

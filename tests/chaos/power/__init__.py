@@ -1,0 +1,1 @@
+"""Loss of power: kills of all processes of a node, and writes that were not synchronized to disk."""

@@ -1,0 +1,10 @@
+"""Command of the endurance test; see endurance.py."""
+
+from __future__ import annotations
+
+import sys
+
+from tests.chaos.power.endurance import main
+
+if __name__ == "__main__":
+    sys.exit(main())
