@@ -17,7 +17,7 @@ from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entr
 from ftis_node.gossip.wire_format import bucket_key
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.topology import bucket_of
-from tests.attacks.progress import goes_on
+from tests.attacks.victim import goes_on
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from ftis_node.config.home import Home
-from tests.attacks.progress import goes_on
+from tests.attacks.victim import goes_on
 
 if TYPE_CHECKING:
     from tests.attacks.member import Member

@@ -12,7 +12,7 @@ from ftis_node.records.envelope import Announcement
 from ftis_node.records.identity import PEER_DOMAIN
 from ftis_node.records.parsing import SCHEMA
 from tests.attacks.member import UNUSED, joined
-from tests.attacks.progress import goes_on
+from tests.attacks.victim import goes_on
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.attacks.progress import goes_on
+from tests.attacks.victim import goes_on
 from tests.attacks.visitors import js_host
 from tests.attacks.visitors.connections import ComesAndGoes, ManyStreams, SaysNothing
 from tests.attacks.visitors.crawlers import Crawler, HivemindClient, PlainHost

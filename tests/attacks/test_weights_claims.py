@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from tests.attacks.progress import goes_on
+from tests.attacks.victim import goes_on
 
 if TYPE_CHECKING:
     from ftis_node.records.group import Group

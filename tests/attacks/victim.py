@@ -1,4 +1,4 @@
-"""The victim: a real `ftis-node join`, looked at from outside as its operator would."""
+"""The victim: a real `ftis-node join`, observed as its operator would, and what each attack must leave intact."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from ftis_node.errors import FtisError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tests.attacks.member import Member
+    from tests.attacks.victim import Victim
     from tests.node.support import RunningNode
 
 LOOK_S = 0.3
@@ -121,3 +123,16 @@ async def patiently(condition: Callable[[], Any]) -> Any:
         return await condition()
     except FtisError:
         return None
+
+
+async def goes_on(victim: Victim, honest: Member) -> None:
+    """Waits until the victim has made a step and taken an honest group; nothing is held against who sends them."""
+    step = (await victim.status())["learner"]["step"]
+    accepted = (await victim.row(honest.peer_id))["groups_accepted"]
+
+    async def has_gone_on() -> bool:
+        row = await victim.row(honest.peer_id)
+        return bool(row["groups_accepted"] > accepted and (await victim.status())["learner"]["step"] > step)
+
+    await victim.until(has_gone_on)
+    assert (await victim.row(honest.peer_id))["standing"] == "good"

@@ -1,4 +1,4 @@
-"""The client over a worker that may lie: hand-over, proofs, deaths. No model is involved."""
+"""The client over a worker that may lie: hand-over, proofs, deaths, the token rate. No model is involved."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from ftis_node.errors import ModelError, WorkerDiedError, WorkerTaskError
 from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.engines.base import EngineSettings, GenerateRequest, GenerationResult
 from ftis_node.generation.messages import Generated, GenerationBoot
+from ftis_node.generation.time_limits import Throughput
 from ftis_node.records.group import Completion, FinishReason, SamplingSettings
 from ftis_node.workers.liveness import RestartPolicy
 from ftis_node.workers.preload import Timing
@@ -339,3 +340,22 @@ def test_the_daemons_side_loads_no_torch() -> None:
         "sys.exit(bool({'torch', 'transformers', 'safetensors'} & set(sys.modules)))"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": PYTHON_PATH})
+
+
+def test_the_rate_is_over_the_window_and_falls_when_nothing_comes() -> None:
+    throughput = Throughput(window_s=10.0)
+    assert throughput.per_second(now_s=0.0) == 0.0
+    for second in range(21):
+        throughput.reach(second * 100, at_s=float(second))
+    assert throughput.per_second(now_s=20.0) == 100.0
+    assert throughput.per_second(now_s=25.0) == 50.0
+    assert throughput.per_second(now_s=40.0) == 0.0
+
+
+def test_a_new_worker_counts_from_the_start() -> None:
+    throughput = Throughput(window_s=10.0)
+    throughput.reach(1000, at_s=0.0)
+    throughput.reach(2000, at_s=1.0)
+    throughput.reach(50, at_s=2.0)
+    throughput.reach(150, at_s=4.0)
+    assert throughput.per_second(now_s=4.0) == 50.0

@@ -7,8 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from generation_mixed import CLOSE, mixed_logprobs, num_sampled_by_old
-from generation_support import SETTINGS, eventually, file_tensors, fresh_logprobs, make_request, tiny_model
+from generation_support import (
+    CLOSE,
+    SETTINGS,
+    eventually,
+    file_tensors,
+    fresh_logprobs,
+    make_request,
+    mixed_logprobs,
+    num_sampled_by_old,
+    tiny_model,
+)
 
 from ftis_node.generation.engines.torch_engine import TorchEngine
 from ftis_node.workers.shared_tensors import Exporter

@@ -13,8 +13,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from generation_mixed import CLOSE, mixed_logprobs, num_sampled_by_old
-from generation_support import EMBEDDING_ROWS, eventually, file_tensors, save_model, tiny_model
+from generation_support import (
+    CLOSE,
+    EMBEDDING_ROWS,
+    eventually,
+    file_tensors,
+    mixed_logprobs,
+    num_sampled_by_old,
+    save_model,
+    tiny_model,
+)
 from generation_vllm_support import VLLM_MODEL, make_client
 
 from ftis_node.errors import ModelError

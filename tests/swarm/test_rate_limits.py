@@ -1,10 +1,10 @@
-"""Rate limits of one sender and of all new peers, and the buffer places of one peer."""
+"""The token bucket, the rate limits of one sender and of all new peers, and the buffer places of one peer."""
 
 from __future__ import annotations
 
 import pytest
 
-from ftis_node.swarm.rate_limits import QuotaLimits, Quotas, ShareCap, subnet_of
+from ftis_node.swarm.rate_limits import QuotaLimits, Quotas, ShareCap, TokenBucket, subnet_of
 
 LIMITS = QuotaLimits(
     groups_per_minute=60.0, tokens_per_minute=6000.0, new_peers_groups_per_minute=120.0, new_peers_tokens_per_minute=1e6
@@ -65,3 +65,32 @@ def test_among_few_peers_each_has_its_part_and_among_many_none_has_more_than_the
 )
 def test_peers_of_one_public_network_are_one_neighbour(addresses: list[str], network: str | None) -> None:
     assert subnet_of(addresses) == network
+
+
+def test_a_burst_is_there_at_once_and_then_the_rate() -> None:
+    allowance = TokenBucket(rate_per_s=10.0, burst=20.0)
+    assert allowance.take(20.0, now=100.0)
+    assert not allowance.take(1.0, now=100.0)
+    assert allowance.wait_s(5.0, now=100.0) == pytest.approx(0.5)
+    assert allowance.take(5.0, now=100.5)
+    assert not allowance.take(1.0, now=100.5)
+
+
+def test_it_never_holds_more_than_its_burst() -> None:
+    allowance = TokenBucket(rate_per_s=10.0, burst=20.0)
+    allowance.take(20.0, now=0.0)
+    assert allowance.left(now=1e6) == 20.0
+    assert allowance.wait_s(50.0, now=1e6) == 0.0, "more than a burst waits for a full one only"
+
+
+def test_a_debt_is_paid_before_anything_more_is_allowed() -> None:
+    allowance = TokenBucket(rate_per_s=10.0, burst=20.0)
+    assert allowance.spend(50.0, now=0.0) == pytest.approx(3.0)
+    assert not allowance.take(1.0, now=3.0)
+    assert allowance.take(1.0, now=3.1)
+
+
+@pytest.mark.parametrize(("rate_per_s", "burst"), [(0.0, 1.0), (1.0, 0.0), (-1.0, 1.0)])
+def test_an_allowance_of_nothing_is_refused(rate_per_s: float, burst: float) -> None:
+    with pytest.raises(ValueError, match="above 0"):
+        TokenBucket(rate_per_s=rate_per_s, burst=burst)

@@ -1,4 +1,4 @@
-"""Several rewards by weight, as a node computes them: in the scoring process, under its limits."""
+"""Weighted rewards of `dataset:` in the scoring process, and what a hostile query or file cannot reach."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ftis_node.errors import TaskError
 from ftis_node.records.group import CompletionStatus
 from ftis_node.tasks import load_task
 from ftis_node.tasks.answers import answer_in
 from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.tasks.scoring_worker import ScoringCost
 from ftis_node.validation.pipeline import REWARD_SLACK
+from tests.tasks.test_dataset import QUERY, write
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -129,3 +131,19 @@ def test_what_counts_as_an_answer_for_votes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("query", "is_isolated"), [("&reward=exact,format", False), ("", True)])
 def test_only_parsers_need_the_scoring_process(tmp_path: Path, query: str, is_isolated: bool) -> None:
     assert task_of(tmp_path, query).isolate_scoring is is_isolated
+
+
+def test_a_whole_number_of_any_length_is_a_reference(tmp_path: Path) -> None:
+    task = load_task(f"dataset:{write(tmp_path / 'x.jsonl', [{'q': 'x', 'a': 10**400}])}?{QUERY}")
+    assert task[0].answer == "1" + 400 * "0"
+
+
+def test_a_repository_never_means_a_folder_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "private/notes").mkdir(parents=True)
+    write(tmp_path / "private/notes/notes.csv")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(
+        TaskError, match=r"private/notes \(train\): a folder or file here has the name of the repository"
+    ):
+        load_task(f"dataset:x?hub=private/notes&{QUERY}")

@@ -1,4 +1,4 @@
-"""Equal answers in the many ways that models write them, unequal ones, and text made to keep a parser busy."""
+"""Mathematical answers: equal and unequal ones, texts that keep a parser busy, and the think-answer format."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ftis_node.records.group import CompletionStatus
 from ftis_node.tasks import load_task
-from ftis_node.tasks.answers import answers_agree
+from ftis_node.tasks.answers import answers_agree, final_answer
 from ftis_node.tasks.scorer import IsolatedScorer, ScoringLimits
 from ftis_node.tasks.scoring_worker import ScoringCost
 
@@ -125,3 +127,58 @@ async def test_an_attack_costs_neither_time_nor_another_text(task: Task) -> None
     assert scores == [(reward, CompletionStatus.SCORED) for reward in (1.0, 0.0, 1.0)]
     assert cost.num_stopped == 0
     assert cost.seconds < 3.0
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("<think>x</think><answer>72</answer>", "72"),
+        ("<think>\nx\n</think>\n<answer>\n72\n</answer>\n", "72"),
+        ("  <think></think>\t<answer> a\nb </answer>", "a\nb"),
+        ("<think>is a < b?</think><answer></answer>", ""),
+    ],
+)
+def test_what_holds_the_format(text: str, answer: str) -> None:
+    assert final_answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "72",
+        "<answer>72</answer>",
+        "<think>x</think>",
+        "<think>x</think> 72",
+        "<think>x</think><answer>72",
+        "<think>x<answer>72</answer>",
+        "x</think><answer>72</answer>",
+        "<answer>72</answer><think>x</think>",
+        "<think>x<answer>72</answer></think>",
+        "<answer><think>x</think>72</answer>",
+        "</think><think>x<answer>72</answer>",
+        "<think>x</think></answer>72<answer>",
+        "Sure! <think>x</think><answer>72</answer>",
+        "<think>x</think> so <answer>72</answer>",
+        "<think>x</think><answer>72</answer>.",
+        "<think>x</think><think>y</think><answer>72</answer>",
+        "<think><think>x</think><answer>72</answer>",
+        "<think>x</think><answer>71</answer><answer>72</answer>",
+        "<think>x</think><answer>72</answer></answer>",
+        "<Think>x</Think><Answer>72</Answer>",
+    ],
+)
+def test_what_breaks_the_format(text: str) -> None:
+    assert final_answer(text) is None
+
+
+_PIECES = st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", " ", "\n", "7", "x"])
+
+
+@given(st.lists(_PIECES, max_size=12).map("".join))
+def test_an_answer_is_found_only_where_the_whole_text_can_be_told_apart(text: str) -> None:
+    answer = final_answer(text)
+    if answer is not None:
+        thought, _, rest = text.strip().removeprefix("<think>").partition("</think>")
+        assert rest.lstrip().removeprefix("<answer>").removesuffix("</answer>").strip() == answer
+        assert "<" not in thought + answer
