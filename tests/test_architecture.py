@@ -157,6 +157,8 @@ def test_no_folder_has_more_than_20_files_and_no_file_more_than_350_lines() -> N
     per_folder = Counter(path.parent.relative_to(PACKAGE).as_posix() for path in FILES)
     del per_folder["cli/commands"]  # one command a file
     assert not {folder: number for folder, number in per_folder.items() if number > 20}
+    others = Counter(path.parent for top in ("tests", "bench") for path in (PACKAGE.parent / top).rglob("*.py"))
+    assert not {str(folder): number for folder, number in others.items() if number > 20}
     lengths = {path.relative_to(PACKAGE).as_posix(): len(path.read_text().splitlines()) for path in FILES}
     assert not {file: length for file, length in lengths.items() if length > 350}
 

@@ -33,7 +33,7 @@ from ftis_node.records.identity import ENVELOPE_DOMAIN, PEER_DOMAIN, Identity
 from ftis_node.records.text_codec import hash_messages, pack_text_group, unpack_any
 from ftis_node.validation import Accepted, Refused, validate
 from tests.conftest import make_group, make_text_group
-from tests.validation.test_door import _context, _Tokenizer
+from tests.validation.test_pipeline import _context, _Tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence

@@ -36,7 +36,7 @@ from ftis_node.tasks.base import TaskItem
 from ftis_node.telemetry.events import read_events
 from ftis_node.telemetry.terminal_text import columns
 from tests.fuzz.targets import PROMPT, SEEDS_MADE_AT, SpeakingTokenizer
-from tests.validation.test_door import _Scorer
+from tests.validation.test_pipeline import _Scorer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence

@@ -53,7 +53,7 @@ from ftis_node.validation import Refused, validate
 from tests.conftest import RUN_ID, TOKENIZER, make_group, make_text_group
 from tests.fuzz.targets import MANIFEST
 from tests.records.test_weights import make_offer
-from tests.validation.test_door import _context
+from tests.validation.test_pipeline import _context
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

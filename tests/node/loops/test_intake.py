@@ -32,7 +32,7 @@ from tests.gossip.helpers import eventually
 from tests.node.nodes import ME, components
 from tests.node.support import admission_of, sections_of
 from tests.tasks.hostile_task import HostileTask
-from tests.validation.test_door import MANIFEST, _context, _Scorer, _Tokenizer
+from tests.validation.test_pipeline import MANIFEST, _context, _Scorer, _Tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
