@@ -16,8 +16,8 @@ from ftis_node.records.identity import Identity
 from ftis_node.validation import Accepted, Refused, validate
 from tests.conftest import make_completion, make_text_group
 from tests.validation.test_pipeline import MANIFEST, _context, _ours
-from tests.validation.test_text_door import _context as text_context
-from tests.validation.test_text_door import _group as text_group
+from tests.validation.test_text_groups import _context as text_context
+from tests.validation.test_text_groups import _group as text_group
 
 if TYPE_CHECKING:
     from ftis_node.records.group import Completion
