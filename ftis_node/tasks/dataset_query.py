@@ -214,7 +214,7 @@ def finds(pattern: str, text: str) -> bool:
     import pyarrow
     from pyarrow.compute import match_substring_regex
 
-    pool = pyarrow.system_memory_pool()  # the default pool reserves 1 GiB of addresses, all that a scorer has
+    pool = pyarrow.system_memory_pool()  # the default pool reserves addresses, of which a scorer has 1 GiB
     found = match_substring_regex(pyarrow.scalar(text, memory_pool=pool), pattern, memory_pool=pool)
     return bool(found.as_py())
 
