@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     if options.steps < 2:
-        parser.error("--steps must be at least 2: the first makes the optimiser's states")
+        parser.error("--steps must be at least 2: the first makes the optimizer's states")
     with tempfile.TemporaryDirectory(dir=".", prefix="checkpoint-bench-") as folder:
         model = Path(folder) / "model"
         parameters = save_random_model(options.shape, model, dtype=torch.bfloat16)

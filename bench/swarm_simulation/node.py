@@ -268,7 +268,7 @@ class SimulatedNode(Peer):
             created_at=group.created_at, policy_version=0,
         )  # fmt: skip
         places = self._share_cap.places(
-            group.sender, num_neighbours=self.world.num_peers - 1, capacity=settings.max_ready_groups
+            group.sender, num_neighbors=self.world.num_peers - 1, capacity=settings.max_ready_groups
         )
         if self._per_sender[group.sender] >= places:
             self._drop(next(one.id for one in self.ready.values() if one.sender == group.sender))

@@ -30,7 +30,7 @@ from ftis_node.telemetry.terminal_text import GIB
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ftis_node.gossip.dialler import AddressProbe, NetworkProbe
+    from ftis_node.gossip.dialer import AddressProbe, NetworkProbe
     from ftis_node.gossip.multiaddr import PeerAddress
 
 P2PDS_PREAMBLE = re.compile(r"^.*all dials failed \* \[[^]]*\] ")
@@ -161,7 +161,7 @@ def examine_network(peers: tuple[str, ...], *, listen: tuple[str, ...], limit_s:
     """Dial each peer and yield the results. Raises ConfigError for an invalid address, UsageError and MachineError as a
     node would.
     """
-    from ftis_node.gossip.dialler import probe_network
+    from ftis_node.gossip.dialer import probe_network
 
     addresses = tuple(map(parse_multiaddr, peers))
     with tempfile.TemporaryDirectory(prefix="ftis-") as folder:

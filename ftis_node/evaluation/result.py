@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from math import exp, inf, isfinite
 from typing import TYPE_CHECKING
 
-from ftis_node.generation.evaluate import Answered, EvalResult, summarise
+from ftis_node.generation.evaluate import Answered, EvalResult, summarize
 from ftis_node.tasks.answers import answer_in
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def evaluation_row(
     right = [_is_majority_right(task, problem.item, problem.samples[:k]) for problem in answered]
     return EvaluationRow(
         name=name,
-        result=summarise(answered, k=k),
+        result=summarize(answered, k=k),
         majority_at_k=sum(right) / len(right) if k > 1 else None,
         generated_tokens=sum(map(_generated, answered)),
         forward_tokens=num_models * sum(map(_forward, answered)),
@@ -129,7 +129,7 @@ def vote_row(name: str, by_model: Sequence[Sequence[Answered]], task: Task, *, k
         right.append(_is_majority_right(task, ballot[0].item, samples))
     return EvaluationRow(
         name=name,
-        result=replace(summarise(elected, k=1), k=k),
+        result=replace(summarize(elected, k=1), k=k),
         majority_at_k=sum(right) / len(right) if k > 1 else None,
         generated_tokens=sum(_generated(problem) for ballot in ballots for problem in ballot),
         forward_tokens=sum(_forward(problem) for ballot in ballots for problem in ballot),

@@ -141,10 +141,10 @@ async def evaluate(
     generator: Generator, task: Task, tokenizer: PromptTokenizer, *, k: int = 1, **options: Any
 ) -> EvalResult:
     """Grade the first `limit` problems of `task`; the options are those of `answer_problems`."""
-    return summarise(await answer_problems(generator, task, tokenizer, k=k, **options), k=k)
+    return summarize(await answer_problems(generator, task, tokenizer, k=k, **options), k=k)
 
 
-def summarise(answered: Sequence[Answered], *, k: int) -> EvalResult:
+def summarize(answered: Sequence[Answered], *, k: int) -> EvalResult:
     """Return the means over one or more problems; for k > 1 each has at least k samples."""
     n = len(answered)
     greedy = [problem.greedy for problem in answered if problem.greedy is not None]

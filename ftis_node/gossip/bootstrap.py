@@ -18,7 +18,7 @@ import logging
 import random
 from typing import TYPE_CHECKING
 
-from ftis_node.gossip.dialler import Dialler
+from ftis_node.gossip.dialer import Dialer
 from ftis_node.gossip.directory.lookup import SurveyReader
 from ftis_node.gossip.interface import GossipCounters, GossipLimits
 from ftis_node.gossip.p2pd.session import P2pdConfig, Session
@@ -90,7 +90,7 @@ class BootstrapNode:
         self._settings = settings
         self._pinned_runs = pinned_runs
         self.guard = PeerGuard()
-        self._dialler = Dialler(settings, rng=random.Random(), guard=self.guard)
+        self._dialer = Dialer(settings, rng=random.Random(), guard=self.guard)
         self._has_ended = asyncio.Event()
         self._error: BaseException | None = None
         self.peer_id = identity.peer_id
@@ -143,14 +143,14 @@ class BootstrapNode:
         self.addresses = [f"{address}/p2p/{self.peer_id}" for address in session.listening_on]
         on_ready()
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._keep_dialling(session), name="bootstrap-dial")
+            group.create_task(self._keep_dialing(session), name="bootstrap-dial")
             group.create_task(
                 TopicForwarder(session, poll_interval_s=self._settings.forward_s).run(), name="bootstrap-forward"
             )
 
-    async def _keep_dialling(self, session: Session) -> None:
+    async def _keep_dialing(self, session: Session) -> None:
         while True:
-            await self._dialler.dial_given(session)
+            await self._dialer.dial_given(session)
             await asyncio.sleep(self._settings.check_s)
 
     def _on_end(self, error: BaseException | None) -> None:

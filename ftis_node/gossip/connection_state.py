@@ -15,7 +15,7 @@ class ConnectionFacts:
 
     `num_given` peers were configured (`--peers`), of which `num_given_connected` are connected. `num_connected` peers
     are connected in all. `dial_error` is the error of the configured peer that was dialed last. `has_looked` is true
-    after the first round of dialling.
+    after the first round of dialing.
     """
 
     num_members: int = 0

@@ -25,7 +25,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ftis_node.gossip.connection_state import ConnectionFacts
-from ftis_node.gossip.dialler import Dialler, connected_ids, usable_addresses
+from ftis_node.gossip.dialer import Dialer, connected_ids, usable_addresses
 from ftis_node.gossip.directory.entries import pack_member
 from ftis_node.gossip.directory.validators import sample_by_block
 from ftis_node.swarm.peer_guard import PeerBackoff, PeerGuard, Place
@@ -132,13 +132,13 @@ class Membership:
         self._seen_at: dict[str, float] = {}
         self._listed: dict[str, None] = {}  # members of the own shard, as last listed in the directory
         self.read_shards: frozenset[int] = frozenset(range(num_shards))
-        self._dialler = Dialler(settings, rng=rng, guard=self._guard)
+        self._dialer = Dialer(settings, rng=rng, guard=self._guard)
         self._known: dict[str, list[str]] = {}  # members and their addresses, oldest first
         self._num_rounds_alone = 0
         self._has_looked = False
         self._next_round_at = 0.0  # time of the event loop
         self._alone = asyncio.Event()
-        self._facts = ConnectionFacts(num_given=len(self._dialler.given))
+        self._facts = ConnectionFacts(num_given=len(self._dialer.given))
         self._probe = MemberProbe(_probe_none)
         self._batches = MemberProbe(_probe_none)  # its "members" are those that read batches
         self.addresses: list[str] = []
@@ -187,8 +187,8 @@ class Membership:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch(session, group), name="gossip-watch")
             group.create_task(self._rounds(session), name="gossip-rounds")
-            redialling = self._dialler.keep_redialling(session, lambda: self.members, self._known)
-            group.create_task(redialling, name="gossip-redial")
+            redialing = self._dialer.keep_redialing(session, lambda: self.members, self._known)
+            group.create_task(redialing, name="gossip-redial")
 
     async def _watch(self, session: Session, group: asyncio.TaskGroup) -> None:
         while True:
@@ -206,9 +206,9 @@ class Membership:
         self._facts = ConnectionFacts(
             num_members=num_members,
             num_connected=len(connected),
-            num_given=len(self._dialler.given),
-            num_given_connected=len(connected & self._dialler.given),
-            dial_error=self._dialler.dial_error,
+            num_given=len(self._dialer.given),
+            num_given_connected=len(connected & self._dialer.given),
+            dial_error=self._dialer.dial_error,
             has_looked=self._has_looked,
         )
         return connected
@@ -236,7 +236,7 @@ class Membership:
                 continue
 
     async def _round(self, session: Session) -> None:
-        await self._dialler.dial_given(session)
+        await self._dialer.dial_given(session)
         try:
             entry = pack_member(self.addresses, num_shards=self._num_shards)
             await session.directory.register(self._run_id, entry, ttl_s=self._settings.member_ttl_s)
@@ -287,7 +287,7 @@ class Membership:
             read=self.read_shards,
             num_shards=self._num_shards,
         )
-        await self._dialler.dial(session, {peer_id: self._known[peer_id] for peer_id in chosen})
+        await self._dialer.dial(session, {peer_id: self._known[peer_id] for peer_id in chosen})
 
 
 async def _probe_none(peer_id: str) -> bool | None:

@@ -40,11 +40,11 @@ class NetworkSettings:
     directory_timeout_s: float = 15.0  # one complete look-up or store
     heartbeat_s: float = 1.0  # of gossipsub: a new member receives nothing during its first heartbeat
     poll_s: float = 1.0  # of the connected peers
-    check_s: float = 60.0  # rounds of dialling; also the renewal of this node's directory entry
+    check_s: float = 60.0  # rounds of dialing; also the renewal of this node's directory entry
     forward_s: float = 5.0  # period of a bootstrap node's search for runs to forward
     member_ttl_s: float = 300.0
     num_target_members: int = 8  # members to dial; more may dial this node
-    # Between rounds of dialling while no member is connected.
+    # Between rounds of dialing while no member is connected.
     retry: ExponentialBackoff = field(default_factory=ExponentialBackoff)
     # Of lost members.
     redial: ExponentialBackoff = field(default_factory=lambda: ExponentialBackoff(first_s=2.0, ceiling_s=15.0))

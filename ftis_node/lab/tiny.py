@@ -65,13 +65,13 @@ class Muon:
         for stack, momentum in zip(self._stacks, self._momenta, strict=True):
             gradients = torch.stack([matrix.grad for matrix in stack if matrix.grad is not None])
             momentum.lerp_(gradients, 1 - MOMENTUM)
-            updates = orthogonalise(gradients.lerp(momentum, MOMENTUM))
+            updates = orthogonalize(gradients.lerp(momentum, MOMENTUM))
             rows, columns = stack[0].shape
             for matrix, update in zip(stack, updates, strict=True):
                 matrix.sub_(update, alpha=learning_rate * math.sqrt(max(1.0, rows / columns)))
 
 
-def orthogonalise(matrices: Tensor) -> Tensor:
+def orthogonalize(matrices: Tensor) -> Tensor:
     """Bring all singular values of [K, R, C] `matrices` near one without changing their directions."""
     tall = matrices.shape[-2] > matrices.shape[-1]
     wide = matrices.mT if tall else matrices

@@ -95,7 +95,7 @@ def _adapter(workload: Workload) -> Sizes:
         yield f"--lora (rank {workload.adapter_rank})", replace(workload, lora=True)
 
 
-def _optimiser_states(workload: Workload) -> Sizes:
+def _optimizer_states(workload: Workload) -> Sizes:
     """Return the changes of optimizer states; none for an adapter, whose states are small."""
     if workload.lora or workload.optimizer_states == "offload":
         return
@@ -139,4 +139,4 @@ def _bfloat16(workload: Workload) -> Sizes:
         yield "dtype = bfloat16", replace(workload, dtype_bytes=BFLOAT16)
 
 
-CHANGES = (_adapter, _optimiser_states, _recompute, _micro_batch, _completions, _batch, _bfloat16)
+CHANGES = (_adapter, _optimizer_states, _recompute, _micro_batch, _completions, _batch, _bfloat16)

@@ -87,7 +87,7 @@ def choose_newest(
     own: int,
     foreign: int,
     *,
-    neighbour: Callable[[str], str] = str,
+    neighbor: Callable[[str], str] = str,
     domain: OwnDomain | None = None,
     turn: int = 0,
 ) -> Selection:
@@ -97,7 +97,7 @@ def choose_newest(
     """
     theirs = [c for c in candidates if not c.own]
     sides = _split(theirs, foreign, domain=domain, turn=turn)
-    chosen = [c for side, num in sides for c in choose_foreign(side, num, neighbour=neighbour)]
+    chosen = [c for side, num in sides for c in choose_foreign(side, num, neighbor=neighbor)]
     return Selection((*choose_own(candidates, own), *chosen))
 
 
@@ -116,15 +116,15 @@ def _split(
 
 
 def choose_same_prompts(
-    candidates: Sequence[Candidate], own: int, foreign: int, *, neighbour: Callable[[str], str] = str
+    candidates: Sequence[Candidate], own: int, foreign: int, *, neighbor: Callable[[str], str] = str
 ) -> Selection:
     """Select as `choose_newest` for the horizontal mode: peers' answers to the step's own prompts come first."""
     mine = choose_own(candidates, own)
     prompts = {(candidate.task, candidate.prompt_index) for candidate in mine}
     matching = [c for c in candidates if not c.own and (c.task, c.prompt_index) in prompts]
-    chosen = choose_foreign(matching, foreign, neighbour=neighbour)
+    chosen = choose_foreign(matching, foreign, neighbor=neighbor)
     others = [c for c in candidates if not c.own and (c.task, c.prompt_index) not in prompts]
-    rest = choose_foreign(others, foreign - len(chosen), neighbour=neighbour)
+    rest = choose_foreign(others, foreign - len(chosen), neighbor=neighbor)
     return Selection((*mine, *chosen, *rest))
 
 
@@ -157,7 +157,7 @@ def choose_useful(
     foreign: int,
     *,
     pass_rates: Mapping[str, float],
-    neighbour: Callable[[str], str] = str,
+    neighbor: Callable[[str], str] = str,
     domain: OwnDomain | None = None,
     turn: int = 0,
 ) -> Selection:
@@ -171,9 +171,9 @@ def choose_useful(
     theirs = [c for c in candidates if not c.own]
     sides = _split([c for c in theirs if has_signal(c.rewards)], foreign, domain=domain, turn=turn)
     scores = {c.id: usefulness(c.rewards, pass_rates.get(c.task)) for c in theirs}
-    chosen = [c for side, num in sides for c in _best(side, num, scores=scores, neighbour=neighbour, turn=turn)]
+    chosen = [c for side, num in sides for c in _best(side, num, scores=scores, neighbor=neighbor, turn=turn)]
     without_signal = [c for c in theirs if not has_signal(c.rewards)]
-    chosen += choose_foreign(without_signal, foreign - len(chosen), neighbour=neighbour)
+    chosen += choose_foreign(without_signal, foreign - len(chosen), neighbor=neighbor)
     ids = {candidate.id for candidate in chosen}
     return Selection((*choose_own(candidates, own), *chosen), tuple(c for c in theirs if c.id not in ids))
 
@@ -183,7 +183,7 @@ def _best(
     count: int,
     *,
     scores: Mapping[bytes, float],
-    neighbour: Callable[[str], str],
+    neighbor: Callable[[str], str],
     turn: int,
 ) -> list[Candidate]:
     """Select the `count` highest scores, with at most an even share for each neighbor while others have groups left.
@@ -194,10 +194,10 @@ def _best(
     chosen: list[Candidate] = []
     left = _ranked(candidates, scores=scores, turn=turn)
     while left and len(chosen) < count:
-        share = math.ceil((count - len(chosen)) / len({neighbour(c.sender) for c in left}))
+        share = math.ceil((count - len(chosen)) / len({neighbor(c.sender) for c in left}))
         held, passed_over = Counter[str](), []
         for candidate in left:
-            name = neighbour(candidate.sender)
+            name = neighbor(candidate.sender)
             if len(chosen) < count and held[name] < share:
                 held[name] += 1
                 chosen.append(candidate)
@@ -230,21 +230,21 @@ def choose_own(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
 
 
 def choose_foreign(
-    candidates: Sequence[Candidate], count: int, *, neighbour: Callable[[str], str] = str
+    candidates: Sequence[Candidate], count: int, *, neighbor: Callable[[str], str] = str
 ) -> list[Candidate]:
     """Select `count` foreign groups, spread over senders, the newest of each first.
 
-    Neighbors take turns, and so do the senders of one neighbor (`neighbour` maps a sender to it). A sender with more
+    Neighbors take turns, and so do the senders of one neighbor (`neighbor` maps a sender to it). A sender with more
     groups than others gets more places only when the others have run out.
     """
     by_sender: dict[str, list[Candidate]] = defaultdict(list)
     for candidate in sorted(candidates, key=lambda c: (c.created_at, c.arrival), reverse=True):
         if not candidate.own:
             by_sender[candidate.sender].append(candidate)
-    by_neighbour: dict[str, list[list[Candidate]]] = defaultdict(list)
+    by_neighbor: dict[str, list[list[Candidate]]] = defaultdict(list)
     for sender in sorted(by_sender):
-        by_neighbour[neighbour(sender)].append(by_sender[sender])
-    queues = [_in_turn(by_neighbour[name]) for name in sorted(by_neighbour)]
+        by_neighbor[neighbor(sender)].append(by_sender[sender])
+    queues = [_in_turn(by_neighbor[name]) for name in sorted(by_neighbor)]
     return _in_turn(queues)[:count]
 
 
@@ -261,27 +261,27 @@ def choose_evicted(
     No neighbor may hold more groups than `cap` allows. Beyond the total, the neighbor with the most groups or bytes
     loses its oldest group first. So a peer that sends more than others evicts its own groups.
     """
-    by_neighbour: dict[str, list[Candidate]] = defaultdict(list)
+    by_neighbor: dict[str, list[Candidate]] = defaultdict(list)
     for candidate in sorted(candidates, key=lambda c: (c.created_at, c.arrival), reverse=True):
         if not candidate.own:
-            by_neighbour[cap.neighbour(candidate.sender)].append(candidate)
+            by_neighbor[cap.neighbor(candidate.sender)].append(candidate)
     evicted: list[Candidate] = []
-    for name, held in by_neighbour.items():
-        places = cap.places(name, num_neighbours=len(by_neighbour), capacity=keep)
+    for name, held in by_neighbor.items():
+        places = cap.places(name, num_neighbors=len(by_neighbor), capacity=keep)
         evicted += held[places:]
         del held[places:]
-    excess = sum(map(len, by_neighbour.values())) - keep
-    evicted += [max(by_neighbour.values(), key=len).pop() for _ in range(excess)]
-    return evicted + _beyond_bytes(by_neighbour, keep_bytes)
+    excess = sum(map(len, by_neighbor.values())) - keep
+    evicted += [max(by_neighbor.values(), key=len).pop() for _ in range(excess)]
+    return evicted + _beyond_bytes(by_neighbor, keep_bytes)
 
 
-def _beyond_bytes(by_neighbour: dict[str, list[Candidate]], keep_bytes: int | None) -> list[Candidate]:
+def _beyond_bytes(by_neighbor: dict[str, list[Candidate]], keep_bytes: int | None) -> list[Candidate]:
     """Remove and return groups until the rest fits in `keep_bytes`: the oldest of the neighbor with the most bytes."""
-    sizes = {name: sum(candidate.num_bytes for candidate in held) for name, held in by_neighbour.items()}
+    sizes = {name: sum(candidate.num_bytes for candidate in held) for name, held in by_neighbor.items()}
     total, evicted = sum(sizes.values()), []
     while keep_bytes is not None and total > keep_bytes:
         name = max(sizes, key=sizes.__getitem__)
-        evicted.append(by_neighbour[name].pop())
+        evicted.append(by_neighbor[name].pop())
         sizes[name] -= evicted[-1].num_bytes
         total -= evicted[-1].num_bytes
     return evicted

@@ -129,11 +129,11 @@ def is_forgotten(db: sqlite3.Connection, sender: str, number: int) -> bool:
 def forget(db: sqlite3.Connection, sender: str, number: int, *, touch: int) -> None:
     """Record that the sender's group with this number is pruned; `touch` orders the calls. Use a transaction."""
     first = last = number
-    neighbours = db.execute(
+    neighbors = db.execute(
         "SELECT first, last FROM forgotten WHERE sender = ? AND first <= ? + 1 ORDER BY first DESC LIMIT 2",
         (sender, number),
     ).fetchall()
-    for low, high in neighbours:
+    for low, high in neighbors:
         if high >= number - 1:  # the interval contains the number or is adjacent to it
             first, last = min(first, low), max(last, high)
             _drop(db, sender, low)

@@ -255,14 +255,14 @@ class ShareCap:
     trusted: frozenset[str] = frozenset()
     networks: Mapping[str, str] = field(default_factory=dict)
 
-    def neighbour(self, peer_id: str) -> str:
+    def neighbor(self, peer_id: str) -> str:
         """Return the name under which a peer's groups are counted. A trusted peer is counted separately."""
         return peer_id if peer_id in self.trusted else self.networks.get(peer_id, peer_id)
 
-    def places(self, neighbour: str, *, num_neighbours: int, capacity: int) -> int:
+    def places(self, neighbor: str, *, num_neighbors: int, capacity: int) -> int:
         """Return the number of places of one neighbor, at least one."""
-        share = self.trusted_share if neighbour in self.trusted else self.share
-        return max(1, math.floor(capacity * min(1.0, max(share, 1.0 / max(1, num_neighbours)))))
+        share = self.trusted_share if neighbor in self.trusted else self.share
+        return max(1, math.floor(capacity * min(1.0, max(share, 1.0 / max(1, num_neighbors)))))
 
 
 class AnnounceRateLimiter:

@@ -46,7 +46,7 @@ def rows(
 def evaluate(
     method: str, batch: dict[str, torch.Tensor], **params: Any
 ) -> tuple[float, list[list[float]], dict[str, float]]:
-    """What is maximised (minus the loss), its gradient, and the metrics."""
+    """What is maximized (minus the loss), its gradient, and the metrics."""
     batch = batch | {"learner_logprobs": batch["learner_logprobs"].detach().clone().requires_grad_()}
     loss, metrics = policy_loss(method, **batch, **params)
     loss.backward()

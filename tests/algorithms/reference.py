@@ -2,7 +2,7 @@
 
 It shares no code and no trick with `ftis_node.algorithms`. The derivative of each objective with respect to each
 log-prob is written out by hand, so that a gradient is checked against mathematics and not against another use of
-autograd. `objective` gives, for one token, the value that is maximised and its derivative with respect to that token's
+autograd. `objective` gives, for one token, the value that is maximized and its derivative with respect to that token's
 log-prob; what belongs to a whole group or batch is put into the `Row` first.
 """
 

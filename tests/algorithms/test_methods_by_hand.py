@@ -1,4 +1,4 @@
-"""Every method on batches small enough to be worked out on paper. Values are what is maximised: minus the loss."""
+"""Every method on batches small enough to be worked out on paper. Values are what is maximized: minus the loss."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_another_prior_by_hand() -> None:
     """Prior 1/5, 4/5 after "a a": 1/5 * 1/4 = 1/20 and 4/5 * 1/16 = 1/20, so both count alike."""
     log_posterior = posterior(logs([1 / 5, 4 / 5]), logs([1 / 4, 1 / 16]))
     torch.testing.assert_close(log_posterior, logs([1 / 2, 1 / 2]))
-    torch.testing.assert_close(posterior(logs([2.0, 8.0]), logs([1 / 4, 1 / 16])), log_posterior)  # not normalised
+    torch.testing.assert_close(posterior(logs([2.0, 8.0]), logs([1 / 4, 1 / 16])), log_posterior)  # not normalized
 
 
 def test_a_text_by_hand() -> None:

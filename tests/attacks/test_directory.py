@@ -53,7 +53,7 @@ async def test_rubbish_in_ones_own_record_is_counted(victim: Victim, attacker: M
     await victim.until(is_counted)
 
 
-async def test_a_node_that_is_named_its_own_neighbour_goes_on(victim: Victim, attacker: Member) -> None:
+async def test_a_node_that_is_named_its_own_neighbor_goes_on(victim: Victim, attacker: Member) -> None:
     """hivemind asserts that this does not come; the victim's next store went wrong with it, and the node ended."""
     table, num_queries = attacker.link.directory._node.protocol.routing_table, 0
     victims_place = DHTID.generate(source=Identity.load(Home(victim.node.home).identity).peer)

@@ -1,4 +1,4 @@
-"""Addresses in the directory that one parser takes and another refuses: left out, and the rest is dialled.
+"""Addresses in the directory that one parser takes and another refuses: left out, and the rest is dialed.
 
 A node looks for members once a minute, so all ways that are none are tried at once.
 """
@@ -82,13 +82,13 @@ async def register(member: Member, port: int) -> int:
     return sum(map(bool, stored.values()))
 
 
-async def test_addresses_that_cannot_be_dialled_are_left_out(victim: Victim, attacker: Member, honest: Member) -> None:
+async def test_addresses_that_cannot_be_dialed_are_left_out(victim: Victim, attacker: Member, honest: Member) -> None:
     async with port_that_counts(victim) as (port, seen):
         assert await register(attacker, port) > 0
 
-        async def is_dialled() -> bool:
+        async def is_dialed() -> bool:
             return bool(seen)
 
-        await victim.until(is_dialled, within_s=LOOKS_WITHIN_S)
-        await asyncio.sleep(2.0)  # what was dialled beside it
+        await victim.until(is_dialed, within_s=LOOKS_WITHIN_S)
+        await asyncio.sleep(2.0)  # what was dialed beside it
     await goes_on(victim, honest)

@@ -21,7 +21,7 @@ MINUTES = np.arange(0.0, 50.0, 0.5)
 
 
 def _noise(size: float, seed: int = 0) -> np.ndarray:
-    """Neighbours are alike, as samples of memory are."""
+    """Neighbors are alike, as samples of memory are."""
     drawn = np.random.default_rng(seed).normal(size=len(MINUTES))
     return size * np.convolve(drawn, np.ones(4) / 2, mode="same")
 

@@ -1,4 +1,4 @@
-"""How busy the machine was over a while: whether a limit of time was broken by the node or by its neighbours."""
+"""How busy the machine was over a while: whether a limit of time was broken by the node or by its neighbors."""
 
 from __future__ import annotations
 

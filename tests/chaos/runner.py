@@ -4,7 +4,7 @@
              --faults of node b--> thread: the same                     --+--> outcomes, as they come
              --faults of node c--> thread: the same                     --/
 
-So a node's neighbours have troubles of their own while it recovers, as in life.
+So a node's neighbors have troubles of their own while it recovers, as in life.
 """
 
 from __future__ import annotations

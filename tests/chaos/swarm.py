@@ -221,7 +221,7 @@ class Swarm:
         """The node of that name."""
         return next(node for node in self.nodes if node.name == name)
 
-    def neighbours(self, node: SwarmNode) -> list[SwarmNode]:
+    def neighbors(self, node: SwarmNode) -> list[SwarmNode]:
         """All other nodes."""
         return [other for other in self.nodes if other is not node]
 

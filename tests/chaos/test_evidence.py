@@ -94,7 +94,7 @@ def test_a_report_names_invariant_fault_node_time_machine_and_the_lines_that_sho
     assert "node: a (full)" in report
     assert "UTC" in report and "% stolen" in report and "load " in report
     assert '"notes": ["pid 4711"]' in report, "what exactly was done to it"
-    assert '"fault": "cut-off"' in report, "and what was done to its neighbours meanwhile"
+    assert '"fault": "cut-off"' in report, "and what was done to its neighbors meanwhile"
     for number in (2, 4, 5):
         assert f"events.jsonl:{number}: {json.dumps(TRAIL[number - 1])}" in report
     assert "a.log:2: it goes on" in report

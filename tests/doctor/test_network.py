@@ -8,7 +8,7 @@ import pytest
 
 from ftis_node.doctor.network import judge
 from ftis_node.gossip.bootstrap import BootstrapNode
-from ftis_node.gossip.dialler import AddressProbe, NetworkProbe, probe_network
+from ftis_node.gossip.dialer import AddressProbe, NetworkProbe, probe_network
 from ftis_node.gossip.multiaddr import Reachability, parse_multiaddr
 from ftis_node.gossip.p2pd.relay_limit import RelayLimit
 from ftis_node.records.identity import Identity
@@ -58,7 +58,7 @@ def test_a_relay_that_cuts_early_and_a_peer_outside_the_directory_are_named() ->
 
 
 @pytest.mark.timeout(90)  # a p2pd for each address
-async def test_each_address_is_dialled_alone(tmp_path: Path) -> None:
+async def test_each_address_is_dialed_alone(tmp_path: Path) -> None:
     node = BootstrapNode(settings(tmp_path / "b"), identity=Identity.generate())
     await node.start()
     try:

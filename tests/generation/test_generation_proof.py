@@ -132,7 +132,7 @@ EXACT = ("layer", "head", "stale")  # what the checksums do
 async def test_faults_in_loading_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, dtype: str
 ) -> None:
-    """By the torch engine after a real optimiser step of 1e-6, as it is and with its loading broken."""
+    """By the torch engine after a real optimizer step of 1e-6, as it is and with its loading broken."""
     kind = getattr(torch, dtype)
     engine = TorchEngine(tiny_model(tied=False).to(kind), SETTINGS)
     learner, store = tiny_model(tied=False, seed=1), WeightStore(tmp_path)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ftis_node.config.home import Home
 from ftis_node.config.peer_list import read_peers
 from ftis_node.errors import ConfigError
-from ftis_node.gossip.dialler import Dialler, usable_addresses
+from ftis_node.gossip.dialer import Dialer, usable_addresses
 from ftis_node.gossip.directory.entries import unpack_addresses
 from ftis_node.gossip.directory.validators import address_block
 from ftis_node.gossip.multiaddr import check_announced_address, parse_listen_address, parse_multiaddr
@@ -92,7 +92,7 @@ def test_what_is_taken_is_written_and_reads_back(text: str) -> None:
 
 @settings(max_examples=400, deadline=None)
 @given(TEXTS)
-def test_the_command_line_takes_only_what_can_be_dialled(text: str) -> None:
+def test_the_command_line_takes_only_what_can_be_dialed(text: str) -> None:
     if (peer := _taken(parse_multiaddr, text)) is not None:
         assert usable_addresses(peer.peer_id, [text]) == [peer.transport]
         assert address_bytes(peer.transport)
@@ -108,7 +108,7 @@ def test_the_command_line_takes_only_what_can_be_dialled(text: str) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.one_of(st.binary(max_size=512), st.lists(TEXTS, max_size=8).map(lambda texts: "\n".join(texts).encode())))
-def test_an_entry_of_the_directory_is_dialled_or_left_out(payload: bytes) -> None:
+def test_an_entry_of_the_directory_is_dialed_or_left_out(payload: bytes) -> None:
     claimed = unpack_addresses(payload)
     address_block(claimed)
     subnet_of(claimed)
@@ -155,7 +155,7 @@ def test_what_only_some_would_take_nobody_takes(text: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["ftis_boot", "_x.example", "my_host"])
-def test_names_with_an_underscore_are_dialled(name: str) -> None:
+def test_names_with_an_underscore_are_dialed(name: str) -> None:
     """Compose makes them; hivemind's parser refuses them, p2pd does not."""
     address = parse_multiaddr(f"/dns4/{name}/tcp/4001/p2p/{PEER}")
     assert address_bytes(address.transport) == b"\x36" + bytes([len(name)]) + name.encode() + b"\x06\x0f\xa1"
@@ -168,17 +168,17 @@ class _Control:
     """Takes a request as p2pd does, and notes what it was to dial."""
 
     def __init__(self) -> None:
-        self.dialled: list[tuple[str, int]] = []
+        self.dialed: list[tuple[str, int]] = []
 
     async def connect(self, peer_id: str, addresses: list[str], *, timeout_s: float) -> None:
-        self.dialled.append((peer_id, len(_usable(addresses))))
+        self.dialed.append((peer_id, len(_usable(addresses))))
 
 
-def test_an_address_that_is_none_keeps_no_other_from_being_dialled(tmp_path: Path) -> None:
+def test_an_address_that_is_none_keeps_no_other_from_being_dialed(tmp_path: Path) -> None:
     session: Any = type("Session", (), {"client": _Control()})()
-    dialler = Dialler(network_settings(tmp_path), rng=random.Random(1))
-    errors = asyncio.run(dialler.dial(session, {PEER: ["/dns4/a..b/tcp/1", "/ip4/1.2.3.4/tcp/1"], RELAY: ["rubbish"]}))
-    assert session.client.dialled == [(PEER, 1)]
+    dialer = Dialer(network_settings(tmp_path), rng=random.Random(1))
+    errors = asyncio.run(dialer.dial(session, {PEER: ["/dns4/a..b/tcp/1", "/ip4/1.2.3.4/tcp/1"], RELAY: ["rubbish"]}))
+    assert session.client.dialed == [(PEER, 1)]
     assert errors[0] == ""
     assert "not a multiaddr" in errors[1]
     with pytest.raises(P2pdError, match=r"rubbish.*nonsense"):
@@ -194,13 +194,13 @@ def test_a_dial_that_fails_unexpectedly_is_that_peers_affair(tmp_path: Path) -> 
             await super().connect(peer_id, addresses, timeout_s=timeout_s)
 
     session: Any = type("Session", (), {"client": Broken()})()
-    dialler = Dialler(network_settings(tmp_path), rng=random.Random(1))
+    dialer = Dialer(network_settings(tmp_path), rng=random.Random(1))
     way = ["/ip4/1.2.3.4/tcp/1"]
     for _ in range(2):
-        errors = asyncio.run(dialler.dial(session, {RELAY: way, PEER: way}))
+        errors = asyncio.run(dialer.dial(session, {RELAY: way, PEER: way}))
         assert errors[0]
         assert errors[1] == ""
-    assert sum(dialler._guard.num_faults.values()) == 1, "it waits after the first"
+    assert sum(dialer._guard.num_faults.values()) == 1, "it waits after the first"
 
 
 def test_a_file_of_peers_is_a_short_text(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ async def test_only_a_few_keys_of_many_are_worked_on(pair: tuple[Libp2pGossip, L
     assert len(found.results) == MAX_KEYS_PER_FIND
 
 
-async def test_neighbours_in_the_directory_keep_each_other(pair: tuple[Libp2pGossip, Libp2pGossip]) -> None:
+async def test_neighbors_in_the_directory_keep_each_other(pair: tuple[Libp2pGossip, Libp2pGossip]) -> None:
     for node, other in (pair, pair[::-1]):
         assert node._supervisor.session is not None
         table = node._supervisor.session.directory._node.protocol.routing_table

@@ -1,4 +1,4 @@
-"""Rounds of dialling with a fake p2pd and directory: who is dialled, when, and after how many reads."""
+"""Rounds of dialing with a fake p2pd and directory: who is dialed, when, and after how many reads."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class FakeControl:
         self.alive = set(alive)
         self.connected: list[str] = []
         self.own = ["/ip4/192.0.2.9/tcp/1"]
-        self.dialled: list[tuple[str, list[str]]] = []
+        self.dialed: list[tuple[str, list[str]]] = []
 
     async def identify(self) -> tuple[str, ...]:
         return tuple(self.own)
@@ -42,7 +42,7 @@ class FakeControl:
         return [PeerConnection(peer_id, ()) for peer_id in self.connected]
 
     async def connect(self, peer_id: str, addresses: Iterable[str], *, timeout_s: float) -> None:
-        self.dialled.append((peer_id, list(addresses)))
+        self.dialed.append((peer_id, list(addresses)))
         if peer_id not in self.alive:
             raise P2pdError("connection refused")
         self.connected.append(peer_id)
@@ -120,23 +120,23 @@ async def kept(
         await asyncio.wait({keeping})
 
 
-async def test_members_are_found_through_the_given_peer_and_dialled(tmp_path: Path) -> None:
+async def test_members_are_found_through_the_given_peer_and_dialed(tmp_path: Path) -> None:
     control, directory = FakeControl([GIVEN, *STRANGERS[:3]]), FakeDirectory(STRANGERS[:3])
     async with kept(tmp_path, control, directory) as membership:
         assert membership.state().state is SwarmPhase.STARTING
         await eventually(lambda: membership.state().state is SwarmPhase.CONNECTED)
-    assert control.dialled[0] == (GIVEN, ["/ip4/192.0.2.1/tcp/4001"])
-    assert sorted(control.dialled[1:]) == [(peer, ["/ip4/192.0.2.2/tcp/1"]) for peer in sorted(STRANGERS[:3])]
+    assert control.dialed[0] == (GIVEN, ["/ip4/192.0.2.1/tcp/4001"])
+    assert sorted(control.dialed[1:]) == [(peer, ["/ip4/192.0.2.2/tcp/1"]) for peer in sorted(STRANGERS[:3])]
     assert directory.met == [GIVEN]
     assert directory.registered == [("r", f"shards=1\n/ip4/192.0.2.9/tcp/1/p2p/{OWN}\n".encode())]
 
 
 async def test_a_small_run_is_read_whole_and_a_large_one_in_part(tmp_path: Path) -> None:
-    for members, num_dialled, num_read in ((STRANGERS[:3], 3, NUM_MEMBER_BUCKETS), (STRANGERS, 8, 16)):
+    for members, num_dialed, num_read in ((STRANGERS[:3], 3, NUM_MEMBER_BUCKETS), (STRANGERS, 8, 16)):
         control, directory = FakeControl([GIVEN, *members]), FakeDirectory(members)
         async with kept(tmp_path, control, directory, num_shards=64) as membership:
             await eventually(lambda membership=membership: membership.state().state is SwarmPhase.CONNECTED)
-        assert len(control.dialled) - 1 == num_dialled
+        assert len(control.dialed) - 1 == num_dialed
         assert directory.num_buckets_read == num_read
 
 
@@ -145,7 +145,7 @@ async def test_what_is_remembered_of_members_is_bounded(tmp_path: Path) -> None:
     control, directory = FakeControl([GIVEN, *many]), FakeDirectory(many)
     async with kept(tmp_path, control, directory, num_target_members=MAX_KNOWN + 50) as membership:
         await eventually(lambda: membership.state().state is SwarmPhase.CONNECTED)
-    assert len(control.dialled) - 1 == MAX_KNOWN
+    assert len(control.dialed) - 1 == MAX_KNOWN
 
 
 async def test_batches_wait_until_every_known_member_is_connected_and_reads_them(tmp_path: Path) -> None:
@@ -184,10 +184,10 @@ async def test_a_node_that_loses_its_last_member_dials_at_once(tmp_path: Path) -
         await eventually(lambda: len(control.connected) == 4, within_s=3)
 
 
-async def test_a_dead_given_peer_is_dialled_again_and_again(tmp_path: Path) -> None:
+async def test_a_dead_given_peer_is_dialed_again_and_again(tmp_path: Path) -> None:
     control, directory = FakeControl([]), FakeDirectory()
     async with kept(tmp_path, control, directory) as membership:
-        await eventually(lambda: len(control.dialled) >= 2)
+        await eventually(lambda: len(control.dialed) >= 2)
         assert membership.state().reason.startswith(
             ("no bootstrap peer answers, retrying in ", "no bootstrap peer answers, retrying now ")
         )
@@ -217,14 +217,14 @@ async def test_the_own_shard_is_listed_whole(tmp_path: Path) -> None:
     assert len(own) > len(STRANGERS) / 8
 
 
-async def test_one_lost_member_of_several_is_dialled_again(tmp_path: Path) -> None:
+async def test_one_lost_member_of_several_is_dialed_again(tmp_path: Path) -> None:
     control, directory = FakeControl([GIVEN, *STRANGERS[:3]]), FakeDirectory(STRANGERS[:3])
     redial = ExponentialBackoff(first_s=0.1, ceiling_s=0.1)
     async with kept(tmp_path, control, directory, check_s=999, redial=redial) as membership:
         await eventually(lambda: len(membership.members) == 3)
         lost = STRANGERS[1]
         control.connected.remove(lost)
-        await eventually(lambda: control.dialled.count((lost, ["/ip4/192.0.2.2/tcp/1"])) == 2, within_s=3)
+        await eventually(lambda: control.dialed.count((lost, ["/ip4/192.0.2.2/tcp/1"])) == 2, within_s=3)
         await eventually(lambda: len(membership.members) == 3)
 
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from ftis_node.backoff import ExponentialBackoff
-from ftis_node.gossip.dialler import ReconnectSchedule
+from ftis_node.gossip.dialer import ReconnectSchedule
 from ftis_node.gossip.directory.validators import address_block, choose_evicted, sample_by_block
 from ftis_node.gossip.multiaddr import Reachability, reachability_of
 from ftis_node.gossip.p2pd.hivemind_bindings import address_bytes, address_texts
@@ -34,7 +34,7 @@ def test_how_a_node_is_reached(addresses: list[str], expected: Reachability) -> 
 
 
 def test_a_peer_inside_an_address_is_written_as_p2pd_reads_it() -> None:
-    """Its 38 bytes, not wrapped into a content id: p2pd refuses those, and no relayed address could be dialled."""
+    """Its 38 bytes, not wrapped into a content id: p2pd refuses those, and no relayed address could be dialed."""
     raw = address_bytes(CIRCUIT)
     assert raw[:8] == bytes([4, 8, 8, 8, 8, 6, 4001 >> 8, 4001 & 255])
     assert raw[8:17].hex() == "a50326002408011220"
@@ -65,7 +65,7 @@ def _schedule(capacity: int = 10) -> ReconnectSchedule:
     )
 
 
-def test_a_lost_member_is_dialled_with_back_off_until_it_is_given_up() -> None:
+def test_a_lost_member_is_dialed_with_back_off_until_it_is_given_up() -> None:
     schedule = _schedule()
     schedule.update(members=["a", "b"], connected=["a", "b"], now=0)
     assert schedule.due(0) == []
@@ -116,7 +116,7 @@ def test_the_largest_block_gives_way_and_in_it_the_newest() -> None:
     assert choose_evicted(blocks, room=1) == ["third", "second", "other", "first"]
 
 
-def test_of_one_block_only_a_few_are_dialled_and_not_always_the_same() -> None:
+def test_of_one_block_only_a_few_are_dialed_and_not_always_the_same() -> None:
     known = {f"crowd {number}": ["/ip4/9.9.9.9/tcp/1"] for number in range(1000)} | {"alone": ["/ip4/8.8.8.8/tcp/1"]}
     draws = [sample_by_block(known, per_block=3, rng=random.Random(seed)) for seed in range(5)]
     assert all(len(draw) == 4 and "alone" in draw for draw in draws)

@@ -111,7 +111,7 @@ async def test_a_dead_bootstrap_node_leaves_a_node_solo_until_it_answers(start: 
     await eventually(lambda: node.state.state is SwarmPhase.CONNECTED)
 
 
-async def test_a_node_without_peers_waits_to_be_dialled(start: Start) -> None:
+async def test_a_node_without_peers_waits_to_be_dialed(start: Start) -> None:
     first = await start()
     await eventually(lambda: first.state.state is SwarmPhase.STANDALONE)
     assert "no peers were given" in first.state.reason

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ftis_node.errors import UsageError
-from ftis_node.lab.tiny import Muon, grade, make_tiny, orthogonalise
+from ftis_node.lab.tiny import Muon, grade, make_tiny, orthogonalize
 from ftis_node.lab.tiny_sums import (
     RECIPES,
     SUMS_RECIPES,
@@ -150,10 +150,10 @@ def test_the_report_grades_what_was_saved(tmp_path: Path) -> None:
     )
 
 
-def test_orthogonalise_brings_singular_values_near_one_and_keeps_directions() -> None:
+def test_orthogonalize_brings_singular_values_near_one_and_keeps_directions() -> None:
     tall = torch.tensor([[3.0, 0.0], [0.0, 0.5], [0.0, 0.0]])
     for matrix in (tall, tall.T):
-        result = orthogonalise(matrix[None])[0]
+        result = orthogonalize(matrix[None])[0]
         assert result.shape == matrix.shape
         assert torch.linalg.svdvals(result).sub(1).abs().max() < 0.35
         assert result[0, 0] > 0.6 and result[1, 1] > 0.6
@@ -164,7 +164,7 @@ def test_muon_steps_against_the_gradient_by_the_learning_rate() -> None:
     square, tall = torch.nn.Parameter(torch.zeros(2, 2)), torch.nn.Parameter(torch.zeros(8, 2))
     square.grad, tall.grad = torch.eye(2) * 5, torch.eye(8)[:, :2] * 5
     Muon([square, tall]).step(0.1)
-    expected = -0.1 * orthogonalise(torch.eye(2)[None])[0]
+    expected = -0.1 * orthogonalize(torch.eye(2)[None])[0]
     assert torch.allclose(square.detach(), expected, atol=1e-5)
     assert torch.allclose(tall.detach()[:2], 2 * expected, atol=1e-5)  # the root of 8 / 2
 

@@ -27,7 +27,7 @@ def places(packet: bytes, *, protocol: int, is_loopback: bool) -> list[str]:
         kind, start, address = packet[9], (packet[0] & 15) * 4, socket.inet_ntop(socket.AF_INET, packet[16:20])
     else:
         kind, start, address = packet[6], 40, f"[{socket.inet_ntop(socket.AF_INET6, packet[24:40])}]"
-    if kind in (ICMP, IGMP, ICMP6, HOP_BY_HOP):  # the kernel's own: errors, multicast membership, neighbours
+    if kind in (ICMP, IGMP, ICMP6, HOP_BY_HOP):  # the kernel's own: errors, multicast membership, neighbors
         return []
     if kind not in NAMES:
         return [] if is_loopback else [f"protocol-{kind} {address}"]

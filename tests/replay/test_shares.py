@@ -52,7 +52,7 @@ def test_nobody_goes_while_there_is_room() -> None:
     assert choose_evicted(ready, keep=12, cap=ShareCap(share=0.25)) == []
 
 
-def test_many_identities_at_one_address_are_one_neighbour() -> None:
+def test_many_identities_at_one_address_are_one_neighbor() -> None:
     fakes = [f"fake{i}" for i in range(20)]
     cap = ShareCap(share=0.25, networks=dict.fromkeys(fakes, "8.8.8.0/24"))
     ready = [c for name in fakes for c in groups(name, 2, start=1000)]
@@ -60,7 +60,7 @@ def test_many_identities_at_one_address_are_one_neighbour() -> None:
     after = kept(ready, choose_evicted(ready, keep=24, cap=cap))
     assert (after["ann"], after["bob"], after["cat"]) == (6, 6, 6)
     assert sum(after[name] for name in fakes) == 6
-    chosen = Counter(c.sender for c in choose_foreign(ready, 8, neighbour=cap.neighbour))
+    chosen = Counter(c.sender for c in choose_foreign(ready, 8, neighbor=cap.neighbor))
     assert sum(chosen[name] for name in fakes) == 2
     assert max(chosen[name] for name in fakes) == 1
 
@@ -114,7 +114,7 @@ def test_identities_at_one_address_have_one_even_share_of_what_is_useful() -> No
     fakes = [f"fake{i}" for i in range(20)]
     cap = ShareCap(networks=dict.fromkeys(fakes, "8.8.8.0/24"))
     ready = [c for name in fakes for c in scored(name, 2)] + scored("ann", 1, 1, 1) + scored("bob", 1, 1, 1)
-    chosen = choose_useful(ready, 0, 6, pass_rates={}, neighbour=cap.neighbour).taken
+    chosen = choose_useful(ready, 0, 6, pass_rates={}, neighbor=cap.neighbor).taken
     assert Counter(c.sender[:4] for c in chosen) == {"fake": 2, "ann": 2, "bob": 2}
 
 

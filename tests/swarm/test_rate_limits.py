@@ -49,8 +49,8 @@ def test_among_few_peers_each_has_its_part_and_among_many_none_has_more_than_the
     num_peers: int, peer: str, places: int
 ) -> None:
     cap = ShareCap(share=0.25, trusted_share=0.5, trusted=frozenset({"friend"}))
-    assert cap.places(peer, num_neighbours=num_peers, capacity=100) == places
-    assert cap.places(peer, num_neighbours=num_peers, capacity=2) >= 1
+    assert cap.places(peer, num_neighbors=num_peers, capacity=100) == places
+    assert cap.places(peer, num_neighbors=num_peers, capacity=2) >= 1
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_among_few_peers_each_has_its_part_and_among_many_none_has_more_than_the
         (["/ip4/192.168.1.1/tcp/1", "", "nonsense", "/ip4/x/tcp/1", "/dns4/example.org/tcp/1"], None),
     ],
 )
-def test_peers_of_one_public_network_are_one_neighbour(addresses: list[str], network: str | None) -> None:
+def test_peers_of_one_public_network_are_one_neighbor(addresses: list[str], network: str | None) -> None:
     assert subnet_of(addresses) == network
 
 

@@ -83,12 +83,12 @@ def test_a_count_that_fits_is_kept() -> None:
     ("num_members", "num_dials"),
     [(0, 8), (5, 3), (8, 1), (23, 1), (24, 0)],  # missing ones; one stranger more; many members: none
 )
-def test_how_many_are_dialled(num_members: int, num_dials: int) -> None:
+def test_how_many_are_dialed(num_members: int, num_dials: int) -> None:
     chosen = choose_dials(CANDIDATES, [], members=CANDIDATES[:num_members], num_target=8, rng=random.Random(1))
     assert len(set(chosen)) == num_dials
 
 
-def test_only_strangers_are_dialled_and_not_always_the_same() -> None:
+def test_only_strangers_are_dialed_and_not_always_the_same() -> None:
     connected = CANDIDATES[:47]
     for seed in range(5):
         chosen = choose_dials(CANDIDATES, connected, members=[], num_target=8, rng=random.Random(seed))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ftis_node.dashboard.context import Page
 from ftis_node.dashboard.snapshot import NodePhase
 from ftis_node.dashboard.view.health_answers import health_of, problem_text, problems
-from ftis_node.dashboard.view.spans import Line, Span, Tone, labelled, line
+from ftis_node.dashboard.view.spans import Line, Span, Tone, labeled, line
 from ftis_node.dashboard.widgets import KeysLine, Scroller, TextLines
 
 if TYPE_CHECKING:
@@ -77,5 +77,5 @@ def help_lines(snapshot: NodeSnapshot | None) -> list[Line]:
         lines = [line(Span("current problems", Tone.BAD)), *(line("  ", problem) for problem in wrong), line()]
     if snapshot is not None:
         lines += start_lines(snapshot)
-    lines += [line(Span("keys", Tone.STRONG)), *(labelled(f"  {key}", what, width=16) for key, what in KEYS), line()]
-    return [*lines, line(Span("terms", Tone.STRONG)), *(labelled(f"  {term}", what, width=16) for term, what in TERMS)]
+    lines += [line(Span("keys", Tone.STRONG)), *(labeled(f"  {key}", what, width=16) for key, what in KEYS), line()]
+    return [*lines, line(Span("terms", Tone.STRONG)), *(labeled(f"  {term}", what, width=16) for term, what in TERMS)]

@@ -16,7 +16,7 @@ from ftis_node.dashboard.view.spans import (
     count,
     duration,
     faded,
-    labelled,
+    labeled,
     line,
     number,
     percent,
@@ -79,7 +79,7 @@ def metric_lines(snapshot: NodeSnapshot) -> tuple[Line, ...]:
 
 def _generation(snapshot: NodeSnapshot) -> Line:
     generation = snapshot.status.generation
-    return labelled(
+    return labeled(
         "generation",
         state_span(generation.state),
         f", {generation.engine or '-'}  ",
@@ -92,7 +92,7 @@ def _generation(snapshot: NodeSnapshot) -> Line:
 def _learner(snapshot: NodeSnapshot) -> Line:
     learner = snapshot.status.learner
     kept = "-" if learner.kept_fraction is None else f"{learner.kept_fraction:.0%}"
-    return labelled(
+    return labeled(
         "learner",
         state_span(learner.state),
         "  ",
@@ -105,7 +105,7 @@ def _learner(snapshot: NodeSnapshot) -> Line:
 def _training(snapshot: NodeSnapshot) -> tuple[Line, ...]:
     """Return the trained part of the model and the reason, clipped."""
     training = snapshot.status.model.training
-    return (labelled("trains", sanitized(training)),) if training else ()
+    return (labeled("trains", sanitized(training)),) if training else ()
 
 
 def _restarts(restarts: int) -> str:
@@ -117,7 +117,7 @@ def _shares(snapshot: NodeSnapshot) -> Line:
     learner = snapshot.status.learner
     total = learner.own_groups + learner.foreign_groups
     filled = round(BAR_WIDTH * learner.own_groups / total) if total else 0
-    return labelled(
+    return labeled(
         "trained on",
         f"own {count(learner.own_groups)} ",
         Span("█" * filled, Tone.GOOD),
@@ -132,7 +132,7 @@ def _swarm(snapshot: NodeSnapshot) -> Line:
     total = sum(swarm.groups_refused.values())
     # The screen clips the reasons at its edge.
     reasons = ", ".join(f"{sanitized(reason)} {many}" for reason, many in refused[:NUM_REASONS])
-    return labelled(
+    return labeled(
         "groups",
         f"{count(swarm.groups_sent)} sent, {count(swarm.groups_confirmed)} confirmed",
         f", {count(swarm.groups_received)} received, ",
@@ -143,7 +143,7 @@ def _swarm(snapshot: NodeSnapshot) -> Line:
 
 def _buffer(snapshot: NodeSnapshot) -> Line:
     replay, swarm = snapshot.status.replay, snapshot.status.swarm
-    return labelled(
+    return labeled(
         "buffer",
         f"{replay.waiting} waiting, {replay.ready} ready, {replay.taken} taken, {size(replay.disk_bytes)}",
         Span("  wire ", Tone.FAINT),
@@ -154,7 +154,7 @@ def _buffer(snapshot: NodeSnapshot) -> Line:
 def _machine(snapshot: NodeSnapshot) -> Line:
     machine = snapshot.machine
     gpus = ", ".join(_gpu(gpu) for gpu in machine.gpus) or "none seen"
-    return labelled(
+    return labeled(
         "memory",
         f"node {size(machine.resident_bytes)}" if machine.num_processes else "node -",
         f", machine {_part(machine.ram_used_bytes, machine.ram_total_bytes)}",

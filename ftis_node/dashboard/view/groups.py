@@ -11,7 +11,7 @@ from ftis_node.dashboard.view.spans import (
     Tone,
     clipped,
     clock,
-    labelled,
+    labeled,
     line,
     moment,
     number,
@@ -62,14 +62,14 @@ def group_lines(group: GroupDetail, *, with_tokens: bool = False) -> list[Line]:
     whose = "this node" if summary.own else sanitized(summary.sender)
     weights = f", by the weights of {sanitized(group.weights_of)}" if group.weights_of else ""
     lines = [
-        labelled("group", Span(summary.id, Tone.STRONG)),
-        labelled("made by", whose),
-        labelled(
+        labeled("group", Span(summary.id, Tone.STRONG)),
+        labeled("made by", whose),
+        labeled(
             "with",
             f"{sanitized(summary.model)}, version {summary.policy_version}, temperature {group.temperature:g}{weights}",
         ),
-        labelled("when", f"{moment(summary.created_at)}, its group number {summary.number}"),
-        labelled("problem", f"{sanitized(summary.task)}/{summary.prompt_index}"),
+        labeled("when", f"{moment(summary.created_at)}, its group number {summary.number}"),
+        labeled("problem", f"{sanitized(summary.task)}/{summary.prompt_index}"),
         verdict_line(summary),
         use_line(summary),
         line(),
@@ -86,7 +86,7 @@ def verdict_line(summary: GroupSummary) -> Line:
     rewards = ", ".join(f"{reward:g}" for reward in summary.rewards)
     equal = len(set(summary.rewards)) <= 1
     note = " (all equal: no learning signal)" if equal else ""
-    return labelled(
+    return labeled(
         "validation", Span("accepted", Tone.GOOD), f" {moment(summary.admitted_at)}, rewards {rewards}{note}"
     )
 
@@ -94,13 +94,13 @@ def verdict_line(summary: GroupSummary) -> Line:
 def use_line(summary: GroupSummary) -> Line:
     """Return the step that used the group, or the reason why none did."""
     if summary.state == "ready":
-        return labelled("used", "not yet: it is ready for a step")
+        return labeled("used", "not yet: it is ready for a step")
     if summary.state == "taken":
-        return labelled("used", Span(f"in step {summary.step}, which runs now", Tone.STRONG))
+        return labeled("used", Span(f"in step {summary.step}, which runs now", Tone.STRONG))
     if summary.reason == "trained":
-        return labelled("used", Span(f"in step {summary.step}", Tone.GOOD))
+        return labeled("used", Span(f"in step {summary.step}", Tone.GOOD))
     reason = str(summary.reason)
-    return labelled("used", Span(FATES.get(reason, f"no: {sanitized(reason)}"), Tone.WARN))
+    return labeled("used", Span(FATES.get(reason, f"no: {sanitized(reason)}"), Tone.WARN))
 
 
 def _head(place: int, completion: CompletionDetail, version: int) -> Line:

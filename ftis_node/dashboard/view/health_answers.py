@@ -19,7 +19,7 @@ from ftis_node.dashboard.view.spans import (
     ago,
     count,
     duration,
-    labelled,
+    labeled,
     line,
     moment,
     percent,
@@ -73,7 +73,7 @@ TONES = {
 
 def _answer(question: str, word: AnswerWord, why: str, *, tone: Tone | None = None) -> Line:
     tone = tone or TONES.get(word, Tone.PLAIN)
-    return labelled(question, Span(word.ljust(WORD_WIDTH) + " ", tone), why, width=LABEL_WIDTH)
+    return labeled(question, Span(word.ljust(WORD_WIDTH) + " ", tone), why, width=LABEL_WIDTH)
 
 
 def contributing(snapshot: NodeSnapshot) -> Line:
@@ -206,7 +206,7 @@ def _waiting(snapshot: NodeSnapshot) -> tuple[Line, ...]:
     if snapshot.phase is NodePhase.RUNNING and waits[0] is health.learning:
         usual_s = _usual_step_s(snapshot)
         advice += "; its time is not known yet" if usual_s is None else f"; a step usually takes {duration(usual_s)}"
-    return (labelled("what now?", Span(advice, Tone.WARN), width=LABEL_WIDTH),)
+    return (labeled("what now?", Span(advice, Tone.WARN), width=LABEL_WIDTH),)
 
 
 def _usual_step_s(snapshot: NodeSnapshot) -> float | None:

@@ -11,7 +11,7 @@ from ftis_node.dashboard.view.spans import (
     ago,
     clipped,
     count,
-    labelled,
+    labeled,
     line,
     moment,
     number,
@@ -72,14 +72,14 @@ def peer_lines(row: Mapping[str, Any], *, now: float) -> list[Line]:
     standing = str(row.get("standing", "good"))
     version = row.get("policy_version")
     lines = [
-        labelled("peer id", sanitized(row["peer_id"])),
-        labelled("name", Span(sanitized(row.get("name") or "-"), Tone.STRONG)),
-        labelled("model", f"{sanitized(row.get('model') or '-')}, {count(row.get('parameters') or 0)} parameters"),
-        labelled("role", f"{sanitized(row.get('role') or '-')}, version {'-' if version is None else version}"),
-        *([labelled("domain", sanitized(row["domain"]))] if row.get("domain") else []),
-        labelled("last seen", f"{ago(row.get('last_seen', 0.0), now)} ago" if row.get("last_seen") else "never"),
+        labeled("peer id", sanitized(row["peer_id"])),
+        labeled("name", Span(sanitized(row.get("name") or "-"), Tone.STRONG)),
+        labeled("model", f"{sanitized(row.get('model') or '-')}, {count(row.get('parameters') or 0)} parameters"),
+        labeled("role", f"{sanitized(row.get('role') or '-')}, version {'-' if version is None else version}"),
+        *([labeled("domain", sanitized(row["domain"]))] if row.get("domain") else []),
+        labeled("last seen", f"{ago(row.get('last_seen', 0.0), now)} ago" if row.get("last_seen") else "never"),
         line(),
-        labelled(
+        labeled(
             "trust",
             Span(sanitized(standing), STANDING_TONES.get(standing, Tone.PLAIN)),
             f", score {number(row.get('score'), digits=3)}: {STANDING_WORDS.get(standing, '')}",
@@ -87,15 +87,15 @@ def peer_lines(row: Mapping[str, Any], *, now: float) -> list[Line]:
     ]
     if row.get("banned_until"):
         why = clipped(sanitized(row.get("ban_reason") or ""), REASON_WIDTH)
-        lines.append(labelled("banned", f"until {moment(row['banned_until'])}: {why}"))
+        lines.append(labeled("banned", f"until {moment(row['banned_until'])}: {why}"))
     lines += [
         line(),
-        labelled("its groups", f"{row.get('groups_accepted', 0)} accepted, {_refused(row)} rejected"),
+        labeled("its groups", f"{row.get('groups_accepted', 0)} accepted, {_refused(row)} rejected"),
         *_tally("rejected", row.get("groups_refused") or {}),
         *_tally("against it", row.get("reasons") or {}),
         *_teaching(row),
-        labelled("our groups", f"{row.get('groups_confirmed', 0)} confirmed by it"),
-        labelled("pulls", f"{row.get('failed_pulls', 0)} failed"),
+        labeled("our groups", f"{row.get('groups_confirmed', 0)} confirmed by it"),
+        labeled("pulls", f"{row.get('failed_pulls', 0)} failed"),
     ]
     return lines
 
@@ -126,13 +126,13 @@ def ban_words(row: Mapping[str, Any]) -> str:
 def _teaching(row: Mapping[str, Any]) -> list[Line]:
     """Return the effect of the peer's groups on training; nothing before a step used one."""
     words = teaching_words(row) if row.get("teaching") else []
-    return [labelled("" if place else "teaches", text) for place, text in enumerate(words)]
+    return [labeled("" if place else "teaches", text) for place, text in enumerate(words)]
 
 
 def _tally(label: str, reasons: Mapping[str, int]) -> list[Line]:
     ordered = sorted(reasons.items(), key=lambda item: -item[1])
     return [
-        labelled(label if place == 0 else "", f"{many:>6}  {clipped(sanitized(reason), REASON_WIDTH)}")
+        labeled(label if place == 0 else "", f"{many:>6}  {clipped(sanitized(reason), REASON_WIDTH)}")
         for place, (reason, many) in enumerate(ordered)
     ]
 

@@ -38,7 +38,7 @@ def line(*parts: Span | str) -> Line:
     return tuple(Span(part) if isinstance(part, str) else part for part in parts)
 
 
-def labelled(label: str, *parts: Span | str, width: int = 12) -> Line:
+def labeled(label: str, *parts: Span | str, width: int = 12) -> Line:
     """Return a line with a faint label in a separate column."""
     return line(Span(label.ljust(width), Tone.FAINT), *parts)
 

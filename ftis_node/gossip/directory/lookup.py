@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import NetworkError, RecordError
-from ftis_node.gossip.dialler import Dialler
+from ftis_node.gossip.dialer import Dialer
 from ftis_node.gossip.p2pd.client import cancel_and_wait
 from ftis_node.gossip.p2pd.session import Session, client_only_config, open_session
 from ftis_node.records.envelope import PeerRecord, open_peer_record
@@ -91,20 +91,20 @@ async def find_manifest(settings: NetworkSettings, *, run_id: str, timeout_s: fl
 
     Raises UsageError and MachineError as `Gossip.start` does.
     """
-    dialler = Dialler(settings, rng=random.Random())
+    dialer = Dialer(settings, rng=random.Random())
     async with open_session(client_only_config(settings), listen=settings.listen_addresses) as session:
         try:
             async with asyncio.timeout(timeout_s):
-                return await _poll_manifest(session, dialler, run_id)
+                return await _poll_manifest(session, dialer, run_id)
         except TimeoutError:
-            why = dialler.dial_error or "the given peers do not have it"
+            why = dialer.dial_error or "the given peers do not have it"
             problem = f"no manifest of run {run_id} within {timeout_s:.0f} s ({why})"
             raise NetworkError(f"{problem}: check the id and --peers, or give --run FILE") from None
 
 
-async def _poll_manifest(session: Session, dialler: Dialler, run_id: str) -> bytes:
+async def _poll_manifest(session: Session, dialer: Dialer, run_id: str) -> bytes:
     while True:
-        await dialler.dial_given(session)
+        await dialer.dial_given(session)
         if (canonical := await session.directory.get_manifest(run_id)) is not None:
             return canonical
         await asyncio.sleep(POLL_S)
@@ -115,20 +115,20 @@ async def survey_remotely(settings: NetworkSettings, *, run_id: str, timeout_s: 
 
     Raises UsageError and MachineError as `Gossip.start` does.
     """
-    dialler = Dialler(settings, rng=random.Random())
+    dialer = Dialer(settings, rng=random.Random())
     config = client_only_config(settings)
     async with open_session(config, listen=settings.listen_addresses) as session:
         try:
             async with asyncio.timeout(timeout_s):
-                return await _poll_survey(session, dialler, SurveyReader(session.directory, guard=config.guard), run_id)
+                return await _poll_survey(session, dialer, SurveyReader(session.directory, guard=config.guard), run_id)
         except TimeoutError:
-            why = dialler.dial_error or "the given peers know none"
+            why = dialer.dial_error or "the given peers know none"
             raise NetworkError(f"no member of run {run_id} within {timeout_s:.0f} s ({why})") from None
 
 
-async def _poll_survey(session: Session, dialler: Dialler, reader: SurveyReader, run_id: str) -> RunSurvey:
+async def _poll_survey(session: Session, dialer: Dialer, reader: SurveyReader, run_id: str) -> RunSurvey:
     while True:
-        await dialler.dial_given(session)
+        await dialer.dial_given(session)
         survey = await reader.read(run_id)
         if survey.records or survey.num_unreadable:
             return survey

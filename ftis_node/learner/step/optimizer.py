@@ -207,7 +207,7 @@ def restore_moments(
             state[moment] = int(value)
         else:
             raise ConfigError(
-                "the checkpoint's optimiser states have another form: set learner.optimizer_states to '8bit' if they "
+                "the checkpoint's optimizer states have another form: set learner.optimizer_states to '8bit' if they "
                 "were, else to 'float32', as before"
             )
 

@@ -113,13 +113,13 @@ class StepSelection:
         section, domain = self._context.manifest.step, self._own_domain
         if section.group_selection == "sapo":
             return partial(choose_sapo, seed=step, domain=domain)
-        neighbour = self._peers.share_cap().neighbour
+        neighbor = self._peers.share_cap().neighbor
         if section.prompt_sharing == "horizontal":
-            return partial(choose_same_prompts, neighbour=neighbour)
+            return partial(choose_same_prompts, neighbor=neighbor)
         if section.group_selection == "useful":
             rates = pass_rates(self._reader.own_rewards())
-            return partial(choose_useful, pass_rates=rates, neighbour=neighbour, domain=domain, turn=step)
-        return partial(choose_newest, neighbour=neighbour, domain=domain, turn=step)
+            return partial(choose_useful, pass_rates=rates, neighbor=neighbor, domain=domain, turn=step)
+        return partial(choose_newest, neighbor=neighbor, domain=domain, turn=step)
 
 
 def write_taken(events: EventLog, groups: Sequence[StoredGroup], *, step: int) -> None:

@@ -157,7 +157,7 @@ async def records_of_others(scene: Scene) -> int:
 
 
 async def addresses_that_are_none(scene: Scene) -> int:
-    """Members in the directory whose addresses no dialler takes."""
+    """Members in the directory whose addresses no dialer takes."""
     async with scene.member() as member:
         await test_directory_addresses.register(member, 9)
     return len(test_directory_addresses.WAYS) * test_directory_addresses.NUM_OF_EACH

@@ -24,7 +24,7 @@ def cut_off(scene: Scene) -> None:
     """The node is alone: nobody reaches it, and it reaches nobody."""
     cut_s = scene.rng.uniform(SHORTEST_CUT_S, LONGEST_CUT_S)
     scene.note(f"for {cut_s:.0f} s")
-    everybody = [*scene.swarm.neighbours(scene.node), scene.swarm.meeting_point]
+    everybody = [*scene.swarm.neighbors(scene.node), scene.swarm.meeting_point]
     for other in everybody:
         other.line.cut(scene.node.line.host)
     scene.node.line.cut()
@@ -40,7 +40,7 @@ def cut_off(scene: Scene) -> None:
 def cut_one_link(scene: Scene) -> None:
     """The node and one other cannot reach each other; both reach everybody else."""
     other, cut_s = (
-        scene.rng.choice(scene.swarm.neighbours(scene.node)),
+        scene.rng.choice(scene.swarm.neighbors(scene.node)),
         scene.rng.uniform(SHORTEST_CUT_S, LONGEST_CUT_S),
     )
     scene.note(f"to {other.name} for {cut_s:.0f} s")

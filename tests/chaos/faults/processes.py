@@ -136,7 +136,7 @@ FAULTS = (
            partial(kill, role="generation worker"), KILLED_WORKER, fits=generates),
     _fault("kill-learner", "A new worker loads the newest checkpoint; the step's groups are trained on, once.",
            partial(kill, role="learner worker"), KILLED_WORKER, fits=trains),
-    _fault("kill-network", "p2pd is started again under the same peer id, and the peers are dialled.",
+    _fault("kill-network", "p2pd is started again under the same peer id, and the peers are dialed.",
            partial(kill, role="p2pd")),
     Fault("kill-engine-core", "processes", "The generation worker notices and is started again.", SHOWN_BY,
           partial(kill, role="engine core"), missing=_vllm_missing, fits=has_engine_core),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from ftis_node.gossip.dialler import usable_addresses
+from ftis_node.gossip.dialer import usable_addresses
 from ftis_node.gossip.directory import entries
 from ftis_node.gossip.directory.validators import address_block, choose_evicted, sample_by_block
 from ftis_node.gossip.interface import GossipLimits
@@ -49,7 +49,7 @@ async def chain(items: Sequence[Item]) -> None:
         assert entry.key and entry.subkey != ""
         entries.has_valid_expiry(entry, expires_at=entry.expires_at, now=EXPIRES_AT, max_ttl_s=LIMITS.max_record_ttl_s)
         known[entry.peer_id] = usable_addresses(entry.peer_id, entries.unpack_addresses(entry.payload))
-    _dialled(known)
+    _dialed(known)
 
 
 def _sealed(item: Item) -> bytes:
@@ -65,7 +65,7 @@ def _told_by_p2pd(raw: bytes) -> None:
         address_block([text]), subnet_of([text]), reachability_of([text])
 
 
-def _dialled(known: dict[str, list[str]]) -> None:
+def _dialed(known: dict[str, list[str]]) -> None:
     rng = random.Random(0)
     chosen = choose_dials(
         sample_by_block(known, per_block=2, rng=rng), [], members=[], num_target=8, rng=rng, read=(0, 1), num_shards=2
@@ -79,7 +79,7 @@ def _dialled(known: dict[str, list[str]]) -> None:
 
 
 def seeds() -> list[bytes]:
-    """All kinds of hosts and transports, a relay, and what must not be dialled."""
+    """All kinds of hosts and transports, a relay, and what must not be dialed."""
     ids = [one.peer_id for one in HOSTILE]
     ways = [
         *("/ip4/1.2.3.4/tcp/4001", "/ip6/2001:db8::1/udp/4001/quic-v1", "/dns4/a.example/tcp/1/ws", "/dns/a_b/tcp/1"),

@@ -148,7 +148,7 @@ async def test_requests_are_cut_not_refused(bounds: RequestLimiter) -> None:
     assert await bounds.validate_request(dht_pb2.PingRequest())
 
 
-async def test_an_answer_that_names_this_node_as_its_own_neighbour_is_cut(bounds: RequestLimiter) -> None:
+async def test_an_answer_that_names_this_node_as_its_own_neighbor_is_cut(bounds: RequestLimiter) -> None:
     named = [DHTID(number).to_bytes() for number in (OWN_PLACE, 8, 9, OWN_PLACE, *range(100, 200))]
     answer = dht_pb2.FindResponse(
         results=[dht_pb2.FindResult(nearest_node_ids=named, nearest_peer_ids=[one[-1:] for one in named])] * 2

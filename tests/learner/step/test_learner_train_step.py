@@ -155,7 +155,7 @@ NOT_APPLIED = {
 
 
 def remembered(model, optimizer):
-    step(model, optimizer, random_groups(seed=9))  # so that the optimiser has momentum to lose or to move by
+    step(model, optimizer, random_groups(seed=9))  # so that the optimizer has momentum to lose or to move by
     moments = [value.clone() for state in optimizer.state.values() for value in state.values()]
     return flat_weights(model), moments
 

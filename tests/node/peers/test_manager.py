@@ -197,6 +197,6 @@ def test_senders_that_were_never_met_share_the_places_of_who_hands_their_groups_
     for identity in (ANN, CAROL):
         book.settle(accepted(identity), origin=BOB.peer_id)
     cap = book.share_cap()
-    assert cap.neighbour(CAROL.peer_id) == cap.neighbour(BOB.peer_id)
-    assert cap.neighbour(ANN.peer_id) == ANN.peer_id, "she was connected herself"
+    assert cap.neighbor(CAROL.peer_id) == cap.neighbor(BOB.peer_id)
+    assert cap.neighbor(ANN.peer_id) == ANN.peer_id, "she was connected herself"
     book.close()

@@ -59,7 +59,7 @@ def usable_addresses(peer_id: str, claimed: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(believable))
 
 
-class Dialler:
+class Dialer:
     """Dialer of peers for one node."""
 
     def __init__(self, settings: NetworkSettings, *, rng: random.Random, guard: PeerGuard | None = None) -> None:
@@ -87,7 +87,7 @@ class Dialler:
         self.dial_error = real_errors[0] if real_errors else (self.dial_error if errors else "")
         await self._meet_some(session)
 
-    async def keep_redialling(
+    async def keep_redialing(
         self, session: Session, members: Callable[[], Collection[str]], known: Mapping[str, list[str]]
     ) -> None:
         """Redial lost members until canceled, at the addresses in `known` or those that p2pd remembers."""
@@ -114,7 +114,7 @@ class Dialler:
             except P2pdError as error:
                 logger.debug("cannot dial %s: %s", peer_id, error)
                 return str(error)
-        return f"dialling {peer_id} failed unexpectedly" if work.failed else ""
+        return f"dialing {peer_id} failed unexpectedly" if work.failed else ""
 
     async def _meet_some(self, session: Session) -> None:
         connected = await connected_ids(session)
