@@ -250,7 +250,10 @@ class PullLoop:
         with waiting_for("validation verdicts"):  # the intake loop has time limits
             verdicts = await asyncio.gather(*judged)
         here = self._settle(batch, verdicts)
-        if fetched.outcome is FetchOutcome.BUSY:
+        is_partial = fetched.outcome is FetchOutcome.BROKEN and bool(here)
+        if is_partial:  # each such request delivers a group, so this peer gets the rest of it soon
+            self._note_failed(batch, fetched.outcome)
+        if is_partial or fetched.outcome is FetchOutcome.BUSY:
             self._slots.backoff.rest(peer_id, BUSY_REST_S * random.uniform(0.75, 1.25), now=time.monotonic())
             self._queue.put_back(batch)
         else:
@@ -300,6 +303,10 @@ class PullLoop:
             self._slots.backoff.succeeded(peer_id)
             return
         self._slots.backoff.failed(peer_id, now=time.monotonic())
+        self._note_failed(batch, outcome)
+
+    def _note_failed(self, batch: PullRequest, outcome: FetchOutcome) -> None:
+        peer_id = batch.source.peer_id
         self._registry.seen(peer_id).failed_pulls += 1
         conduct = FAULTS.get(outcome, Behaviour.PULL_FAILED)
         self._peers.note(peer_id, conduct, reason=f"pull_{outcome.value}")

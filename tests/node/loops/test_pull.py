@@ -14,10 +14,11 @@ from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import RecordError
+from ftis_node.gossip.interface import Fetched, FetchOutcome
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.stub_node import StubNode, stub_group
 from ftis_node.node.loops import backfill as repair
-from ftis_node.node.loops import confirmations, publish
+from ftis_node.node.loops import confirmations, publish, pull, pull_slots
 from ftis_node.records.envelope import open_announcement
 from ftis_node.records.group import CompletionStatus
 from ftis_node.records.identity import Identity
@@ -220,6 +221,29 @@ async def test_what_its_sender_does_not_answer_is_had_from_another_member(tmp_pa
         await eventually(lambda: held(carol) == 2)
         assert bob.gossip.counters.bodies_out == 2
         assert carol.parts.registry.seen(identity_of(1).peer_id).failed_pulls > 0
+
+
+async def test_the_rest_of_a_broken_answer_is_requested_again_from_its_sender(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pull_slots, "FAILED_REST_S", 3600.0)
+    monkeypatch.setattr(pull, "BUSY_REST_S", 0.01)
+    swarm, broken = LightSwarm(tmp_path, manifest_of(foreign_groups=0)), []
+    async with swarm.node(1) as alice, swarm.node(2, directory_period_s=150.0) as bob:
+        fetch = bob.gossip.fetch
+
+        async def breaking(peer_id: str, ids: Sequence[bytes], **how: Any) -> Fetched:
+            fetched = await fetch(peer_id, ids, **how)
+            if len(fetched.bodies) < 2:
+                return fetched
+            broken.append(fetched.bodies[-1])
+            return Fetched(fetched.bodies[:-1], FetchOutcome.BROKEN)
+
+        monkeypatch.setattr(bob.gossip, "fetch", breaking)
+        await swarm.publish(alice, 8)
+        await eventually(lambda: held(bob) == 8)
+        assert broken
+        assert bob.parts.registry.seen(identity_of(1).peer_id).failed_pulls == len(broken)
 
 
 async def test_what_nobody_confirmed_is_announced_again(tmp_path: Path) -> None:
