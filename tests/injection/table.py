@@ -130,6 +130,7 @@ POINTS: dict[Place, tuple[str, ...]] = {
         "node/loops/pull.py:PullLoop._request_from_others",
         "node/loops/pull_slots.py:PullSlots._is_proven",
         "node/loops/pull_slots.py:PullSlots._has_slot_for",
+        "node/loops/pull.py:PullLoop._note_failed",
         "node/loops/pull.py:PullLoop._note_outcome",
         "node/loops/pull.py:PullLoop._note_useless",
         "node/loops/pull.py:PullLoop._pull",
