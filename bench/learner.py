@@ -128,7 +128,7 @@ def measure(case: Case, folder: Path, options: argparse.Namespace) -> dict[str, 
     """All figures of one case."""
     model = folder / "model"
     stored = torch.float32 if case.device == "cpu" else torch.bfloat16  # both sides load it as they see fit
-    num_parameters = save_random_model(case.shape, model, dtype=stored, vocab_size=case.vocab_size)
+    num_parameters = save_random_model(case.shape, model, dtype=stored, vocab_size=case.vocab_size, device=case.device)
     groups = with_logprobs(ragged_groups(num_groups=options.groups, vocab_size=case.vocab_size), str(model))
     batch = folder / "batch"
     batch.write_bytes(write_groups(groups))

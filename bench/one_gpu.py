@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import multiprocessing
 import shutil
 import statistics
 import subprocess
@@ -79,7 +80,7 @@ def main() -> None:
 
 async def measure(shape: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """One shape's figures."""
-    save_random_model(shape, folder / "model", dtype=torch.bfloat16)
+    make_model(shape, folder / "model")
     settings = NodeSettings(model=str(folder / "model"), lora=options.lora)
     manifest = small_run(options.completion_tokens)
     source = resolve_model(settings.model)
@@ -119,6 +120,21 @@ async def measure(shape: str, folder: Path, options: argparse.Namespace) -> dict
         "busy_share": round(statistics.mean(busy) / 100, 3) if busy else None,
         **{name: round(statistics.median(each[name] for each in rounds[1:] or rounds), 2) for name in rounds[0]},
     }
+
+
+def make_model(shape: str, folder: Path) -> None:
+    """Write a random model, on the GPU if there is one: on a CPU one of 3B takes a minute.
+
+    A separate process does it, because this one must not use memory of the GPU.
+    """
+    options = {"dtype": torch.bfloat16, "device": "cuda" if torch.cuda.is_available() else "cpu"}
+    process = multiprocessing.get_context("spawn").Process(
+        target=save_random_model, args=(shape, folder), kwargs=options
+    )
+    process.start()
+    process.join()
+    if process.exitcode:
+        raise RuntimeError(f"the model of {shape} was not written (exit code {process.exitcode})")
 
 
 def small_run(completion_tokens: int) -> RunManifest:
