@@ -102,7 +102,7 @@ def end_lines(
         "pass@1": _accuracy(after),
         "groups": _groups(before, after, counters),
         "tokens": _tokens(before, after),
-        "saved": f"{home.root}, the checkpoint of step {after.learner.step}" if settings.learns else str(home.root),
+        "saved": f"{home.root}, the checkpoint of step {checkpoint_step(home)}" if settings.learns else str(home.root),
         "export": _command("export", home, "--out", "MODEL") if settings.learns and after.learner.step else "",
         "report": _command("report", home),
         "go on": start_command(home, raised=_raised(after)),
