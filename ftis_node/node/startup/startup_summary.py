@@ -88,7 +88,7 @@ def start_lines(prepared: PreparedNode, *, num_parameters: int, step: int) -> li
         "shares": _shared(settings),
         "files": f"all in {home.root}; the workers print to {home.logs.name} in it",
         "watch": _command("dashboard", home),
-        "stop": "ctrl-C; everything is saved, and the same command resumes",
+        "stop": "ctrl-C; it saves the newest step (a large model: minutes), and the same command resumes",
     }
     return lines + [f"{label:{LABEL_WIDTH}}{text}" for label, text in facts.items() if text]
 
