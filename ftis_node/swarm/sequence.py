@@ -81,7 +81,7 @@ class SequenceTracker:
     def __init__(self, *, at: float) -> None:
         """`at` is the time at which the peer was first seen, in seconds of the caller's clock."""
         self.highest = 0
-        self.at = at  # when the peer was last seen
+        self.at = at  # when the peer last announced a higher number or was queried
         self._gaps: list[SequenceGap] = []  # in rising order
 
     @property
@@ -89,10 +89,15 @@ class SequenceTracker:
         """Return the missing ranges, newest first."""
         return tuple(reversed(self._gaps))
 
-    def note(self, number: int, *, at: float) -> None:
-        """Add a sequence number that the sender announced or served."""
-        self.at = max(self.at, at)
+    def note(self, number: int, *, at: float | None = None) -> None:
+        """Add a sequence number that the sender announced `at` this time; None for one of a group that arrived.
+
+        Only a higher number moves `self.at`. A group that arrives late or an announcement that is repeated does not
+        show that the latest announcements arrive.
+        """
         if number > self.highest:
+            if at is not None:
+                self.at = max(self.at, at)
             if self.highest and number > self.highest + 1:
                 self._add(SequenceGap(self.highest + 1, number - 1))
             self.highest = number
