@@ -104,7 +104,7 @@ class ConfirmationLoop:
     def _note_numbers(self, sender: str, groups: Sequence[Accepted]) -> None:
         tracker = self._announcements.tracker_of(sender)
         for accepted in groups:
-            tracker.note(accepted.group.number)  # its arrival may be long after its announcement
+            tracker.note(accepted.group.number, at=time.monotonic())
 
     def _gather(self, sender: str, ids: Sequence[bytes]) -> Sequence[bytes]:
         """Gather the ids if a confirmation to `sender` went a moment ago; return those to send at once."""

@@ -242,20 +242,18 @@ async def test_a_silent_member_is_asked_while_another_one_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(repair, "SILENCE_S", 0.2)
-    swarm, unanswered = LightSwarm(tmp_path, manifest_of()), []
+    swarm, stuck = LightSwarm(tmp_path, manifest_of()), identity_of(3).peer_id
     swarm.loses = lambda sender, receiver, kind, said: kind == ANNOUNCED and said.number == 2
     async with swarm.node(1, directory_period_s=150) as alice, swarm.node(2) as bob:
         request = bob.gossip.request_backfill
 
-        async def stuck(peer_id: str, question: bytes, **how: Any) -> Fetched:
-            if peer_id == identity_of(3).peer_id:
-                unanswered.append(peer_id)
-                await asyncio.sleep(3600)
+        async def one_stuck(peer_id: str, question: bytes, **how: Any) -> Fetched:
+            await asyncio.sleep(3600 if peer_id == stuck else 0)
             return await request(peer_id, question, **how)
 
-        monkeypatch.setattr(bob.gossip, "request_backfill", stuck)
+        monkeypatch.setattr(bob.gossip, "request_backfill", one_stuck)
         async with swarm.node(3, directory_period_s=150):
-            await eventually(lambda: len(unanswered) == 2)  # as a new member, then as a silent one
+            await eventually(lambda: stuck in bob.wiring.backfill._querying)
             await swarm.publish(alice, 2)
             await eventually(lambda: held(bob) == 2)
 
