@@ -92,7 +92,7 @@ def _set_import_path() -> None:
 
 
 def _run_in_session(case: Case, options: Options, folder: Path) -> None:
-    """The case's process: a session of its own, which `_end_session` ends with all its processes."""
+    """The case's process: a separate session, which `_end_session` ends with all its processes."""
     os.setsid()
     with (folder / "log").open("w") as log:
         os.dup2(log.fileno(), 1)
