@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from gpu.cases import PARTS, Options, cases_of
+from gpu.cases import PARTS, Options
 from gpu.device import MODELS
 from gpu.running import OutOfTimeError, run_part
 
@@ -33,11 +33,6 @@ GOES_ON = 75  # EX_TEMPFAIL
 def main() -> int:
     options = arguments()
     how = Options(options.device, options.small, options.peak_tflops)
-    if options.parts == ["case", *options.parts[1:]]:
-        (part,) = options.parts[1:]
-        case = next(case for case in cases_of(part, how) if case.name == options.name)
-        print_line(case.run(how))
-        return 0
     options.out.mkdir(parents=True, exist_ok=True)
     ends_at = time.monotonic() + options.limit_s
     all_right = True
@@ -61,9 +56,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--small", action="store_true", help="tiny shapes: does it run?")
     parser.add_argument("--limit-s", type=float, default=540.0, help="of one piece")
     parser.add_argument("--peak-tflops", type=float, help="the chip's own bfloat16 figure; measured unless given")
-    parser.add_argument("--name", help=argparse.SUPPRESS)  # of one case, in its own process
     options = parser.parse_args()
-    if unknown := set(options.parts) - {*PARTS, "all", "case"}:
+    if unknown := set(options.parts) - {*PARTS, "all"}:
         parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}, and all")
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("torch sees no GPU here: --device cpu --small checks the program alone")

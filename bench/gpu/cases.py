@@ -29,7 +29,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One measurement, in a separate process. `how` are keyword arguments of `function` in `gpu.module`."""
+    """One measurement, in a separate process. `how` are keyword arguments of `function` in `module`."""
 
     part: str
     name: str
@@ -40,7 +40,7 @@ class Case:
 
     def run(self, options: Options) -> dict[str, Any]:
         """The figures. Raises whatever goes wrong."""
-        function = getattr(import_module(f"gpu.{self.module}"), self.function)
+        function = getattr(import_module(self.module), self.function)
         figures: dict[str, Any] = function(options, **self.how)
         return figures
 
@@ -65,22 +65,22 @@ def cases_of(part: str, options: Options) -> list[Case]:
 
 def _env(shapes: tuple[str, ...]) -> Iterator[Case]:
     for name in ("machine", "peak", "copies"):
-        yield Case("env", name, "machine", name, 60.0, {})
+        yield Case("env", name, "gpu.machine", name, 60.0, {})
 
 
 def _contexts(shapes: tuple[str, ...]) -> Iterator[Case]:
     for name in ("bare", "daemon"):
-        yield Case("contexts", name, "machine", name, 60.0, {})
+        yield Case("contexts", name, "gpu.machine", name, 60.0, {})
 
 
 def _attention(shapes: tuple[str, ...]) -> Iterator[Case]:
-    yield Case("attention", "tests", "numbers", "attention_tests", 120.0, {})
+    yield Case("attention", "tests", "gpu.numbers", "attention_tests", 120.0, {})
 
 
 def _parity(shapes: tuple[str, ...]) -> Iterator[Case]:
     for shape in shapes:
-        yield Case("parity", f"{shape}-logprobs", "numbers", "parity", MODEL_S + 60.0, {"shape": shape})
-        yield Case("parity", f"{shape}-layouts", "numbers", "layouts", 90.0, {"shape": shape})
+        yield Case("parity", f"{shape}-logprobs", "gpu.numbers", "parity", MODEL_S + 60.0, {"shape": shape})
+        yield Case("parity", f"{shape}-layouts", "gpu.numbers", "layouts", 90.0, {"shape": shape})
 
 
 def _memory(shapes: tuple[str, ...]) -> Iterator[Case]:
@@ -90,7 +90,7 @@ def _memory(shapes: tuple[str, ...]) -> Iterator[Case]:
         how = {"shape": shape, "lora": lora, "recompute": recompute, "tokens": tokens}
         # A checkpoint of all weights of 3B has 37 GB: one of each kind is enough.
         how["saves"] = recompute and tokens == sizes[0]
-        yield Case("memory", name, "steps", "memory", 90.0 + MODEL_S * how["saves"], how)
+        yield Case("memory", name, "gpu.steps", "memory", 90.0 + MODEL_S * how["saves"], how)
 
 
 def _host(shapes: tuple[str, ...]) -> Iterator[Case]:
@@ -100,27 +100,26 @@ def _host(shapes: tuple[str, ...]) -> Iterator[Case]:
 def _learner(shapes: tuple[str, ...]) -> Iterator[Case]:
     for shape, lora in itertools.product(shapes, (False, True)):
         how = {"shape": shape, "lora": lora}
-        yield Case("learner", f"{shape}-{'lora' if lora else 'full'}", "programs", "learner", 400.0, how)
+        yield Case("learner", f"{shape}-{'lora' if lora else 'full'}", "gpu.programs", "learner", 400.0, how)
 
 
 def _handover(shapes: tuple[str, ...]) -> Iterator[Case]:
     for way in ("file", "registered", "ipc"):
-        yield Case("handover", way, "transfer", way, 120.0, {"shape": shapes[-1]})
+        yield Case("handover", way, "gpu.transfer", way, 120.0, {"shape": shapes[-1]})
 
 
 def _generate(shapes: tuple[str, ...]) -> Iterator[Case]:
     for shape, lora in itertools.product(shapes, (False, True)):
         how = {"shape": shape, "lora": lora}
         name = f"{shape}-{'adapter' if lora else 'model'}"
-        yield Case("generate", f"{name}-served", "engine", "served", 300.0, how)
-    yield Case("generate", f"{shapes[-1]}-probe", "engine", "probe", 300.0, {"shape": shapes[-1]})
+        yield Case("generate", f"{name}-served", "gpu.engine", "served", 300.0, how)
     for max_batch, core in ((64, "auto"), (256, "auto"), (512, "auto"), (256, "inside")):
         how = {"shape": shapes[0], "max_batch": max_batch, "core": core}
-        yield Case("generate", f"{shapes[0]}-{max_batch}-{core}", "programs", "throughput", 300.0, how)
-    yield Case("generate", f"{shapes[0]}-hand-over", "programs", "engine_hand_over", 300.0, {"shape": shapes[0]})
+        yield Case("generate", f"{shapes[0]}-{max_batch}-{core}", "gpu.programs", "throughput", 300.0, how)
+    yield Case("generate", f"{shapes[0]}-hand-over", "gpu.programs", "engine_hand_over", 300.0, {"shape": shapes[0]})
 
 
 def _one_gpu(shapes: tuple[str, ...]) -> Iterator[Case]:
     for shape, lora in dict.fromkeys([(shapes[0], False), (shapes[-1], False), (shapes[-1], True)]):
         how = {"shape": shape, "lora": lora}
-        yield Case("one_gpu", f"{shape}-{'lora' if lora else 'full'}", "programs", "one_gpu", 300.0, how)
+        yield Case("one_gpu", f"{shape}-{'lora' if lora else 'full'}", "gpu.programs", "one_gpu", 300.0, how)

@@ -60,13 +60,12 @@ class Sizes:
 
 
 def served(options: Options, *, shape: str, lora: bool) -> dict[str, Any]:
-    """One worker: start, memory, versions of the whole model or of an adapter, sleep and wake."""
+    """One worker: start, memory, versions of the whole model or of an adapter, sleep and wake; for a model the probe.
+
+    The probe: log-probs of the engine's own samples by the learner, under the same weights; logits as large as real
+    ones.
+    """
     return asyncio.run(_served(options, shape, lora))
-
-
-def probe(options: Options, *, shape: str) -> dict[str, Any]:
-    """Log-probs of the engine's own samples by the learner, under the same weights; logits as large as real ones."""
-    return asyncio.run(_probe(options, shape))
 
 
 async def _served(options: Options, shape: str, lora: bool) -> dict[str, Any]:
@@ -96,7 +95,8 @@ async def _served(options: Options, shape: str, lora: bool) -> dict[str, Any]:
                 "after_reload_gib": gib(used_bytes(device, os.getpid()) - before),
                 "new_version_tokens_per_s": await _tokens_per_s(client, sizes),
             }
-            return figures | await _slept(client, device)
+            figures |= await _slept(client, device)
+            return figures if lora else figures | await _probe(client, policy, publisher, options, shape)
 
 
 async def _slept(client: GenerationClient, device: str) -> dict[str, Any]:
@@ -114,18 +114,16 @@ async def _slept(client: GenerationClient, device: str) -> dict[str, Any]:
     return {"sleep_s": round(slept_s, 3), "wake_s": round(woken_s, 3), "freed_gib": gib(freed)}
 
 
-async def _probe(options: Options, shape: str) -> dict[str, Any]:
-    sizes, policy = Sizes(options), _policy(options, shape, lora=False)
+async def _probe(
+    client: GenerationClient, policy: Policy, publisher: Publisher, options: Options, shape: str
+) -> dict[str, Any]:
+    sizes, version = Sizes(options), VERSIONS + 1
     scale_logits(policy.causal_lm, shape)
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory(dir="/dev/shm") as weights:
-        async with _worker(options, shape, Path(folder), lora=False) as client:
-            published = Publisher(WeightStore(Path(weights))).publish(policy, version=1)
-            proof = proof_of(policy, version=1)
-            await client.update_weights(published, proof)
-            prompts = _prompts(sizes.groups)
-            results = await asyncio.gather(
-                *(_generate(client, prompt, num=sizes.completions, tokens=sizes.tokens) for prompt in prompts)
-            )
+    await client.update_weights(publisher.publish(policy, version=version), proof_of(policy, version=version))
+    prompts = _prompts(sizes.groups)
+    results = await asyncio.gather(
+        *(_generate(client, prompt, num=sizes.completions, tokens=sizes.tokens) for prompt in prompts)
+    )
     batch = batch_of([_group(str(n), *pair) for n, pair in enumerate(zip(prompts, results, strict=True))])
     differences = []
     with torch.no_grad():

@@ -134,5 +134,5 @@ def _compared(one: tuple[torch.Tensor, torch.Tensor], other: tuple[torch.Tensor,
         "max": round(float(errors.max()), 5),
         "p99": round(float(errors.quantile(0.99)), 5),
         "rms": round(float(errors.square().mean().sqrt()), 5),
-        "gradient_cosine": round(float(torch.cosine_similarity(one[1], other[1], dim=0)), 5),
+        "gradient_cosine": round(float(torch.cosine_similarity(one[1].double(), other[1].double(), dim=0)), 5),
     }

@@ -1,14 +1,20 @@
-"""Run a case in a separate process, so that a failure or a hang affects that case alone; and store its result."""
+"""Run each case in a separate process, so that a failure or a hang affects that case alone; and store its result.
+
+Processes are forked from a server that has imported torch and transformers once: on some machines that takes 14 s.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +24,13 @@ from gpu.cases import cases_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from multiprocessing.process import BaseProcess
 
     from gpu.cases import Case, Options
 
-PROGRAM = Path(__file__).parent.parent / "gpu_check.py"
+BENCH = Path(__file__).parent.parent
 LOG_END = 2000  # characters of a failed case's output that are kept
+PRELOADED = ["gpu.steps", "gpu.numbers", "gpu.transfer"]  # imports alone: CUDA does not survive a fork
 
 
 class OutOfTimeError(Exception):
@@ -56,34 +64,47 @@ def run_part(part: str, options: Options, out: Path, *, ends_at: float) -> dict[
 
 
 def run_case(case: Case, options: Options) -> dict[str, Any]:
-    """The figures of one case, with `ok` and `error`, by this program again."""
-    command = [sys.executable, str(PROGRAM), "case", case.part, "--name", case.name, *flags_of(options)]
-    paths = [str(PROGRAM.parent), str(PROGRAM.parent.parent), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    """The figures of one case, with `ok` and `error`."""
+    _set_import_path()
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(PRELOADED)
     began = time.monotonic()
-    with tempfile.TemporaryFile("w+") as log:
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment, start_new_session=True
-        ) as process:
-            try:
-                output, error = process.communicate(timeout=case.limit_s)[0], None
-            except subprocess.TimeoutExpired:
-                output, error = "", f"took longer than {case.limit_s:.0f} s"
-            finally:
-                _end_session(process)
-        log.seek(0)
-        figures = last_object(output)
-        if error is None and (process.returncode or figures is None):
-            error = f"exit code {process.returncode}: {log.read()[-LOG_END:].strip()}"
+    with tempfile.TemporaryDirectory() as folder:
+        process = processes.Process(target=_run_in_session, args=(case, options, Path(folder)))
+        process.start()
+        process.join(case.limit_s)
+        error = f"took longer than {case.limit_s:.0f} s" if process.is_alive() else None
+        _end_session(process)
+        result = Path(folder) / "result.json"
+        figures = json.loads(result.read_text()) if result.exists() else {}
+        if error is None and not figures:
+            error = f"exit code {process.exitcode}: {(Path(folder) / 'log').read_text()[-LOG_END:].strip()}"
     what = {key: case.how.get(key) for key in ("shape", "lora")}
-    result = {"check": case.part, "case": case.name, **what, "ok": error is None, "error": error}
-    return result | (figures or {}) | {"seconds": round(time.monotonic() - began, 1)}
+    found = {"check": case.part, "case": case.name, **what, "ok": error is None, "error": error}
+    return found | figures | {"seconds": round(time.monotonic() - began, 1)}
 
 
-def flags_of(options: Options) -> list[str]:
-    """The flags that mean `options`."""
-    peak = [] if options.peak_tflops is None else ["--peak-tflops", str(options.peak_tflops)]
-    return ["--device", options.device, *(["--small"] if options.small else []), *peak]
+def _set_import_path() -> None:
+    """Let the server of processes, which ignores `sys.path`, and other benches find the modules here."""
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if str(BENCH) not in paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(BENCH), str(BENCH.parent), *paths]))
+
+
+def _run_in_session(case: Case, options: Options, folder: Path) -> None:
+    """The case's process: a separate session, which `_end_session` ends with all its processes."""
+    os.setsid()
+    with (folder / "log").open("w") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    try:
+        figures = case.run(options)
+    except BaseException:
+        traceback.print_exc()
+        raise SystemExit(1) from None
+    whole = folder / "whole.json"
+    whole.write_text(json.dumps(figures))
+    whole.rename(folder / "result.json")
 
 
 def last_object(output: str) -> dict[str, Any] | None:
@@ -107,10 +128,10 @@ def ask_program(command: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _end_session(process: subprocess.Popen[str]) -> None:
-    """The process, and workers that it left behind."""
-    try:
+def _end_session(process: BaseProcess) -> None:
+    """Kill the process, and workers that it left behind."""
+    assert process.pid is not None
+    with contextlib.suppress(ProcessLookupError):  # it has ended, or has no session yet
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    process.wait()
+    process.kill()
+    process.join()

@@ -11,11 +11,13 @@ import threading
 import time
 import weakref
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack
 
 from ftis_node.cli.node_client import read_document
 from ftis_node.config.home import Home
+from ftis_node.config.workers import SAVE_LIMIT_S
 from ftis_node.errors import FtisError, MachineError, NetworkError, UsageError
 from ftis_node.telemetry.status import Status
 
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-STOP_LIMIT_S: Final = 10.0
+STOP_LIMIT_S: Final = SAVE_LIMIT_S + 60.0  # the node forces its own end before that
 POLL_S: Final = 0.1
 DRAIN_LIMIT_S: Final = 2.0
 KEPT_LINES: Final = 50
@@ -129,7 +131,10 @@ class Node:
         self._raise_failure()
 
     async def stop(self) -> None:
-        """Send SIGTERM and wait 10 s; then kill. If it is cancelled, it kills at once. It leaves no zombie."""
+        """Send SIGTERM and wait until the node has saved its newest step and ended; kill after `STOP_LIMIT_S`.
+
+        If it is cancelled, it kills at once. It leaves no zombie.
+        """
         self._is_asked_to_stop = self._is_asked_to_stop or self.exit_code is None
         process = self._running()
         process.terminate()
@@ -210,10 +215,11 @@ def _drain(stream: IO[str], lines: deque[str]) -> None:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """End a process that is still running, and reap it."""
+    """End a process that is still running, and reap it. An interrupt kills it at once."""
     process.terminate()
     try:
-        process.wait(STOP_LIMIT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_LIMIT_S)
+    finally:
+        process.kill()  # no signal if it has ended
         process.wait()

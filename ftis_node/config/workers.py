@@ -16,6 +16,7 @@ EXECUTOR_BACKENDS = ("mp", "ray")  # vLLM has others, for launchers
 PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size")  # of vLLM's EngineArgs; product: GPUs
 WILDCARDS = ("", "*", "0.0.0.0", "::")  # nosec B104: refused below
 MAX_PORT = 65535
+SAVE_LIMIT_S = 600.0  # most time for checkpoints after a stop; those in deploy/ are a minute longer
 
 
 def parse_endpoint(text: str, *, name: str) -> tuple[str, int]:

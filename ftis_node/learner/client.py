@@ -20,6 +20,7 @@ from ftis_node.learner.distributed.launch import COMMUNICATION
 from ftis_node.learner.messages import (
     AuditReply,
     AuditRequest,
+    CheckpointInProgress,
     CheckpointSkipped,
     CheckReply,
     CheckRequest,
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from ftis_node.learner.messages import LearnerBoot, TrainGroup
+    from ftis_node.learner.messages import CheckpointEvent, LearnerBoot, TrainGroup
     from ftis_node.workers.liveness import RestartPolicy
     from ftis_node.workers.preload import PreloadingProcess, Timing
     from ftis_node.workers.process import WorkerProcess
@@ -77,16 +78,17 @@ class LearnerClient(WorkerClient):
         timing: Timing | None = None,
         restart_policy: RestartPolicy | None = None,
         environment: Mapping[str, str] | None = None,
-        on_event: Callable[[CheckpointSkipped | HostsConnected], None] | None = None,
+        on_event: Callable[[CheckpointEvent | HostsConnected], None] | None = None,
         preloading: PreloadingProcess | None = None,
+        worker_module: str = MODULE,
     ) -> None:
         spec = WorkerSpec(
             name="learner",
-            module=MODULE,
+            module=worker_module,
             boot=boot,
             sockets_dir=sockets_dir,
             log_path=log_path,
-            event_types=(CheckpointSkipped, HostsConnected, PublishedWeights, WeightProof),
+            event_types=(CheckpointSkipped, CheckpointInProgress, HostsConnected, PublishedWeights, WeightProof),
             environment=worker_environment(boot) | dict(environment or {}),
             preloading=preloading,
         )

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from ftis_node.learner.batch import MicroBatch, TrainBatch
     from ftis_node.learner.distributed.ranks import RankCommand, StepCallback
     from ftis_node.learner.groups import UnpackedGroup
-    from ftis_node.learner.messages import CheckpointSkipped, LearnerBoot
+    from ftis_node.learner.messages import CheckpointEvent, LearnerBoot
     from ftis_node.learner.step.train_step import StepOutcome
     from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 
@@ -72,11 +72,11 @@ class Learner:
         boot: LearnerBoot,
         *,
         ranks: Ranks = ALONE,
-        on_skipped: Callable[[CheckpointSkipped], None] = lambda skipped: None,
+        on_event: Callable[[CheckpointEvent], None] = lambda event: None,
     ):
         """Load the model and resume from the newest checkpoint of this home; all `ranks` do so at the same time.
 
-        Raises ConfigError, ModelError, MachineError or NetworkError. `on_skipped` is called for damaged checkpoints.
+        Raises ConfigError, ModelError, MachineError or NetworkError. `on_event` is called as in `CheckpointManager`.
         """
         if boot.num_threads is not None:
             torch.set_num_threads(boot.num_threads)
@@ -104,11 +104,11 @@ class Learner:
         recompute = partial(recompute_activations, self.policy.causal_lm) if boot.may_recompute else lambda: False
         self._oom_retry = OomRetry(boot.micro_batch_tokens, recompute=recompute)
         self._checkpoints = CheckpointManager(
-            boot, owner=owner_of(self.policy, boot), masters=self._masters, optimizer=self._optimizer, ranks=ranks
+            boot, owner_of(self.policy, boot), self._masters, self._optimizer, ranks=ranks, on_event=on_event
         )
         self.saver = self._checkpoints.saver
         self._check_group = CheckGroup()
-        self._checkpoints.resume(on_skipped)
+        self._checkpoints.resume()
         self._progress = self._checkpoints.progress
         self._publication = WeightPublication(boot, self.policy, ranks)
         if ranks.rank == 0:  # the other ranks now wait for its commands

@@ -4,6 +4,7 @@
       LearnerBoot ------------------>  load the model, resume from the newest checkpoint
       <------------- HostsConnected    an event for each host that connects, if there are several
       <---------- CheckpointSkipped    an event for each unreadable checkpoint
+      <------- CheckpointInProgress    an event for each half second that the learner waits for a checkpoint
       StateRequest ----------------->
       <--------------- LearnerState    step, policy version, weights
       TrainRequest(step=n) --------->  idempotent: step n is done once
@@ -25,7 +26,7 @@ Token ids are little-endian int32 and log-probs little-endian float32, as on the
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -318,3 +319,12 @@ class CheckpointSkipped(Message, frozen=True):
 
     name: str
     reason: str
+
+
+class CheckpointInProgress(Message, frozen=True):
+    """The learner waits until the checkpoint of `step` is on disk."""
+
+    step: int
+
+
+CheckpointEvent: TypeAlias = CheckpointSkipped | CheckpointInProgress

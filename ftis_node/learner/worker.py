@@ -138,7 +138,7 @@ def _open(boot: LearnerBoot, address: RankAddress | None, hosts: Hosts, emit: Em
 
     keep_to_share(boot.memory_share)
     ranks = ALONE if address is None else join(address, boot, on_broken=hosts.await_blame)
-    learner = Learner(boot, ranks=ranks, on_skipped=emit)
+    learner = Learner(boot, ranks=ranks, on_event=emit)
     learner.give_memory_back()
     return learner
 

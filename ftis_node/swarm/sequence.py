@@ -81,7 +81,7 @@ class SequenceTracker:
     def __init__(self, *, at: float) -> None:
         """`at` is the time at which the peer was first seen, in seconds of the caller's clock."""
         self.highest = 0
-        self.at = at  # when the peer was last seen
+        self.at = at  # when the peer last announced a higher number, or was queried
         self._gaps: list[SequenceGap] = []  # in rising order
 
     @property
@@ -90,9 +90,13 @@ class SequenceTracker:
         return tuple(reversed(self._gaps))
 
     def note(self, number: int, *, at: float) -> None:
-        """Add a sequence number that the sender announced or served."""
-        self.at = max(self.at, at)
+        """Add a sequence number that the sender announced or served.
+
+        Only a higher number moves `self.at`: a group that arrives late, or a repeated announcement, does not show that
+        this node gets the newest ones.
+        """
         if number > self.highest:
+            self.at = max(self.at, at)
             if self.highest and number > self.highest + 1:
                 self._add(SequenceGap(self.highest + 1, number - 1))
             self.highest = number

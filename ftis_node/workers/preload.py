@@ -102,13 +102,18 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Time limits in seconds. With `stall_timeout_s` None a request may take any time."""
+    """Time limits in seconds. With `stall_timeout_s` None a request may take any time.
+
+    After `Stop` a worker has `stop_grace_s` to end. Each progress that it reports begins this time again, up to
+    `save_limit_s` in all.
+    """
 
     start_grace_s: float = 900.0
     heartbeat_every_s: float = 1.0
     heartbeat_timeout_s: float = 30.0
     stall_timeout_s: float | None = None
     stop_grace_s: float = 4.0
+    save_limit_s: float = 0.0
     terminate_grace_s: float = 1.0
 
     def liveness(self) -> Liveness:

@@ -119,10 +119,10 @@ class WorkerProcess:
                 self._kill()
                 await self._process.wait()
                 raise
+            self._begin(stack, self._receive)  # it ends last: heartbeats after `Stop` prolong the grace
             stack.push_async_callback(self._end_process)
-            for watch in (self._receive, self._watch_exit, self._watch_heartbeats):
-                task = asyncio.create_task(self._guard(watch), name=f"{self._spec.name}{watch.__name__}")
-                stack.push_async_callback(_cancel, task)
+            self._begin(stack, self._watch_exit)
+            self._begin(stack, self._watch_heartbeats)
             stack.push_async_callback(self._send_stop)
             self._resources = stack.pop_all()
         return self
@@ -190,6 +190,11 @@ class WorkerProcess:
                 start_new_session=True,
             )
 
+    def _begin(self, stack: AsyncExitStack, watch: Callable[[], Awaitable[None]]) -> None:
+        """Run a watch in a task that `stack` cancels."""
+        task = asyncio.create_task(self._guard(watch), name=f"{self._spec.name}{watch.__name__}")
+        stack.push_async_callback(_cancel, task)
+
     async def _guard(self, watch: Callable[[], Awaitable[None]]) -> None:
         """Run a watch. On failure (invalid message, failed callback), log the error and end the worker."""
         try:
@@ -208,7 +213,7 @@ class WorkerProcess:
         match control:
             case Heartbeat():
                 self._liveness.beat(control)
-            case Hello():
+            case Hello() if self.is_alive:
                 await self._send(Start(), self._spec.boot)
             case Ready() if not self._ready.done():
                 self._ready.set_result(None)
@@ -272,7 +277,7 @@ class WorkerProcess:
         try:
             if not self._ready.done():
                 self._signal(signal.SIGTERM)  # during its build it reads no messages and has nothing to save
-            if await self._exits_within(self._timing.stop_grace_s):
+            if await self._exits_after_stop():
                 return
             logger.warning("%s does not stop; terminating pid %d", self._spec.name, self.pid)
             self._signal(signal.SIGTERM)
@@ -281,6 +286,22 @@ class WorkerProcess:
         finally:
             self._kill()
             await self._process.wait()
+
+    async def _exits_after_stop(self) -> bool:
+        """Return whether the process exits within its grace, which each progress begins again, or `save_limit_s`.
+
+        Time is counted in ticks of the event loop, as in `liveness.py`.
+        """
+        timing, liveness = self._timing, self._liveness
+        tick_s = min(timing.heartbeat_every_s, timing.stop_grace_s)
+        liveness.num_stalled_ticks = 0
+        for _ in range(round(max(timing.stop_grace_s, timing.save_limit_s) / tick_s)):
+            if await self._exits_within(tick_s):
+                return True
+            liveness.tick()
+            if liveness.num_stalled_ticks * tick_s >= timing.stop_grace_s:
+                return False
+        return False
 
     async def _exits_within(self, timeout_s: float) -> bool:
         try:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -24,15 +25,19 @@ from gpu.cases import NEED_VLLM, PARTS, Case, Options, cases_of  # noqa: E402
 
 SMALL = Options("cpu", small=True)
 # Answers for one case, fails for the next, and hangs in the last.
-PROGRAM = """import sys, time
-name = sys.argv[sys.argv.index("--name") + 1]
-open(sys.argv[0] + ".runs", "a").write(name + "\\n")
-if name == "peak":
-    sys.exit("no such instruction")
-if name == "copies":
-    time.sleep(600)
-print("a line for people")
-print('{"figure": 7}')
+MODULE = """import subprocess, sys
+def case(options, *, name, runs):
+    with open(runs, "a") as file:
+        file.write(name + "\\n")
+    print("a line for people")
+    if name == "peak":
+        sys.exit("no such instruction")
+    if name == "copies":
+        child = subprocess.Popen(["sleep", "600"])
+        with open(runs + ".pid", "w") as file:
+            file.write(str(child.pid))
+        child.wait()
+    return {"figure": 7}
 """
 # As on a machine without them: neither a search nor an import finds them.
 BLOCKED = """import importlib.machinery as machinery
@@ -47,7 +52,7 @@ for options in (Options("cpu", small=True), Options("cuda")):
     for part in PARTS:
         for case in cases_of(part, options):
             if part not in NEED_VLLM:
-                getattr(import_module("gpu." + case.module), case.function)
+                getattr(import_module(case.module), case.function)
 import sys
 assert not {"vllm", "hivemind"} & set(sys.modules)
 """
@@ -55,11 +60,13 @@ assert not {"vllm", "hivemind"} & set(sys.modules)
 
 @pytest.fixture
 def cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Case]:
-    """Of `env`, by a program of three lines."""
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    made = [replace(case, limit_s=5.0 if case.name == "copies" else 60.0) for case in cases_of("env", SMALL)]
-    monkeypatch.setattr(running, "PROGRAM", program)
+    """Of `env`, by a module of a few lines."""
+    (tmp_path / "fake_measurements.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    made = [
+        Case("env", name, "fake_measurements", "case", limit_s, {"name": name, "runs": str(tmp_path / "runs")})
+        for name, limit_s in (("machine", 60.0), ("peak", 60.0), ("copies", 5.0))
+    ]
     monkeypatch.setattr(running, "cases_of", lambda part, options: made)
     return made
 
@@ -93,13 +100,15 @@ def test_a_case_that_fails_or_hangs_costs_itself_alone(cases: list[Case], tmp_pa
     assert (found["ok"], by_name["machine"]["figure"]) == (False, 7)
     assert "no such instruction" in by_name["peak"]["error"]
     assert by_name["copies"]["error"] == "took longer than 5 s"
+    with contextlib.suppress(psutil.NoSuchProcess):  # its own child is ended, too
+        assert psutil.Process(int((tmp_path / "runs.pid").read_text())).status() == psutil.STATUS_ZOMBIE
     assert json.loads((tmp_path / "env.json").read_text()) == found
 
 
 def test_what_was_measured_is_kept_and_no_case_begins_that_may_not_end(cases: list[Case], tmp_path: Path) -> None:
     with pytest.raises(running.OutOfTimeError, match="env machine may take 60 s"):
         running.run_part("env", SMALL, tmp_path, ends_at=time.monotonic() + 30)
-    runs = tmp_path / "program.py.runs"
+    runs = tmp_path / "runs"
     assert not runs.exists()
     for _ in range(2):
         running.run_part("env", SMALL, tmp_path, ends_at=time.monotonic() + 1000)

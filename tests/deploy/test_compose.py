@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ftis_node.config.workers import SAVE_LIMIT_S
 from tests.deploy.files import (
     DEPLOY,
     ROOT,
@@ -58,6 +59,11 @@ def test_a_node_starts_again_for_ever_after_a_fault_and_never_after_wrong_use(na
     service = NODES[name]
     assert service["restart"] == "on-failure"
     assert service["entrypoint"] == ["tini", "-e", "2", "-e", "3", "--", "ftis-node"]
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_a_node_has_the_time_to_write_a_checkpoint_when_it_is_stopped(name: str) -> None:
+    assert NODES[name]["stop_grace_period"] == f"{SAVE_LIMIT_S + 60:.0f}s"
 
 
 def test_every_volume_is_used() -> None:

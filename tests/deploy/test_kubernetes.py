@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import kubernetes_validate
 import pytest
 
-from ftis_node.config.workers import LearnerSection
+from ftis_node.config.workers import SAVE_LIMIT_S, LearnerSection
 from tests.deploy.files import DEPLOY, ROOT, check_command, check_variable, documents, program, shell_commands
 
 if TYPE_CHECKING:
@@ -83,12 +83,12 @@ def test_all_that_is_referred_to_is_there(objects: list[dict[str, Any]]) -> None
 
 
 def test_a_pod_has_no_more_rights_than_it_needs(objects: list[dict[str, Any]]) -> None:
-    for pod in pods(objects).values():
+    for name, pod in pods(objects).items():
         assert pod["securityContext"]["runAsNonRoot"]
         assert pod["securityContext"]["runAsUser"] == 1000
         assert pod["enableServiceLinks"] is False  # else FTIS_BOOTSTRAP_PORT and its like
         assert pod["automountServiceAccountToken"] is False
-        assert 10 < pod["terminationGracePeriodSeconds"] <= 60
+        assert pod["terminationGracePeriodSeconds"] == (SAVE_LIMIT_S + 60 if name == "ftis-node" else 30)
         for container in containers(pod):
             context = container["securityContext"]
             assert (context["allowPrivilegeEscalation"], context["readOnlyRootFilesystem"]) == (False, True)

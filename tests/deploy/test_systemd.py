@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ftis_node.config.workers import SAVE_LIMIT_S
 from tests.deploy.files import DEPLOY, check_command, check_variable
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ def test_a_unit_runs_a_real_command_and_ends_it_in_order(unit: Path) -> None:
     assert program in PROGRAMS
     check_command([argument for argument in arguments if not argument.startswith("$")])
     assert lines(unit, "KillMode") == ["mixed"]
-    assert 10 < int(lines(unit, "TimeoutStopSec")[0]) <= 30
+    saves = unit.name != "ftis-bootstrap.service"
+    assert int(lines(unit, "TimeoutStopSec")[0]) == (SAVE_LIMIT_S + 60 if saves else 20)
     assert lines(unit, "RestartPreventExitStatus") == ["2 3"]
     for variable in lines(unit, "Environment"):
         name = variable.split("=")[0]

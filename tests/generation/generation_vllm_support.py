@@ -28,6 +28,7 @@ from ftis_node.generation.messages import (
     Probed,
     WeightsLoaded,
 )
+from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.models import resolve_model
 from ftis_node.workers.liveness import RestartPolicy
 from ftis_node.workers.preload import Timing, WorkerSpec
@@ -238,6 +239,7 @@ def make_client(
         sockets_dir=folder / "s",
         log_path=folder / "logs" / "generation.log",
         num_threads=1,
+        proof_tolerance=PROOF_TOLERANCES[settings.dtype],
         timing=Timing(heartbeat_every_s=0.2, stall_timeout_s=STALL_S),
         restart_policy=RestartPolicy(backoff=ExponentialBackoff(first_s=0.05, factor=1.0), max_quick_deaths=lives),
         on_problem=None if problems is None else problems.append,

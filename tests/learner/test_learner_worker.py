@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import msgspec
 import psutil
@@ -154,6 +155,27 @@ async def test_asked_to_save_it_has_the_newest_step_on_disk_when_it_answers(mode
         assert is_complete(newest)
     finally:
         await client.stop()
+
+
+async def test_stopped_on_a_slow_disk_it_saves_the_newest_step(model_folder, tmp_path):
+    """The write takes longer than the grace of a worker that reports no progress."""
+    client = LearnerClient(
+        make_boot(model_folder, tmp_path / "home", micro_batch_tokens=1, checkpoint_every_steps=1000),
+        sockets_dir=tmp_path / "s",
+        log_path=tmp_path / "learner.log",
+        timing=Timing(save_limit_s=120.0),
+        environment={"SLOW_SAVE_S": "8", "PYTHONPATH": str(Path(__file__).parents[2])},
+        worker_module="tests.node.slow_save",
+    )
+    try:
+        await client.start()
+        await client.train(random_groups(seed=1, **SMALL), step=1)
+        train = await begin_long_step(client, 2)
+    finally:
+        await client.stop()
+    with pytest.raises(WorkerDiedError, match="was stopped"):
+        await train
+    assert is_complete(tmp_path / "home" / "checkpoints" / "step-00000001")
 
 
 async def test_a_death_between_two_steps_is_told_at_the_next_one(model_folder, tmp_path):

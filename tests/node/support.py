@@ -119,20 +119,27 @@ class RunningNode:
 
 
 @contextmanager
-def started(home: Path, *arguments: str, on: Sequence[str] = ()) -> Iterator[RunningNode]:
+def started(
+    home: Path, *arguments: str, on: Sequence[str] = (), module: str = "ftis_node", **environment: str
+) -> Iterator[RunningNode]:
     """`ftis-node ARGUMENTS --home HOME`, killed with all it started when the block ends.
 
-    `on` is put before the command: it has it run on another host, under the same process id.
+    `on` is put before the command: it has it run on another host, under the same process id. `module` replaces
+    `ftis-node`.
     """
     home.parent.mkdir(parents=True, exist_ok=True)
     log = home.with_suffix(".log")
     with log.open("ab") as output:
         process = subprocess.Popen(
-            [*on, sys.executable, "-m", "ftis_node", *arguments, "--home", str(home)],
+            [*on, sys.executable, "-m", module, *arguments, "--home", str(home)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if arguments[0] == "bootstrap" else output,
             stderr=output,
-            env={"FTIS_ENGINE": "torch", **os.environ},  # it starts at once; who wants vLLM says --engine
+            env={
+                "FTIS_ENGINE": "torch",
+                **os.environ,
+                **environment,
+            },  # it starts at once; who wants vLLM says --engine
         )
     node = RunningNode(process, home, log)
     try:

@@ -113,6 +113,40 @@ asyncio.run(until_signalled(work(), stop_limit_s=0.5))
 """
 
 
+SAVES = """
+import asyncio, logging, os, signal, sys
+from ftis_node.node.supervision import background
+background.SLOW_STOP_S = 0.1
+async def work():
+    os.kill(os.getpid(), signal.SIGTERM)
+    try:
+        await asyncio.sleep(60)
+    finally:
+        for number in range(40):
+            background.delay_forced_end("the checkpoint of step 7")
+            await asyncio.sleep(0.05)
+            if number in AGAIN:
+                os.kill(os.getpid(), signal.SIGINT)
+        print("saved", file=sys.stderr)
+background.delay_forced_end("nothing")
+logging.basicConfig(level="INFO", format="%(message)s")
+asyncio.run(background.until_signalled(work(), stop_limit_s=0.5))
+"""
+
+
+@pytest.mark.parametrize(("again", "code", "last"), [((0,), 0, "saved"), ((0, 20), 1, "SIGINT: ended without waiting")])
+def test_a_save_is_not_cut_off_by_the_time_limit_but_by_a_second_signal(
+    again: tuple[int, ...], code: int, last: str
+) -> None:
+    """A signal before the line about the save does nothing: some senders repeat it at once."""
+    program = SAVES.replace("AGAIN", str(again))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == code, done.stderr
+    begins, waits, *_, end = done.stderr.splitlines()
+    assert (begins, end[: len(last)]) == ("SIGTERM: stopping", last)
+    assert waits.startswith("stopping: the checkpoint of step 7 is still being written; ctrl-C again ends the node")
+
+
 def test_an_end_that_does_not_come_is_forced() -> None:
     done = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=50, check=False)
     assert done.returncode == 1

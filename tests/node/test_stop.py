@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 import os
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
+from ftis_node.workers.durable import is_complete
 from tests.node.support import ANY_PORT, STOP_LIMIT_S, RunningNode, started, write_manifest
 from tests.node.training.test_tracking import curve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
 START_S = 120.0
+ROOT = Path(__file__).parents[2]
+STILL_WRITING = "is still being written; ctrl-C again ends the node"
 
 
 @pytest.fixture
@@ -72,6 +75,33 @@ def test_sigterm_at_any_moment_ends_the_node_in_order(
     used = [event["group"] for event in again.events("taken")]
     assert len(used) == len(set(used)) or "ready again" in again.log.read_text(), "a group was used twice"
     assert set(used[-8:]) & admitted, "the groups that were ready before were used"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("is_told_twice", [False, True])
+def test_a_checkpoint_that_takes_longer_than_ten_seconds_is_written_unless_told_twice(
+    tmp_path: Path, join: tuple[str, ...], is_told_twice: bool
+) -> None:
+    """The first checkpoint is due after step 1000, so that the stop writes the only one."""
+    home = tmp_path / "node"
+    save_s = 300.0 if is_told_twice else 12.0
+    slow = {"SLOW_SAVE_S": str(save_s), "PYTHONPATH": str(ROOT), "FTIS_LEARNER__CHECKPOINT_EVERY_STEPS": "1000"}
+    with started(home, *join, module="tests.node.slow_save", **slow) as node:
+        node.wait_for(lambda: len(node.events("step")) >= 2, timeout_s=START_S)
+        family = node.processes()
+        os.kill(node.process.pid, signal.SIGTERM)
+        node.wait_for(lambda: STILL_WRITING in node.log.read_text(), timeout_s=START_S)
+        if is_told_twice:
+            os.kill(node.process.pid, signal.SIGINT)
+        assert node.wait(timeout_s=START_S) == is_told_twice, node.log.read_text()[-3000:]
+        _, alive = psutil.wait_procs(family, timeout=5)
+        assert not alive, f"left running: {[process.cmdline() for process in alive]}"
+        steps = [event["step"] for event in node.events("step")]
+    log = node.log.read_text()
+    assert ("SIGINT: ended without waiting for the checkpoint of step" in log) == is_told_twice
+    saved = [path.name for path in (home / "checkpoints").glob("step-*") if is_complete(path)]
+    assert saved == ([] if is_told_twice else [f"step-{steps[-1]:08d}"])
+    assert not [line for line in log.splitlines() if "terminating" in line]
 
 
 @pytest.mark.timeout(300)

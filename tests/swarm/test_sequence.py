@@ -33,7 +33,15 @@ def test_gaps_are_named_newest_first_and_filled() -> None:
     for number in (2, 3, 5, 7, 8):
         sender.note(number, at=3.0)
     assert sender.gaps == ()
-    assert (sender.highest, sender.at) == (9, 3.0)
+    assert (sender.highest, sender.at) == (9, 1.0)
+
+
+def test_only_a_higher_number_ends_a_silence() -> None:
+    sender = heard(1, 2)
+    sender.note(2, at=5.0)
+    assert (sender.highest, sender.at) == (2, 1.0)
+    sender.note(3, at=6.0)
+    assert (sender.highest, sender.at) == (3, 6.0)
 
 
 def test_a_directory_record_shows_a_missing_tail() -> None:

@@ -147,6 +147,11 @@ async def build(boot: EchoBoot, emit: Emitter) -> AsyncIterator[Handlers]:
     yield {Echo: echo, Fail: fail, Die: die, Stray: stray, Spawn: spawn, Sleep: Sleeper(trace).sleep}
     if boot.fault == "slow-end":
         await asyncio.sleep(0.8)  # as the saving of a model does
+    if boot.fault == "reported-end":
+        (trace / "ending").touch()
+        for _ in range(20):
+            emit.progress()
+            await asyncio.sleep(0.1)
     (trace / "closed").touch()
 
 

@@ -54,7 +54,7 @@ class Reader:
     """Another process that maps what it is sent, and answers with the checksums of what it sees."""
 
     def __init__(self, device: str) -> None:
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
         self._process = subprocess.Popen(
             [sys.executable, "-c", READER, device], stdin=-1, stdout=-1, text=True, env=environment
         )

@@ -381,6 +381,40 @@ async def test_stop_of_a_worker_that_does_not_listen_is_bounded(make_supervisor:
     assert is_gone(pid)
 
 
+@pytest.mark.parametrize(
+    ("fault", "limit_s", "ends_by_itself"),
+    [
+        ("reported-end", 60.0, True),
+        ("reported-end", 1.0, False),
+        ("reported-end", 0.0, False),
+        ("slow-end", 60.0, False),
+    ],
+)
+async def test_progress_after_stop_prolongs_the_grace_up_to_a_limit(
+    make_supervisor: MakeSupervisor, tmp_path: Path, fault: str, limit_s: float, ends_by_itself: bool
+) -> None:
+    """Without progress the short grace holds, even if heartbeats arrive."""
+    timing = dataclasses.replace(QUICK, stop_grace_s=0.5, save_limit_s=limit_s, terminate_grace_s=0.1)
+    supervisor = make_supervisor(fault=fault, timing=timing)
+    await supervisor.start()
+    await asyncio.wait_for(supervisor.stop(), 30)
+    assert (tmp_path / "closed").exists() == ends_by_itself
+
+
+async def test_a_worker_that_is_frozen_while_it_ends_has_the_short_grace(
+    make_supervisor: MakeSupervisor, tmp_path: Path
+) -> None:
+    supervisor = make_supervisor(fault="reported-end", timing=dataclasses.replace(QUICK, save_limit_s=600.0))
+    await supervisor.start()
+    pid = supervisor.pid
+    assert pid is not None
+    stopping = asyncio.create_task(supervisor.stop())
+    await eventually((tmp_path / "ending").exists)
+    os.kill(pid, signal.SIGSTOP)
+    await asyncio.wait_for(stopping, 30)
+    assert is_gone(pid)
+
+
 async def test_stop_at_any_moment_of_the_start(make_supervisor: MakeSupervisor) -> None:
     """Before, during and after the first turns of the loop, in which asyncio spawns."""
     for num_turns in (0, 1, 2, 3, 4, 6, 9, 100):

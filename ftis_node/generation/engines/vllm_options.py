@@ -42,6 +42,7 @@ ENVIRONMENT = {
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a forked process with threads may hang; see also `worker.py`
     "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings concern choices made here
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # stdout is for the command's output
+    "TQDM_DISABLE": "1",  # its progress bars fill the log
     "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it is compiled at the start, by a CUDA toolkit that few machines have
 }
 # On a CPU without graphs only one small sampler function is compiled. This costs half a minute at the

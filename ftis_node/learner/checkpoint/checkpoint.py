@@ -34,7 +34,7 @@ from ftis_node.workers.durable import complete_folder, is_complete, keep_newest,
 from ftis_node.workers.tensor_file import read_tensors, write_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -145,12 +145,16 @@ def name_of(step: int) -> str:
 
 @torch.no_grad()
 def gather(
-    trainable: Mapping[str, Parameter], optimizer: torch.optim.Optimizer, *, keep: bool = True
+    trainable: Mapping[str, Parameter],
+    optimizer: torch.optim.Optimizer,
+    *,
+    keep: bool = True,
+    on_gathered: Callable[[], None] = lambda: None,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return full weights and the optimizer's moments with torch's random states, by the names of the files.
 
     Tensors that are not sharded over ranks are not copied: they are valid until the next update. All ranks take part; a
-    rank that does not write need not `keep` them.
+    rank that does not write need not `keep` them. `on_gathered` is called after each sharded tensor.
     """
     weights: dict[str, Tensor] = {}
     moments: dict[str, Tensor] = {}
@@ -158,6 +162,8 @@ def gather(
     for into, found in ((weights, parts), (moments, moments_of(optimizer, trainable))):
         for key, part in found.items():
             value = whole(part)
+            if is_sharded(part):
+                on_gathered()
             if keep:
                 into[key] = value.cpu() if is_sharded(part) else value
     return weights, moments | _random_states() if keep else moments

@@ -26,6 +26,7 @@ from ftis_node.learner.checkpoint.checkpoint import (
 )
 from ftis_node.learner.checkpoint.saving import CheckpointSaver
 from ftis_node.learner.distributed.ranks import GatherCommand
+from ftis_node.learner.messages import CheckpointInProgress
 from ftis_node.workers.tensor_file import DTYPES, NAMES
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
     from ftis_node.learner.checkpoint.checkpoint import CheckpointOwner
     from ftis_node.learner.distributed.ranks import Ranks
-    from ftis_node.learner.messages import CheckpointSkipped, LearnerBoot
+    from ftis_node.learner.messages import CheckpointEvent, CheckpointSkipped, LearnerBoot
     from ftis_node.learner.step.optimizer import MasterWeights
 
 FREE_SPACE: Final = "free disk space there and start again; the node resumes at the newest checkpoint"
@@ -137,32 +138,37 @@ def _from_bytes(data: bytes) -> Tensor:
 
 
 class CheckpointManager:
-    """The manager of one home's checkpoints. `progress` is the learner's; `saver` is the thread that writes."""
+    """The manager of one home's checkpoints. `progress` is the learner's; `saver` is the thread that writes.
+
+    `on_event` gets an event for each unreadable checkpoint, and repeatedly while the learner waits for one.
+    """
 
     def __init__(
         self,
         boot: LearnerBoot,
-        *,
         owner: CheckpointOwner,
         masters: MasterWeights,
         optimizer: torch.optim.Optimizer,
+        *,
         ranks: Ranks,
+        on_event: Callable[[CheckpointEvent], None],
     ) -> None:
         self.progress = TrainingProgress()
-        self.saver = CheckpointSaver(every_steps=boot.settings.checkpoint_every_steps)
+        self.saver = CheckpointSaver(every_steps=boot.settings.checkpoint_every_steps, on_wait=self._report_wait)
         self._folder = Path(boot.checkpoints_dir)
         self._keep = boot.settings.keep_checkpoints
         self._owner = owner
         self._masters = masters
         self._optimizer = optimizer
         self._ranks = ranks
+        self._on_event = on_event
 
-    def resume(self, on_skipped: Callable[[CheckpointSkipped], None]) -> None:
+    def resume(self) -> None:
         """Restore tensors and progress from the newest checkpoint, if there is one. Raises as `newest_usable` does."""
         trainable = self._masters.tensors
         shapes = {name: value.shape for name, value in trainable.items()}
         found = find_checkpoint(
-            self._folder, owner=self._owner, shapes=shapes, ranks=self._ranks, on_skipped=on_skipped
+            self._folder, owner=self._owner, shapes=shapes, ranks=self._ranks, on_skipped=self._on_event
         )
         if found is None:
             return
@@ -203,9 +209,12 @@ class CheckpointManager:
 
     def _begin(self) -> None:
         with self._ranks.lead(GatherCommand("checkpoint")):
-            weights, moments = gather(self._masters.tensors, self._optimizer)
+            weights, moments = gather(self._masters.tensors, self._optimizer, on_gathered=self._report_wait)
         state = state_of(self._owner, self.progress)
         self.saver.begin(state.step, partial(write_checkpoint, self._folder, state, weights, moments, keep=self._keep))
+
+    def _report_wait(self) -> None:
+        self._on_event(CheckpointInProgress(step=self.progress.step))
 
     @contextmanager
     def _disk_errors(self) -> Iterator[None]:

@@ -32,12 +32,22 @@ class CheckpointSaver:
     the newest write, both in seconds.
     """
 
-    def __init__(self, *, every_steps: int | None, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start the schedule. `every_steps` None: as often as `SHARE` allows. `clock` returns monotonic seconds."""
+    def __init__(
+        self,
+        *,
+        every_steps: int | None,
+        clock: Callable[[], float] = time.monotonic,
+        on_wait: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Start the schedule. `every_steps` None: as often as `SHARE` allows. `clock` returns monotonic seconds.
+
+        `wait` calls `on_wait` every half second.
+        """
         self.saved_step = self.begun_step = self.failed_step = 0
         self.waited_s = self.write_s = 0.0
         self._every_steps = every_steps
         self._clock = clock
+        self._on_wait = on_wait
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
         self._not_before = clock()
@@ -68,15 +78,13 @@ class CheckpointSaver:
         """Wait until no write is in progress. Raises the error of a failed write once; its step is then due again."""
         if self._writing is None:
             return
+        self.pause(self._on_wait)
         writing, self._writing = self._writing, None
-        began_at = self._clock()
         try:
             writing.result()
         except BaseException:
             self.failed_step, self.begun_step = self.begun_step, self.saved_step
             raise
-        finally:
-            self.waited_s += self._clock() - began_at
 
     def raise_failure(self) -> None:
         """Raise as `wait` does if the write has already ended; else return at once."""

@@ -53,7 +53,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
-SILENCE_S = 3.0  # time without announcements after which a member is queried, if a step lacks foreign groups
+SILENCE_S = 3.0  # time without a new number after which a member is queried, if a step lacks foreign groups
+MAX_QUERIED_AT_ONCE = 8  # silent members
 MAX_PAGES = 16
 ASK_S = 5.0  # for one complete answer: a slow peer must not delay requests to others
 FAILED_REST_S = 10.0
@@ -89,15 +90,25 @@ class BackfillLoop:
         self._caught_up: dict[str, None] = {}  # peers with a complete answer by time, oldest first
         self._everybodys = TokenBucket(rate_per_s=EVERYBODYS_PER_MINUTE / 60, burst=EVERYBODYS_PER_MINUTE)
         self._catching_up = BackfillProgress()
+        self._querying: set[str] = set()  # silent members with a request in flight
         self._shards: frozenset[int] | None = None  # the shards that this node reads; None: all
 
     async def run(self) -> None:
-        """Run until canceled."""
+        """Run until canceled. A slow peer delays no request to a silent one."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._keep_filling_gaps(), name="repair-gaps")
+            while True:
+                with waiting_for("the clock"):
+                    await asyncio.sleep(PERIOD_S)
+                for peer_id in await self._silent_members():
+                    self._querying.add(peer_id)
+                    tasks.create_task(self._query_silent(peer_id), name=f"repair-silent-{peer_id[-6:]}")
+
+    async def _keep_filling_gaps(self) -> None:
         while True:
             with waiting_for("the clock"):
                 await asyncio.sleep(PERIOD_S)
             await self._fill_gaps()
-            await self._query_silent_members()
             self._report_progress()
 
     def read_shards(self, shards: frozenset[int]) -> None:
@@ -183,15 +194,26 @@ class BackfillLoop:
         tracker = self._announcements.tracker_of(sender)
         tracker.note_query(gap, is_final=peer_id == sender and outcome is FetchOutcome.COMPLETE)
 
-    async def _query_silent_members(self) -> None:
-        """Query members that announced nothing for SILENCE_S, if a step lacks foreign groups."""
+    async def _silent_members(self) -> list[str]:
+        """Return a few members to query: those without a higher number for SILENCE_S, if a step lacks foreign groups."""
         _, foreign_ready = self._reader.ready_counts()
         if foreign_ready >= self._step_shares.of_next_step()[1]:
-            return
-        for peer_id in await self._gossip.members():
-            with self._guard.work_for(peer_id, Place.CATCH_UP):
-                if self._follows(peer_id) and time.monotonic() - self._announcements.tracker_of(peer_id).at > SILENCE_S:
-                    await self.catch_up(peer_id)
+            return []
+        silent = [peer_id for peer_id in await self._gossip.members() if self._is_silent(peer_id)]
+        return silent[: max(0, MAX_QUERIED_AT_ONCE - len(self._querying))]
+
+    def _is_silent(self, peer_id: str) -> bool:
+        is_silent = False
+        with self._guard.work_for(peer_id, Place.CATCH_UP):
+            if peer_id not in self._querying and self._follows(peer_id) and self._may_ask(peer_id):
+                is_silent = time.monotonic() - self._announcements.tracker_of(peer_id).at > SILENCE_S
+        return is_silent
+
+    async def _query_silent(self, peer_id: str) -> None:
+        try:
+            await self.catch_up(peer_id)
+        finally:
+            self._querying.discard(peer_id)
 
     async def _ask(self, peer_id: str, question: BackfillRequest) -> tuple[float, int, FetchOutcome]:
         """Send a request and handle the announcements in the answer.

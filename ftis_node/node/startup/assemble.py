@@ -265,7 +265,7 @@ def _begins_at(step: int) -> str:
 
 
 async def _stop(parts: NodeComponents) -> None:
-    """Stop all components concurrently. Each has a time limit, and all end within the ten seconds of a stop."""
+    """Stop all components concurrently. Each has a time limit: ten seconds, and more for a learner that saves."""
     results = await asyncio.gather(
         parts.generation.stop(),
         parts.learner.stop(),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from ftis_node.config.workers import SAVE_LIMIT_S
 from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.engines import ENGINES, has_vllm
 from ftis_node.generation.engines.base import EngineSettings
@@ -20,11 +21,12 @@ from ftis_node.generation.messages import GenerationBoot
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.gossip import GossipLimits, NetworkSettings
 from ftis_node.learner.client import LearnerClient
-from ftis_node.learner.messages import HostsConnected, LearnerBoot
+from ftis_node.learner.messages import CheckpointInProgress, HostsConnected, LearnerBoot
 from ftis_node.memory.learner_memory import micro_batch_tokens_of, recomputes
 from ftis_node.memory.placement import WorkerPlacement, arrange, place_single_worker, visible_gpus
 from ftis_node.models import pick_device, read_json
 from ftis_node.node.protocols import dtype_of, serves_adapters, threads_of
+from ftis_node.node.supervision.background import delay_forced_end
 from ftis_node.records.envelope import MAX_ANNOUNCEMENT_BYTES
 from ftis_node.telemetry.secrets import read_secret
 from ftis_node.workers.preload import PreloadingProcess, Timing, can_fork
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from ftis_node.generation.client import WriteWeights
     from ftis_node.gossip.interface import Gossip
     from ftis_node.gossip.multiaddr import ListenAddress
-    from ftis_node.learner.messages import CheckpointSkipped
+    from ftis_node.learner.messages import CheckpointEvent
     from ftis_node.models import ModelSource, PromptTokenizer
     from ftis_node.node.protocols import Generation, Learning
     from ftis_node.records.identity import Identity
@@ -295,12 +297,15 @@ def learner_boot(
 
 def learner_timing(settings: LearnerSection) -> Timing:
     """Return the time limits of the learner's worker, whose start includes the wait for other hosts."""
-    timing = Timing(stall_timeout_s=settings.stall_timeout_s)
+    timing = Timing(stall_timeout_s=settings.stall_timeout_s, save_limit_s=SAVE_LIMIT_S)
     wait_s = settings.rendezvous_timeout_s if settings.hosts > 1 else 0.0
     return replace(timing, start_grace_s=timing.start_grace_s + wait_s)
 
 
-def _report_learner_event(events: EventLog, event: CheckpointSkipped | HostsConnected) -> None:
+def _report_learner_event(events: EventLog, event: CheckpointEvent | HostsConnected) -> None:
+    if isinstance(event, CheckpointInProgress):
+        delay_forced_end(f"the checkpoint of step {event.step}")
+        return
     if isinstance(event, HostsConnected):
         if event.num_connected < event.num_hosts:
             line = "learner: waiting for %d of %d hosts at %s (ftis-node learner-host)"

@@ -88,7 +88,7 @@ def start_lines(prepared: PreparedNode, *, num_parameters: int, step: int) -> li
         "shares": _shared(settings),
         "files": f"all in {home.root}; the workers print to {home.logs.name} in it",
         "watch": _command("dashboard", home),
-        "stop": "ctrl-C; everything is saved, and the same command resumes",
+        "stop": "ctrl-C; it saves the newest step (a large model: minutes), and the same command resumes",
     }
     return lines + [f"{label:{LABEL_WIDTH}}{text}" for label, text in facts.items() if text]
 
@@ -102,7 +102,7 @@ def end_lines(
         "pass@1": _accuracy(after),
         "groups": _groups(before, after, counters),
         "tokens": _tokens(before, after),
-        "saved": f"{home.root}, the checkpoint of step {after.learner.step}" if settings.learns else str(home.root),
+        "saved": f"{home.root}, the checkpoint of step {checkpoint_step(home)}" if settings.learns else str(home.root),
         "export": _command("export", home, "--out", "MODEL") if settings.learns and after.learner.step else "",
         "report": _command("report", home),
         "go on": start_command(home, raised=_raised(after)),

@@ -5,6 +5,9 @@ executor, so a long download would keep a stopped node alive. It does not wait f
 
 A signal is a clean end. Of several errors, the first FtisError is raised. An error in a task that no code awaits also
 stops the command like a signal, and is raised after everything is saved. A shutdown that takes too long is forced.
+
+A checkpoint of a large model takes minutes. While it is written, `delay_forced_end` moves the deadline, and a second
+signal ends the process at once.
 """
 
 from __future__ import annotations
@@ -14,8 +17,10 @@ import logging
 import os
 import signal
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
@@ -33,7 +38,9 @@ R = TypeVar("R")
 log = logging.getLogger(__name__)
 
 STOP_LIMIT_S = 60.0  # each slow component has a separate, shorter limit
+SLOW_STOP_S = 3.0  # then the user learns what the stop waits for; until then a second signal may be a copy of the first
 FORCED_EXIT_CODE = 1
+_ending: ContextVar[_Ending | None] = ContextVar("ending", default=None)
 
 
 class DiskThread:
@@ -99,8 +106,9 @@ async def until_signalled(
     An error in a task that no code awaits (`telemetry/faults.py`) also cancels it, and is raised after a call of
     `on_fault`.
     """
-    task = asyncio.create_task(work, name="node")
-    ending = _Ending(task, stop_limit_s=stop_limit_s)
+    ending = _Ending(stop_limit_s=stop_limit_s)
+    _ending.set(ending)  # for the tasks of `work`
+    ending.task = task = asyncio.create_task(work, name="node")
 
     def fail(where: str, error: BaseException) -> None:
         ending.fault = error
@@ -120,13 +128,26 @@ async def until_signalled(
         raise first_of_ours(ending.fault)
 
 
+def delay_forced_end(what: str) -> None:
+    """Report that a stop waits for `what`: from now on it has its full time limit again.
+
+    Before a stop, and in a process without `until_signalled`, this does nothing.
+    """
+    ending = _ending.get()
+    if ending is not None and ending.has_begun:
+        ending.delay(what)
+
+
 class _Ending:
     """Cancellation of a task, once and with a deadline."""
 
-    def __init__(self, task: asyncio.Task[None], *, stop_limit_s: float) -> None:
-        self._task = task
-        self._deadline = threading.Timer(stop_limit_s, _force_end, args=(task.get_loop(), stop_limit_s))
-        self._deadline.daemon = True
+    task: asyncio.Task[None]
+
+    def __init__(self, *, stop_limit_s: float) -> None:
+        self._limit_s = stop_limit_s
+        self._began_at = self._deadline = 0.0
+        self._waits_for = ""
+        self._is_over = threading.Event()
         self.has_begun = False
         self.fault: BaseException | None = None
 
@@ -134,26 +155,49 @@ class _Ending:
         if not self.has_begun:
             log.info("%s: stopping", why)
             self.has_begun = True
-            self._deadline.start()
-            self._task.cancel()
+            self._began_at = time.monotonic()
+            self._deadline = self._began_at + self._limit_s
+            threading.Thread(target=self._watch, name="stop-deadline", daemon=True).start()
+            self.task.cancel()
+
+    def delay(self, what: str) -> None:
+        """Move the deadline. In a slow stop, log once what it waits for, and let the next signal end the process."""
+        now = time.monotonic()
+        self._deadline = now + self._limit_s
+        if not self._waits_for and now - self._began_at >= SLOW_STOP_S:
+            self._waits_for = what
+            again = "ctrl-C again ends the node without it, and the next start resumes from an older checkpoint"
+            log.info("stopping: %s is still being written; %s", what, again)
 
     @contextmanager
     def by_signals(self) -> Iterator[None]:
         """Cancel the task on SIGINT and SIGTERM."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self.begin, number.name)
+            loop.add_signal_handler(number, self._take_signal, number.name)
         try:
             yield
         finally:
-            self._deadline.cancel()
+            self._is_over.set()
+
+    def _take_signal(self, name: str) -> None:
+        if self._waits_for:
+            log.error("%s: ended without waiting for %s; the next start resumes from disk", name, self._waits_for)
+            os._exit(FORCED_EXIT_CODE)
+        self.begin(name)
+
+    def _watch(self) -> None:
+        while (left_s := self._deadline - time.monotonic()) > 0:
+            if self._is_over.wait(left_s):
+                return
+        _force_end(self.task.get_loop(), time.monotonic() - self._began_at)
 
 
-def _force_end(loop: asyncio.AbstractEventLoop, limit_s: float) -> None:
+def _force_end(loop: asyncio.AbstractEventLoop, after_s: float) -> None:
     """Log the tasks that the event loop waits for, then exit at once. The workers and p2pd end with this process."""
     for task in asyncio.all_tasks(loop):
         log.error("the shutdown waits for the task %s: %s", task.get_name(), " > ".join(stack_of(task)))
-    log.error("not stopped within %.0f s: ended by force; the next start resumes from disk", limit_s)
+    log.error("not stopped within %.0f s: ended by force; the next start resumes from disk", after_s)
     os._exit(FORCED_EXIT_CODE)
 
 

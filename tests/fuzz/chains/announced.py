@@ -62,7 +62,8 @@ async def _repair(made: World) -> None:
     for member in made.members:
         await repair.catch_up(member.peer_id)
     await repair._fill_gaps()
-    await repair._query_silent_members()
+    for peer_id in await repair._silent_members():
+        await repair._query_silent(peer_id)
     repair._report_progress()
 
 

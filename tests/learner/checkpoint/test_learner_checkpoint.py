@@ -227,7 +227,7 @@ DAMAGES = {
 def test_damaged_checkpoint_is_passed_over_by_name(model_folder, home, damage, said):
     damage(home / "checkpoints" / "step-00000003")
     skipped = []
-    learner = Learner(make_boot(model_folder, home), on_skipped=skipped.append)
+    learner = Learner(make_boot(model_folder, home), on_event=skipped.append)
     assert learner.state().step == 2
     (event,) = skipped
     assert event.name == "step-00000003"
@@ -249,7 +249,7 @@ def test_nothing_readable_is_an_error_not_a_new_beginning(model_folder, home):
 def test_unmarked_folder_is_no_checkpoint(model_folder, home):
     (home / "checkpoints" / "step-00000003" / "COMPLETE").unlink()
     skipped = []
-    learner = Learner(make_boot(model_folder, home), on_skipped=skipped.append)
+    learner = Learner(make_boot(model_folder, home), on_event=skipped.append)
     assert (learner.state().step, skipped) == (2, [])
 
 

@@ -212,6 +212,52 @@ async def test_a_silent_member_is_asked_for_numbers_above_the_last_alone(
         await eventually(lambda: held(bob) == 4)
 
 
+async def test_a_lost_tail_is_requested_while_earlier_groups_of_its_sender_still_arrive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repair, "SILENCE_S", 0.5)
+    swarm, held_when_asked = LightSwarm(tmp_path, manifest_of(foreign_groups=64)), []
+    async with swarm.node(1, directory_period_s=150) as alice:
+        async with swarm.node(2, directory_period_s=150, pull_batch=1, pulls_in_flight=1) as bob:
+            await eventually(lambda: bob.parts.registry.peers)
+            fetch = bob.gossip.fetch
+
+            def decide(sender: int, receiver: int, kind: str, said: Any) -> bool:
+                if kind == ASKED and said.first_number == 8:
+                    held_when_asked.append(held(bob))
+                return kind == ANNOUNCED and said.number == 8
+
+            async def slow(peer_id: str, ids: Sequence[bytes], **how: Any) -> Fetched:
+                await asyncio.sleep(0.4)
+                return await fetch(peer_id, ids, **how)
+
+            monkeypatch.setattr(bob.gossip, "fetch", slow)
+            swarm.loses = decide
+            await swarm.publish(alice, 8)
+            await eventually(lambda: held(bob) == 8)
+            assert held_when_asked[0] < 6
+
+
+async def test_a_silent_member_is_asked_while_another_one_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repair, "SILENCE_S", 0.2)
+    swarm, stuck = LightSwarm(tmp_path, manifest_of()), identity_of(3).peer_id
+    swarm.loses = lambda sender, receiver, kind, said: kind == ANNOUNCED and said.number == 2
+    async with swarm.node(1, directory_period_s=150) as alice, swarm.node(2) as bob:
+        request = bob.gossip.request_backfill
+
+        async def one_stuck(peer_id: str, question: bytes, **how: Any) -> Fetched:
+            await asyncio.sleep(3600 if peer_id == stuck else 0)
+            return await request(peer_id, question, **how)
+
+        monkeypatch.setattr(bob.gossip, "request_backfill", one_stuck)
+        async with swarm.node(3, directory_period_s=150):
+            await eventually(lambda: stuck in bob.wiring.backfill._querying)
+            await swarm.publish(alice, 2)
+            await eventually(lambda: held(bob) == 2)
+
+
 async def test_what_its_sender_does_not_answer_is_had_from_another_member(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     swarm.loses = lambda sender, receiver, kind, said: kind == "request" and (sender, receiver) == (3, 1)
