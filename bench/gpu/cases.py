@@ -94,7 +94,7 @@ def _memory(shapes: tuple[str, ...]) -> Iterator[Case]:
 
 
 def _host(shapes: tuple[str, ...]) -> Iterator[Case]:
-    yield Case("host", "step", "host", "step", 120.0, {})
+    yield Case("host", "step", "gpu.host", "step", 120.0, {})
 
 
 def _learner(shapes: tuple[str, ...]) -> Iterator[Case]:
