@@ -34,8 +34,8 @@ ATTENTION = "ftis_packed"
 UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "position_bias")  # terms that other models add to attention
 MIN_LENGTH = 16  # tokens: all shorter texts share one bucket
 MAX_PADDING = 1.25  # columns of a merged bucket relative to its tokens: memory grows with the columns
-# The fixed cost of a bucket, in query-key pairs. An estimate: its operations take the host about 0.25 ms a layer, in
-# which a GPU of 200 TFLOP/s computes eight million pairs in 14 heads of 64. A CPU computes a thousand.
+# The fixed cost of a bucket, in query-key pairs. An estimate: its operations take the host about 0.25 ms a layer. A GPU
+# of 200 TFLOP/s computes eight million pairs in 14 heads of 64 meanwhile, a CPU a thousand.
 BUCKET_PAIRS = {"cpu": 0, "cuda": 1 << 20}
 
 
