@@ -97,12 +97,13 @@ def end_lines(
     before: Status, after: Status, home: Home, *, settings: NodeSettings, counters: NodeCounters
 ) -> list[str]:
     """Return the lines for the end of a start, from its first and last status and its counters."""
-    lines = [_heading(before, after)]
+    saved = checkpoint_step(home) if settings.learns else after.learner.step
+    lines = [_heading(before, after, saved=saved)]
     facts = {
         "pass@1": _accuracy(after),
         "groups": _groups(before, after, counters),
         "tokens": _tokens(before, after),
-        "saved": f"{home.root}, the checkpoint of step {checkpoint_step(home)}" if settings.learns else str(home.root),
+        "saved": f"{home.root}, the checkpoint of step {saved}" if settings.learns else str(home.root),
         "export": _command("export", home, "--out", "MODEL") if settings.learns and after.learner.step else "",
         "report": _command("report", home),
         "go on": start_command(home, raised=_raised(after)),
@@ -165,7 +166,7 @@ def _shared(settings: NodeSettings) -> str:
     return f"{what}, name and addresses, with {whom}; no other file leaves{more}"
 
 
-def _heading(before: Status, after: Status) -> str:
+def _heading(before: Status, after: Status, *, saved: int) -> str:
     first, last = before.learner.step, after.learner.step
     steps = f"{_count(last - first, 'step')} trained"
     if last > first:
@@ -177,7 +178,8 @@ def _heading(before: Status, after: Status) -> str:
     spent = duration(after.node.uptime_s)
     if after.node.end == EndWord.FINISHED:
         return f"finished: {steps} in {spent}"
-    return f"stopped at step {last}, saved: {steps} in {spent}" if last else f"stopped, saved: {steps} in {spent}"
+    end = f"stopped at step {last}" if last else "stopped"
+    return f"{end}, {'saved' if saved >= last else f'saved only to step {saved}'}: {steps} in {spent}"
 
 
 def _accuracy(status: Status) -> str:

@@ -32,6 +32,7 @@ from ftis_node.learner.core import Learner
 from ftis_node.learner.distributed import ranks
 from ftis_node.learner.distributed.launch import COMMUNICATION, RankAddress
 from ftis_node.learner.distributed.ranks import RankGroup, cut_evenly, empty_micro_batch
+from ftis_node.learner.messages import CheckpointInProgress
 from ftis_node.workers.liveness import RestartPolicy
 from ftis_node.workers.preload import Timing
 from ftis_node.workers.weight_store import WeightStore
@@ -103,17 +104,20 @@ def test_two_ranks_learn_as_one_and_take_over_each_others_checkpoints(model_fold
 @pytest.mark.timeout(LIMIT_S)
 async def test_killed_follower_takes_the_group_down_and_the_next_group_goes_on(model_folder, tmp_path):
     boot = make_boot(model_folder, tmp_path / "home", micro_batch_tokens=60, num_processes=2)
+    events = []
     client = LearnerClient(
         boot,
         sockets_dir=tmp_path / "s",
         log_path=tmp_path / "learner.log",
         timing=Timing(stop_grace_s=30.0),
         restart_policy=RestartPolicy(backoff=ExponentialBackoff(first_s=0.1)),
+        on_event=events.append,
     )
     groups = random_groups(seed=1, **SIZES)
     try:
         await client.start()
         first = await client.train(groups, step=1)
+        assert CheckpointInProgress(step=1) in events, "to gather the shards of a large model takes a while"
         leader = psutil.Process(client.pid)
         (follower,) = leader.children()
         step = asyncio.create_task(client.train(random_groups(**LONG), step=2))

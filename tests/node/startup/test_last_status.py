@@ -19,7 +19,7 @@ from ftis_node.node.startup.startup_summary import (
     read_last_status,
     read_saved_status,
 )
-from ftis_node.telemetry.status import EndWord, GenerationStatus, NodeStatus, Status, SwarmStatus
+from ftis_node.telemetry.status import EndWord, GenerationStatus, LearnerStatus, NodeStatus, Status, SwarmStatus
 from ftis_node.workers.durable import complete_folder
 
 if TYPE_CHECKING:
@@ -70,6 +70,18 @@ def test_the_end_of_an_exchange_node_counts_what_went_to_and_from_its_trainer(ho
     assert lines[0] == "stopped, saved: 4 groups of the trainer shared in 1 min"
     assert lines[1].split() == "groups 5 sent, 3 confirmed by peers; 8 given to the trainer".split()
     assert not [line for line in lines if line.split()[0] in ("tokens", "export")]
+
+
+@pytest.mark.parametrize(
+    ("saved", "heading"), [(5, "stopped at step 5, saved: "), (3, "stopped at step 5, saved only to ")]
+)
+def test_the_end_names_the_checkpoint_that_is_on_disk(home: Home, saved: int, heading: str) -> None:
+    with complete_folder(home.checkpoints / f"step-{saved:08d}"):
+        pass
+    status = Status(node=NodeStatus(role="full", end="stopped"), learner=LearnerStatus(step=5))
+    lines = end_lines(status, status, home, settings=NodeSettings(model="org/m"), counters=NodeCounters())
+    assert lines[0].startswith(heading)
+    assert [line for line in lines if line.endswith(f"the checkpoint of step {saved}")]
 
 
 @pytest.mark.parametrize("end", [EndWord.STOPPED, EndWord.FAILED])
