@@ -11,9 +11,9 @@ median step counts. TRL runs at micro-batches of 8 and of 2. On a CPU it runs on
 Speed is compared with the fastest of all, memory with the smaller of both environments.
 
 A step is log-probs, loss, backward, clip and AdamW. Ours also publishes the weights for a generator: `call_s` includes
-that, `step_s` does not. `cpu_s` is processor time. Fractions of the peak are the floating-point operations of the
-tokens over time, relative to the fastest matrix product in the same process. `share_of_peak` counts completion tokens
-only.
+that, `step_s` does not. They are written to a file, although a node on a GPU shares memory. `cpu_s` is the processor
+time of a call. Fractions of the peak are the floating-point operations of the tokens over time, relative to the fastest
+matrix product in the same process. `share_of_peak` counts completion tokens only.
 """
 
 from __future__ import annotations

@@ -6,6 +6,9 @@ For each shape, with random weights, it prints the plan of `doctor` and runs a f
 generates a step's groups, lets the generator sleep if the plan says so, trains, and syncs the weights. Meanwhile the
 GPU's memory and load are read five times a second. Peak memory is compared with the plan's estimate.
 
+`step_s` is the step's own time, as its report has it. `train_s` also has the messages, publication and proof. No
+checkpoint is written before the end: an update waits until the one before it is on disk, which is not the step's time.
+
 Without a GPU the same runs on the CPU with the shape `12m`, and memory is that of the two workers' processes. That
 checks this script, not the plan.
 """
@@ -57,6 +60,7 @@ if TYPE_CHECKING:
 
 PROMPT_TOKENS = 128
 SAMPLE_EVERY_S = 0.2
+NEVER = 100_000  # steps between two checkpoints
 MIB, GIB = 1 << 20, 1 << 30
 
 
@@ -81,7 +85,7 @@ def main() -> None:
 async def measure(shape: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """One shape's figures."""
     make_model(shape, folder / "model")
-    settings = NodeSettings(model=str(folder / "model"), lora=options.lora)
+    settings = NodeSettings(model=str(folder / "model"), lora=options.lora, learner={"checkpoint_every_steps": NEVER})
     manifest = small_run(options.completion_tokens)
     source = resolve_model(settings.model)
     made, arrangement = planned(settings, manifest), arrange(settings, manifest, source)
@@ -182,6 +186,7 @@ async def one_round(
     num_tokens = sum(len(each.token_ids) for result in results for each in result.completions)
     return {
         "generate_s": generated - began,
+        "step_s": reply.report.duration_s,
         "train_s": trained - generated,
         "hand_over_s": time.monotonic() - trained,
         "generated_tokens_per_s": num_tokens / (generated - began),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PARTS = ("env", "contexts", "attention", "parity", "memory", "learner", "handover", "generate", "one_gpu")
+PARTS = ("env", "contexts", "attention", "parity", "memory", "host", "learner", "handover", "generate", "one_gpu")
 NEED_VLLM = ("generate", "one_gpu")
 SHAPES = ("0.5b", "3b")
 SMALL_SHAPE, SMALL_TOKENS = "12m", 256
@@ -54,6 +54,7 @@ def cases_of(part: str, options: Options) -> list[Case]:
         "attention": _attention,
         "parity": _parity,
         "memory": _memory,
+        "host": _host,
         "learner": _learner,
         "handover": _handover,
         "generate": _generate,
@@ -90,6 +91,10 @@ def _memory(shapes: tuple[str, ...]) -> Iterator[Case]:
         # A checkpoint of all weights of 3B has 37 GB: one of each kind is enough.
         how["saves"] = recompute and tokens == sizes[0]
         yield Case("memory", name, "gpu.steps", "memory", 90.0 + MODEL_S * how["saves"], how)
+
+
+def _host(shapes: tuple[str, ...]) -> Iterator[Case]:
+    yield Case("host", "step", "gpu.host", "step", 120.0, {})
 
 
 def _learner(shapes: tuple[str, ...]) -> Iterator[Case]:

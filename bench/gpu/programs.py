@@ -46,7 +46,6 @@ def one_gpu(options: Options, *, shape: str, lora: bool) -> dict[str, Any]:
     command = [str(BENCH / "one_gpu.py"), "--shape", shape, *steps, *(["--lora"] if lora else [])]
     found = ask_program(command)[shape]
     return {
-        "step_s": found["train_s"],
         "planned_gib": found["planned_gib"],
         "allocated_gib": found["peak_gib"],
         "publish_s": found["hand_over_s"],

@@ -39,21 +39,8 @@ def memory(options: Options, *, shape: str, lora: bool, recompute: bool, tokens:
     vocab_size = read_shape(resolve_model(str(folder))).vocab_size
     groups = filled(tokens, vocab_size)
     with tempfile.TemporaryDirectory() as home, tempfile.TemporaryDirectory(dir="/dev/shm") as weights:
-        boot = LearnerBoot(
-            model=str(folder),
-            model_name=shape,
-            run_id="gpu-check",
-            checkpoints_dir=f"{home}/checkpoints",
-            weights_dir=weights,
-            optimizer=OptimizerSection(learning_rate=1e-6, lora_learning_rate=1e-6),
-            lora=LORA if lora else None,
-            dtype="bfloat16",
-            device=options.device,
-            micro_batch_tokens=tokens,
-            recompute_activations=recompute,
-            # Plain kernels, as the memory plan counts.
-            settings=LearnerSection(kernels="plain", checkpoint_every_steps=NEVER),
-        )
+        how = {"lora": lora, "recompute": recompute, "tokens": tokens}
+        boot = learner_boot(options, folder, home=home, weights=weights, **how)
         before = reset_peak(options.device)
         learner = Learner(boot)
         rounds = [one_step(learner, groups, step) for step in range(1, STEPS + 1)]
@@ -85,6 +72,26 @@ def memory(options: Options, *, shape: str, lora: bool, recompute: bool, tokens:
     }
 
 
+def learner_boot(
+    options: Options, folder: Path, *, home: str, weights: str, tokens: int, lora: bool = False, recompute: bool = False
+) -> LearnerBoot:
+    """A learner in bfloat16 that writes no checkpoint, with plain kernels, as the memory plan counts."""
+    return LearnerBoot(
+        model=str(folder),
+        model_name=folder.name,
+        run_id="gpu-check",
+        checkpoints_dir=f"{home}/checkpoints",
+        weights_dir=weights,
+        optimizer=OptimizerSection(learning_rate=1e-6, lora_learning_rate=1e-6),
+        lora=LORA if lora else None,
+        dtype="bfloat16",
+        device=options.device,
+        micro_batch_tokens=tokens,
+        recompute_activations=recompute,
+        settings=LearnerSection(kernels="plain", checkpoint_every_steps=NEVER),
+    )
+
+
 def filled(tokens: int, vocab_size: int) -> tuple[TrainGroup, ...]:
     """Groups that fill a micro-batch of `tokens` when they are packed, each prompt once."""
     prompt = min(128, tokens // 8)
@@ -96,8 +103,12 @@ def filled(tokens: int, vocab_size: int) -> tuple[TrainGroup, ...]:
 
 
 def one_step(learner: Learner, groups: Sequence[TrainGroup], step: int) -> dict[str, float]:
-    """Seconds of the step, of publishing the new weights, and of their proof."""
+    """Seconds of the step, of publishing the new weights, and of their proof; `cpu_s`: of the processor, for all three.
+
+    A step whose `cpu_s` is near its time is bound by the host: the GPU waits for operations.
+    """
     times: dict[str, float] = {}
+    began_s = time.process_time()
 
     def note(news: object) -> None:
         now = time.monotonic()
@@ -110,7 +121,7 @@ def one_step(learner: Learner, groups: Sequence[TrainGroup], step: int) -> dict[
     report = learner.train(groups, step=step, on_published=note).report
     if report.num_updates != 1 or report.out_of_memory:
         raise RuntimeError(f"step {step} was not done as asked: {report}")
-    return {"step_s": report.duration_s, **times}
+    return {"step_s": report.duration_s, **times, "cpu_s": time.process_time() - began_s}
 
 
 def planned_bytes(folder: Path, boot: LearnerBoot) -> int:

@@ -1,7 +1,8 @@
 """Models with realistic shapes and random weights, for measurements without downloads.
 
-`12m`, `12m-wide` (fewer and wider layers, for the learner) and `110m` run on a CPU; `0.5b` and `3b` have the shapes of
-Qwen2.5's models. The tokenizer is that of the tiny models. On request it has an entry for each row of the embedding.
+`12m`, `12m-wide` (fewer and wider layers, for the learner) and `110m` run on a CPU. `0.5b` and `3b` have the shapes of
+Qwen2.5's models. `0.5b-narrow` has the layers of `0.5b` with tiny widths. The tokenizer is that of the tiny models. On
+request it has an entry for each row of the embedding.
 """
 
 from __future__ import annotations
@@ -119,6 +120,7 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
     "12m": _shape(8192, 256, 1408, 8, 4, 2),
     "12m-wide": _shape(8192, 256, 1920, 6, 4, 2),
     "110m": _shape(32768, 768, 2048, 12, 12, 4),
+    "0.5b-narrow": _shape(512, 64, 128, 24, 4, 2),
     "0.5b": _shape(151936, 896, 4864, 24, 14, 2),
     "3b": _shape(151936, 2048, 11008, 36, 16, 2),
 }

@@ -18,8 +18,8 @@ a row's budget is divided between completions, and each part contains its prompt
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -88,6 +88,20 @@ class TrainBatch:
     def lengths(self) -> list[int]:
         """Return the tokens of each completion with its prompt, `[N]`."""
         return [len(prompt) + len(ids) for prompt, ids in zip(self.prompts, self.completions, strict=True)]
+
+    def only(self, rows: Tensor) -> TrainBatch:
+        """Return the completions `rows` `[K]` alone. Senders and the counts of groups stay those of the whole batch."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        chosen: dict[str, Any] = {
+            name: value[rows] for name, value in values.items() if isinstance(value, torch.Tensor)
+        }
+        numbers = rows.tolist()
+        return replace(
+            self,
+            prompts=tuple(self.prompts[number] for number in numbers),
+            completions=tuple(self.completions[number] for number in numbers),
+            **chosen,
+        )
 
     def sampled_by(self, version: int) -> Tensor:
         """Return `[N, T]` bool: tokens that `version` of this node's weights sampled, here or on a trusted peer."""

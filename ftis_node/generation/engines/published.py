@@ -22,7 +22,7 @@ import torch
 from ftis_node.errors import ModelError
 from ftis_node.models import read_header, read_json, tied_names
 from ftis_node.workers.durable import is_complete
-from ftis_node.workers.tensor_file import checksum, read_tensors
+from ftis_node.workers.tensor_file import checksums_of, read_tensors
 from ftis_node.workers.weight_store import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def _copy(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str,
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(tensors[name])
-    return {name: checksum(tensor) for name, tensor in own.items() if tensor.dtype == tensors[name].dtype}
+    return checksums_of({name: tensor for name, tensor in own.items() if tensor.dtype == tensors[name].dtype})
 
 
 def shapes_in(source: ModelSource) -> tuple[dict[str, tuple[int, ...]], set[str]]:

@@ -33,7 +33,7 @@ from ftis_node.errors import SharingError
 from ftis_node.models import read_header
 from ftis_node.workers.shared_tensors import OpenedWeights
 from ftis_node.workers.shared_weights import decode
-from ftis_node.workers.tensor_file import LockedFiles, checksum, read_tensors
+from ftis_node.workers.tensor_file import LockedFiles, checksum, checksums_of, read_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -105,16 +105,15 @@ def held_checksums(model: Any, entries: Mapping[str, Any]) -> dict[str, int]:
     Packed, converted, sharded and quantized layers are omitted. So are models without `packed_modules_mapping`, because
     their linear layers may be the transposes of the file's (GPT-2).
     """
-    checksums = {}
+    held: dict[str, torch.Tensor] = {}
     for target in _targets(model, entries) if getattr(model, "packed_modules_mapping", None) else ():
         value = getattr(target.module, target.parameter)
         if target.is_packed or not _is_plain(target) or not _is_whole(value, target):
             continue
         rows = [entries[name]["shape"][0] for name in target.names]
-        for name, part in zip(target.names, value.data[: sum(rows)].split(rows), strict=True):
-            if DTYPES.get(entries[name]["dtype"]) == value.dtype:
-                checksums[name] = checksum(part)
-    return checksums
+        parts = zip(target.names, value.data[: sum(rows)].split(rows), strict=True)
+        held |= {name: part for name, part in parts if DTYPES.get(entries[name]["dtype"]) == value.dtype}
+    return checksums_of(held)
 
 
 def _targets(model: Any, entries: Mapping[str, Any]) -> Iterator[TensorTarget]:

@@ -30,7 +30,7 @@ from ftis_node.models import export_adapter, export_model
 from ftis_node.telemetry.log import unwatched
 from ftis_node.workers.durable import remove_leftovers
 from ftis_node.workers.shared_tensors import Exporter
-from ftis_node.workers.tensor_file import LockedFiles, checksum, write_tensors
+from ftis_node.workers.tensor_file import LockedFiles, checksums_of, write_tensors
 from ftis_node.workers.weight_store import PREFIX, PublishedWeights, WeightProof, WeightStore, prove
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ class Publisher:
             raise SharingError("a merged adapter and weights on several GPUs cannot be shared in memory")
         if any(tensor.dtype != policy.compute_dtype for tensor in tensors.values()):
             raise SharingError(f"not all tensors of the model are {policy.compute_dtype}")
-        checksums = {name: checksum(tensor) for name, tensor in tensors.items()}
+        checksums = checksums_of(tensors)
         shared = self._exporter.share(tensors)
         return PublishedWeights(
             version=version, path="", num_bytes=shared.num_bytes, checksums=checksums, way="ipc", shared=shared

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
-from ftis_node.learner.model.attention import AttentionPlan
+from ftis_node.learner.model.attention import AttentionPlan, on_device
 
 if TYPE_CHECKING:
     from ftis_node.learner.batch import MicroBatch
@@ -45,8 +45,8 @@ def completion_logprobs(
     """
     device, head = causal_lm.device, causal_lm.get_output_embeddings()
     hidden = decode(causal_lm, micro_batch)
-    predictors = hidden.flatten(0, 1)[micro_batch.predictor_index.to(device)]
-    targets = micro_batch.target_ids.to(device)
+    predictors = hidden.flatten(0, 1)[on_device(micro_batch.predictor_index, device)]
+    targets = on_device(micro_batch.target_ids, device)
     return head_logprobs(
         head, predictors, targets, temperature=temperature, chunk_tokens=head_chunk_tokens, entropies=entropies
     )
@@ -55,7 +55,7 @@ def completion_logprobs(
 def decode(causal_lm: Any, micro_batch: MicroBatch) -> Tensor:
     """Return the decoder's last hidden states `[N, T, H]` of a micro-batch's rows."""
     layout = _layout(micro_batch, causal_lm.device)
-    token_ids = micro_batch.token_ids.to(causal_lm.device)
+    token_ids = on_device(micro_batch.token_ids, causal_lm.device)
     hidden: Tensor = causal_lm.get_decoder()(input_ids=token_ids, use_cache=False, **layout).last_hidden_state
     return hidden
 
@@ -64,23 +64,23 @@ class EntropyMeter:
     """The policy's mean entropy, in nats a token, since the last `take`."""
 
     def __init__(self) -> None:
-        self._sum = 0.0
+        self._sum: Tensor | float = 0.0  # on the model's device: reading it there would wait for the GPU
         self._num_tokens = 0
 
     def add(self, entropies: Tensor) -> None:
         """Add the entropies of some tokens, `[M]`."""
-        self._sum += float(entropies.double().sum())
+        self._sum = self._sum + entropies.double().sum()
         self._num_tokens += entropies.numel()
 
     def share(self, ranks: Ranks) -> None:
         """Move the sums of all ranks to rank 0."""
-        totals = torch.tensor([self._sum, self._num_tokens], dtype=torch.float64)
+        totals = torch.tensor([float(self._sum), self._num_tokens], dtype=torch.float64)
         ranks.add_up(totals)
         self._sum, self._num_tokens = (float(totals[0]), int(totals[1])) if ranks.rank == 0 else (0.0, 0)
 
     def take(self) -> float | None:
         """Return the mean, None without tokens, and reset the meter."""
-        mean = self._sum / self._num_tokens if self._num_tokens else None
+        mean = float(self._sum) / self._num_tokens if self._num_tokens else None
         self._sum, self._num_tokens = 0.0, 0
         return mean
 
@@ -210,7 +210,7 @@ def _layout(micro_batch: MicroBatch, device: torch.device) -> dict[str, Any]:
     if not micro_batch.texts or micro_batch.positions is None:
         return {}
     plan = AttentionPlan.of(micro_batch.texts, device)
-    return {"position_ids": micro_batch.positions.to(device), "plan": plan}
+    return {"position_ids": on_device(micro_batch.positions, device), "plan": plan}
 
 
 def _any_head(hidden: Tensor, head: Any, target_ids: Tensor, temperature: float) -> Tensor:

@@ -66,6 +66,12 @@ class Objective:
         """
         return self.separable and not bool(batch.is_text.any())
 
+    def share(self, part: TrainBatch, batch: TrainBatch) -> float:
+        """Return the weight of the loss of `part`, some completions of `batch`, in the loss of `batch`."""
+        if self._settings["agg"] == "token_mean":
+            return part.num_tokens / max(1, batch.num_tokens)
+        return len(part.completions) / len(batch.completions)
+
     def advantages(self, batch: TrainBatch) -> Tensor:
         """Return the advantages, `[N]` float64."""
         return batch.weights * group_advantages(batch.rewards, batch.advantage_ids, scale=self.advantage_scale)

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from ftis_node.learner.step.objective import Objective
 
 Forward: TypeAlias = "Callable[[MicroBatch], Tensor]"  # log-probs [M] of a micro-batch's completion tokens
-LossOf: TypeAlias = "Callable[[Tensor], tuple[Tensor, dict[str, float]]]"  # of all log-probs [N, T]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +82,63 @@ class _NotFinite(Exception):
     """Raised with the name of a value that is not finite."""
 
 
+@dataclass(frozen=True, slots=True)
+class _BatchLoss:
+    """The loss of a batch as a function of its learner log-probs `[N, T]`. The other fields are as in
+    `Objective.loss`.
+    """
+
+    objective: Objective
+    batch: TrainBatch
+    advantages: Tensor
+    anchor: Tensor | None
+    reference: Tensor | None
+    excluded: Tensor | None
+    share: float = 1.0
+
+    def __call__(self, learner_logprobs: Tensor) -> tuple[Tensor, dict[str, float]]:
+        loss, metrics = self.objective.loss(
+            learner_logprobs,
+            self.batch,
+            self.advantages,
+            anchor=self.anchor,
+            reference=self.reference,
+            excluded=self.excluded,
+        )
+        return self.share * loss, metrics
+
+    def gradient(self, logprobs: Tensor) -> Tensor:
+        """Return dL/dlp, `[N, T]`."""
+        leaf = logprobs.clone().requires_grad_()
+        loss, _ = self(leaf)
+        (gradient,) = torch.autograd.grad(loss, leaf)
+        _check(loss.detach(), "the loss")
+        return _check(gradient, "the loss")
+
+    def gradient_in(self, micro_batch: MicroBatch, logprobs: Tensor) -> Tensor:
+        """Return dL/dlp `[M]` of a micro-batch's tokens.
+
+        A separable loss is computed of their groups alone: the whole matrix for each micro-batch would take longer than
+        the model on a GPU.
+        """
+        cells, num_columns = micro_batch.cell_index, logprobs.shape[1]
+        completions, group_ids = cells // max(1, num_columns), self.batch.group_ids
+        rows = torch.isin(group_ids, group_ids[completions]).nonzero()[:, 0]
+        if len(rows) == len(group_ids) or not self.objective.separates(self.batch):
+            return self.gradient(logprobs).view(-1)[cells]
+        # In float64, so that `share` adds no rounding.
+        gradient = self._only(rows).gradient(logprobs[rows].double())
+        here = torch.searchsorted(rows, completions) * num_columns + cells % num_columns
+        return gradient.view(-1)[here].to(logprobs)
+
+    def _only(self, rows: Tensor) -> _BatchLoss:
+        """Return the part that the completions `rows` have in the loss."""
+        part = self.batch.only(rows)
+        each = {name: getattr(self, name) for name in ("advantages", "anchor", "reference", "excluded")}
+        chosen = {name: value[rows] for name, value in each.items() if value is not None}
+        return replace(self, batch=part, share=self.objective.share(part, self.batch), **chosen)
+
+
 def compute_gradients(
     forward: Forward,
     batch: TrainBatch,
@@ -104,14 +159,7 @@ def compute_gradients(
     try:
         _check_batch(batch)
         advantages = objective.advantages(batch)
-        loss_of = partial(
-            objective.loss,
-            batch=batch,
-            advantages=advantages,
-            anchor=anchor,
-            reference=reference,
-            excluded=excluded,
-        )
+        loss_of = _BatchLoss(objective, batch, advantages, anchor, reference, excluded)
         if objective.separates(batch) or len(micro_batches) == 1:
             shares = _one_pass(forward, logprobs, micro_batches, loss_of, between, ranks)
         else:
@@ -134,7 +182,7 @@ def _one_pass(
     forward: Forward,
     logprobs: Tensor,
     micro_batches: Sequence[MicroBatch],
-    loss_of: LossOf,
+    loss_of: _BatchLoss,
     between: StepCallback,
     ranks: Ranks,
 ) -> Iterator[tuple[Tensor, Tensor]]:
@@ -148,7 +196,7 @@ def _one_pass(
         with ranks.agreed(_NotFinite):
             found = _check(output.detach().cpu(), "a learner log-prob")
             logprobs.view(-1)[micro_batch.cell_index] = found.to(logprobs)
-            share = _gradient_of(logprobs, loss_of).view(-1)[micro_batch.cell_index]
+            share = loss_of.gradient_in(micro_batch, logprobs)
         if ranks.is_any(bool(share.any())):
             yield output, share
 
@@ -157,26 +205,17 @@ def _two_passes(
     forward: Forward,
     logprobs: Tensor,
     micro_batches: Sequence[MicroBatch],
-    loss_of: LossOf,
+    loss_of: _BatchLoss,
     between: StepCallback,
     ranks: Ranks,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield as `_one_pass` does, for a loss that couples completions."""
     _fill(logprobs, forward, micro_batches, between, ranks)
     _check(logprobs, "a learner log-prob")
-    gradient = _gradient_of(logprobs, loss_of).view(-1)
+    gradient = loss_of.gradient(logprobs).view(-1)
     for micro_batch in ranks.deal([each for each in micro_batches if gradient[each.cell_index].any()]):
         between()
         yield forward(micro_batch), gradient[micro_batch.cell_index]
-
-
-def _gradient_of(logprobs: Tensor, loss_of: LossOf) -> Tensor:
-    """Return dL/dlp, `[N, T]`."""
-    leaf = logprobs.clone().requires_grad_()
-    loss, _ = loss_of(leaf)
-    (gradient,) = torch.autograd.grad(loss, leaf)
-    _check(loss.detach(), "the loss")
-    return _check(gradient, "the loss")
 
 
 def _check(values: Tensor, name: str) -> Tensor:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from ftis_node.learner.batch import SequenceSpan
-from ftis_node.learner.model.attention import AttentionPlan, attend
+from ftis_node.learner.model import attention
+from ftis_node.learner.model.attention import AttentionPlan, attend, merged_classes
 
 PROMPT, LONG_PROMPT, SHORT_PROMPT = SequenceSpan(0, 30), SequenceSpan(178, 268), SequenceSpan(270, 273)
 # A family with a long completion, a text alone, two short families, and a prompt whose completions have one token.
@@ -63,6 +64,23 @@ def test_texts_of_similar_length_share_a_call_and_each_token_has_one_output():
     assert plan.buckets == ((1, 31), (1, 130), (2, 40), (1, 92), (4, 8))
     assert len(plan.rows) == 31 + 130 + 2 * 40 + 92 + 4 * 8
     assert plan.rows[plan.source].tolist() == list(range(SIZE))
+
+
+def test_a_fixed_cost_merges_similar_lengths_and_bounds_the_padding():
+    lengths = [*range(84, 545, 10)]
+    alone, merged = merged_classes(lengths, 0), merged_classes(lengths, 1 << 20)
+    assert all(name == bucket for name, bucket in alone.items())
+    assert len(alone) == 12
+    assert len(set(merged.values())) == 5
+    assert merged_classes([100, 100, 200], 1 << 20) == {112: 112, 224: 224}, "600 columns for 400 tokens"
+    assert merged_classes([7000, 8000], 1 << 20) == {7168: 7168, 8192: 8192}, "15 million pairs to save one"
+
+
+@pytest.mark.parametrize("key_heads", [1, 4])
+def test_merged_buckets_are_the_whole(monkeypatch, key_heads):
+    monkeypatch.setitem(attention.BUCKET_PAIRS, "cpu", attention.BUCKET_PAIRS["cuda"])
+    assert AttentionPlan.of(TEXTS, torch.device("cpu")).buckets == ((3, 40), (2, 130), (4, 8))
+    test_texts_are_the_whole(torch.float64, 1e-12, key_heads)
 
 
 def test_a_text_alone_is_not_gathered():

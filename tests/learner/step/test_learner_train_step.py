@@ -12,9 +12,9 @@ from tiny_models import make_model
 
 from ftis_node.algorithms import METHODS, group_advantages, policy_loss
 from ftis_node.errors import ConfigError, WorkerTaskError
-from ftis_node.learner.batch import make_batch, make_micro_batches
+from ftis_node.learner.batch import make_batch, make_micro_batches, make_packed_micro_batches
 from ftis_node.learner.model.logprobs import completion_logprobs
-from ftis_node.learner.step.objective import make_objective
+from ftis_node.learner.step.objective import Objective, make_objective
 from ftis_node.learner.step.train_step import compute_gradients, take_step
 
 PARAMS = {"dr_grpo": {"max_completion_length": 12}, "ftis": {"kl_threshold": 0.05}, "gepo": {"k3_beta": 0.005}}
@@ -126,6 +126,25 @@ def test_a_separable_loss_needs_one_forward_pass(model, params, num_forwards):
     compute_gradients(cut, batch, make_micro_batches(batch, max_tokens=1), objective)
     assert whole.num_runs == 1
     assert cut.num_runs == num_forwards
+
+
+def test_a_separable_loss_is_computed_of_a_micro_batchs_groups_alone(model, batch, monkeypatch):
+    """The whole matrix for each micro-batch would take time that grows with the square of the batch."""
+    heights, loss = [], Objective.loss
+
+    def noted(self, learner_logprobs, *args, **how):
+        heights.append(len(learner_logprobs))
+        return loss(self, learner_logprobs, *args, **how)
+
+    monkeypatch.setattr(Objective, "loss", noted)
+    micro_batches = make_packed_micro_batches(batch, max_tokens=60)
+    assert len(micro_batches) > 2
+    compute_gradients(Forward(model), batch, micro_batches, make_objective("ftis", {}))
+    *parts, whole = heights
+    assert whole == len(batch.completions)
+    assert len(parts) == len(micro_batches)
+    assert max(parts) < whole
+    assert sum(parts) == whole
 
 
 def optimizer_of(model, learning_rate=1e-2):
