@@ -195,7 +195,7 @@ class BackfillLoop:
         tracker.note_query(gap, is_final=peer_id == sender and outcome is FetchOutcome.COMPLETE)
 
     async def _silent_members(self) -> list[str]:
-        """Return a few members to query: those without a higher number for SILENCE_S, if a step lacks foreign groups."""
+        """Return a few members to query: without a higher number for SILENCE_S, if a step lacks foreign groups."""
         _, foreign_ready = self._reader.ready_counts()
         if foreign_ready >= self._step_shares.of_next_step()[1]:
             return []
