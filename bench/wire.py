@@ -29,7 +29,7 @@ import numpy as np
 
 from ftis_node.config.manifest import RunManifest
 from ftis_node.lab.wire_probe import RUN_ID, VOCABULARY, random_group
-from ftis_node.records.codec import hash_prompt, pack_group, unpack_group
+from ftis_node.records.codec import CODECS, hash_prompt, pack_group, unpack_group
 from ftis_node.records.envelope import Accepted, announce_group, seal_group
 from ftis_node.records.group import CompletionStatus, PromptRef
 from ftis_node.records.identity import Identity
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 NUM_GROUPS = 300
 NUM_RUNS = 5
 REPEATS, LOOPS = 100, 20  # many short ones: on a shared machine some of them are left alone
-CODECS = ("exact", "lossless", "lossy")
 
 
 class StubScorer:
@@ -142,7 +141,7 @@ def packing_seconds(group: Group, codec: str) -> tuple[float, float]:
 
 def door_rate(groups: list[Group], identity: Identity, *, codec: str = "exact", per_commit: int = 64) -> float:
     """Groups a second from signed bytes to an acknowledged row."""
-    manifest = RunManifest(name="bench", task="gsm8k", wire={"codecs": CODECS})
+    manifest = RunManifest(name="bench", task="gsm8k", wire={"codecs": tuple(CODECS)})
     sealed = [seal_group(replace(group, run_id=manifest.run_id), identity, codec=codec).to_bytes() for group in groups]
 
     async def run(folder: Path) -> float:
