@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection
     from contextlib import AbstractAsyncContextManager
 
-    from ftis_node.gossip.interface import GossipCounters, GossipMessage
+    from ftis_node.gossip.types import GossipCounters, GossipMessage
 
     Subscribe = Callable[[int], AbstractAsyncContextManager[AsyncIterator[GossipMessage]]]
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from ftis_node.records.token_batch import TokenBatch
 
@@ -119,16 +119,6 @@ class GroupHeader:
     weights_of: str | None = None
 
 
-class _Columns(TypedDict):
-    tokens: TokenBatch
-    finish_reasons: tuple[FinishReason, ...]
-    rewards: tuple[float, ...]
-    statuses: tuple[CompletionStatus, ...]
-    policy_versions: tuple[int, ...]
-    policy_versions_newest: tuple[int, ...]
-    mean_logprobs: tuple[float, ...]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group(GroupHeader):
     """The G completions of one prompt by one generator, as tokens. `TextGroup` is the text form.
@@ -183,26 +173,23 @@ class Group(GroupHeader):
 
     @property
     def num_tokens(self) -> int:
-        """Return the number of completion tokens."""
         return self.tokens.num_tokens
 
     @property
     def reward_mean(self) -> float:
-        """Return the mean reward."""
         return sum(self.rewards) / len(self.rewards)
 
 
-def _columns(completions: Sequence[Completion]) -> _Columns:
-    means = tuple(completion.mean_logprob for completion in completions if completion.mean_logprob is not None)
-    return _Columns(
-        tokens=join_completions(completions),
-        finish_reasons=tuple(completion.finish_reason for completion in completions),
-        rewards=tuple(completion.reward for completion in completions),
-        statuses=tuple(completion.status for completion in completions),
-        policy_versions=tuple(completion.policy_version for completion in completions),
-        policy_versions_newest=tuple(completion.policy_version_newest for completion in completions),
-        mean_logprobs=means,
-    )
+def _columns(completions: Sequence[Completion]) -> dict[str, Any]:
+    return {
+        "tokens": join_completions(completions),
+        "finish_reasons": tuple(completion.finish_reason for completion in completions),
+        "rewards": tuple(completion.reward for completion in completions),
+        "statuses": tuple(completion.status for completion in completions),
+        "policy_versions": tuple(completion.policy_version for completion in completions),
+        "policy_versions_newest": tuple(completion.policy_version_newest for completion in completions),
+        "mean_logprobs": tuple(one.mean_logprob for one in completions if one.mean_logprob is not None),
+    }
 
 
 def join_completions(completions: Sequence[Completion]) -> TokenBatch:
@@ -239,12 +226,10 @@ class TextGroup(GroupHeader):
 
     @property
     def rewards(self) -> tuple[float, ...]:
-        """Return one reward per completion, in order."""
         return tuple(completion.reward for completion in self.completions)
 
     @property
     def finish_reasons(self) -> tuple[FinishReason, ...]:
-        """Return one finish reason per completion, in order."""
         return tuple(completion.finish_reason for completion in self.completions)
 
     @property

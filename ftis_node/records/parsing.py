@@ -1,9 +1,7 @@
 """Parses bytes from a peer to a message: checks the size before parsing, then the schema and the bounds.
 
 This is the only place where bytes become a message. Every returned message has passed the tables of `bounds.py`.
-
-It also reads and writes the header of a `Body`, which both forms of a group share: all fields but the contents of the
-completions. `RecordError` is raised for fields that contradict each other.
+The header of a `Body` is all that the token form and the text form of a group share.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """The text form of a group on the wire, and the reader for a body in either form.
 
-`bounds.py` checks the size of every text; the parser checks the UTF-8. Counts are checked before a record is created.
 Completions carry no policy versions in this form, only the group does: readers do not need them.
 """
 

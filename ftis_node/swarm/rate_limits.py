@@ -18,11 +18,12 @@ fair share is the mean over the peers that received anything.
 
 from __future__ import annotations
 
-import ipaddress
 import math
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from ftis_node.records.addresses import block_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -33,8 +34,6 @@ FADE_PERIOD_S = 0.5
 SHARE_FACTOR = 1.5  # tolerance above the mean
 MAX_REMEMBERED = 4096  # request buckets; the least recently used is dropped
 MINUTE_S = 60.0
-MIN_PARTS = 3  # "", "ip4", host
-PREFIX_BITS = {4: 24, 6: 48}
 
 
 class SendWindow:
@@ -290,17 +289,5 @@ def subnet_of(multiaddrs: Iterable[str]) -> str | None:
     Identities cost nothing, but addresses in many networks do. Return None for loopback, private and relayed addresses,
     because they do not identify the peer's network.
     """
-    return next(filter(None, map(_subnet, multiaddrs)), None)
-
-
-def _subnet(multiaddr: str) -> str | None:
-    parts = multiaddr.split("/")
-    if len(parts) < MIN_PARTS or parts[1] not in ("ip4", "ip6") or "p2p-circuit" in parts:
-        return None
-    try:
-        address = ipaddress.ip_address(parts[2])
-    except ValueError:
-        return None
-    if not address.is_global:
-        return None
-    return str(ipaddress.ip_network((address, PREFIX_BITS[address.version]), strict=False))
+    direct = (one for one in multiaddrs if one.startswith(("/ip4/", "/ip6/")) and "/p2p-circuit" not in one)
+    return next((block.name for block in map(block_of, direct) if block is not None and block.is_public), None)

@@ -21,7 +21,7 @@ import numpy as np
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
-from ftis_node.gossip.interface import GossipLimits
+from ftis_node.gossip import GossipLimits
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.stub_node import StubNode, StubTokenizer, stub_group
 from ftis_node.lab.wire_probe import VOCABULARY

@@ -14,8 +14,8 @@ from google.protobuf.message import DecodeError
 
 from ftis_node.config.manifest import RunManifest
 from ftis_node.errors import RecordError
+from ftis_node.gossip import GossipLimits
 from ftis_node.gossip.directory import entries
-from ftis_node.gossip.interface import GossipLimits
 from ftis_node.gossip.wire_format import Frame, read_frame, unpack_ids
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.codec import CODECS, pack_group

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ftis_node.gossip import GossipCounters, GossipLimits
 from ftis_node.gossip.encryption import NullCipher
-from ftis_node.gossip.interface import GossipCounters, GossipLimits
 from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_pb2, write_pbmsg
 from ftis_node.gossip.services import AdmissionControl
 from ftis_node.gossip.streams import StreamServer

@@ -7,19 +7,9 @@ key:
     entry = kind (1) + peer id (38) + expiry (8, Unix time as float64) + signature (64)
             + length of the run id (1) + run id + payload
 
-A `RECORD` has a separate key. A run's `MANIFEST` is under the run's key, with the same contents from every node that
-stores it. A `MEMBER` is in one of the run's buckets, with the peer id as subkey. A joining node reads buckets until it
-knows enough members, and no bucket grows beyond the size of a reply. A node that stores entries, such as a bootstrap
-node, need not know the run.
-
-A run's manifest in the directory, under its own hash: a node that knows the run id can fetch it from any node.
-
-The id is the first 16 bytes of the SHA-256 of the manifest's canonical text, so a forged manifest does not match. It is
-stored compressed; the decompressed size is bounded.
-
-Detects another node with the same identity by directory entries that this node did not create.
-
-Entries of an earlier process of this node do not count: they expire before the first entry of this process.
+A `RECORD` has a separate key. A run's `MANIFEST` is under the run's key; the run id is the beginning of its hash, so
+any node may provide it. A `MEMBER` is in one of the run's buckets, with the peer id as subkey. No bucket grows beyond
+the size of a reply. A node that stores entries, such as a bootstrap node, need not know the run.
 """
 
 from __future__ import annotations
@@ -51,14 +41,16 @@ MAX_REMEMBERED = 64
 
 
 class OwnEntries:
-    """The entries that this process registered, by their expiry (Unix time)."""
+    """The entries that this process registered, by their expiry (Unix time), to detect another node of its identity.
+
+    Entries of an earlier process do not count: they expire before the first entry of this process.
+    """
 
     def __init__(self) -> None:
         self._first: float | None = None
         self._made: OrderedDict[float, None] = OrderedDict()
 
     def note(self, expires_at: float) -> None:
-        """Add an entry of this node."""
         self._first = expires_at if self._first is None else min(self._first, expires_at)
         self._made[expires_at] = None
         if len(self._made) > MAX_REMEMBERED:
@@ -79,7 +71,7 @@ def pack_manifest(canonical: bytes) -> bytes:
 
 
 def unpack_manifest(payload: bytes, *, run_id: str) -> bytes | None:
-    """Return the canonical text; None if the payload is not this run's manifest."""
+    """Return the canonical text, of bounded size; None if the payload is not this run's manifest."""
     inflater = zlib.decompressobj()
     try:
         canonical = inflater.decompress(payload, MAX_MANIFEST_BYTES)

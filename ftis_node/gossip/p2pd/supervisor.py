@@ -1,8 +1,4 @@
-"""Keeps one p2pd running while the node runs: watches it, and restarts it if it dies or hangs.
-
-The caller's coroutine `work` runs once for each session and never returns by itself. OSError and EOFError from it mean
-that p2pd no longer answers; any other exception is an internal error and ends the supervisor.
-"""
+"""Keeps one p2pd running while the node runs: watches it, and restarts it if it dies or hangs."""
 
 from __future__ import annotations
 
@@ -13,16 +9,17 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import FtisError, MachineError, UsageError
-from ftis_node.gossip.interface import SwarmPhase, SwarmState
 from ftis_node.gossip.p2pd.client import cancel_and_wait
 from ftis_node.gossip.p2pd.process import pin_ports
 from ftis_node.gossip.p2pd.session import open_session
+from ftis_node.gossip.types import SwarmPhase, SwarmState
 from ftis_node.telemetry.faults import report
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from ftis_node.gossip.p2pd.session import P2pdConfig, Session
+    from ftis_node.gossip.p2pd.config import P2pdConfig
+    from ftis_node.gossip.p2pd.session import Session
 
     Work = Callable[[Session, Callable[[], None]], Awaitable[None]]
 
@@ -30,7 +27,11 @@ logger = logging.getLogger(__name__)
 
 
 class P2pdSupervisor:
-    """Process supervisor with exponential back-off. `session` is None while p2pd is down."""
+    """Process supervisor with exponential back-off. `session` is None while p2pd is down.
+
+    `work` runs once for each session and never returns by itself. OSError and EOFError from it mean that p2pd no longer
+    answers; any other exception is an internal error and ends the supervisor.
+    """
 
     def __init__(self, config: P2pdConfig, work: Work, *, on_end: Callable[[BaseException | None], None]) -> None:
         self._config = config

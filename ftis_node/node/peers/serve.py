@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ftis_node.errors import RecordError
-from ftis_node.gossip.interface import MAX_ANSWERS
+from ftis_node.gossip import MAX_ANSWERS
 from ftis_node.records.codec import unpack_group
 from ftis_node.records.envelope import Announcement, open_envelope, seal_group
 from ftis_node.records.group import GroupHeader, TextCompletion, TextGroup
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from ftis_node.gossip.interface import Gossip
+    from ftis_node.gossip import Gossip
     from ftis_node.models import PromptTokenizer
     from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
     from ftis_node.node.peers.manager import PeerManager

@@ -20,7 +20,7 @@ from ftis_node.telemetry.status import GenerationStatus, HealthStatus, LearnerSt
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ftis_node.gossip.interface import Gossip
+    from ftis_node.gossip import Gossip
     from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
     from ftis_node.node.protocols import Generation, Learning
     from ftis_node.node.supervision.watchdog import Watchdog

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
     from ftis_node.generation.evaluate import Generator
-    from ftis_node.gossip.interface import Gossip
+    from ftis_node.gossip import Gossip
     from ftis_node.learner.messages import StepReport
     from ftis_node.models import PromptTokenizer
     from ftis_node.node.context import NodeContext, NodeCounters

@@ -24,7 +24,7 @@ from ftis_node.node.training.step_shares import (
 from ftis_node.replay.lifecycle import Freshness, ReleaseReason
 
 if TYPE_CHECKING:
-    from ftis_node.gossip.interface import Gossip
+    from ftis_node.gossip import Gossip
     from ftis_node.node.context import NodeContext
     from ftis_node.node.supervision.background import DiskThread
     from ftis_node.node.training.group_limits import BufferLimits, SlotPool

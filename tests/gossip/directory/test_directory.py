@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ftis_node.gossip import GossipLimits
 from ftis_node.gossip.directory.dht import Directory
 from ftis_node.gossip.directory.entries import (
     EntryKind,
@@ -27,7 +28,6 @@ from ftis_node.gossip.directory.validators import (
     RequestLimiter,
 )
 from ftis_node.gossip.encryption import MAX_OVERHEAD_BYTES
-from ftis_node.gossip.interface import GossipLimits
 from ftis_node.gossip.p2pd.hivemind_bindings import DHTID, DHTRecord, DictionaryDHTValue, MSGPackSerializer, dht_pb2
 from ftis_node.gossip.wire_format import bucket_key, check_run_id, record_key
 from ftis_node.records.identity import Identity
