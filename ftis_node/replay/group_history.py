@@ -1,18 +1,17 @@
 """History of one group for users: prompt, completions as text, result of validation, and the step that used it.
 
-    history = read_group_history(Home(path), "a1b2c3d4")   # replay buffer, event trail, task, tokenizer
-    history.prompt.text, history.completions[0].text, history.verdict, history.used
-
-All data comes from the home of a running or stopped node, and nothing is changed. The prompt is made again from the
-task, as validation did. Texts need the tokenizer in the model's folder. If it is missing, the history has token ids,
-and `texts_missing` has the reason.
+All data comes from the home of a running or stopped node. The prompt is made again from the task, as validation did.
+Texts need the tokenizer in the model's folder. If it is missing, the history has token ids, and `texts_missing` has the
+reason.
 
 Text of peers is returned unchanged: the code that prints it must escape it (`telemetry/terminal_text.py`).
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -152,11 +151,8 @@ def read_group_history(home: Home, id_prefix: str) -> GroupHistory | None:
     The event log finds groups that are not in the buffer. Raises ConfigError if no node has run on this home.
     """
     id_prefix = id_prefix.lower()
-    reader = ReplayReader(home.replay)
-    try:
+    with closing(ReplayReader(home.replay)) as reader:
         found = reader.find(id_prefix)
-    finally:
-        reader.close()
     if found is None:
         return _refused_history(home, id_prefix)
     summary, data = found
@@ -186,12 +182,7 @@ def read_group_history(home: Home, id_prefix: str) -> GroupHistory | None:
 
 def group_events(path: Path, group_id: str) -> Iterator[dict[str, Any]]:
     """Yield the lines of the event log that contain this hex id, oldest first, at most `MAX_EVENTS`."""
-    count = 0
-    for line in _lines_with(path, group_id):
-        yield line
-        count += 1
-        if count == MAX_EVENTS:
-            return
+    return itertools.islice(_lines_with(path, group_id), MAX_EVENTS)
 
 
 def _lines_with(path: Path, group_id: str) -> Iterator[dict[str, Any]]:
@@ -255,29 +246,23 @@ def _used_by_events(lines: Sequence[dict[str, Any]]) -> str:
 
 
 def _completion(completion: Completion | TextCompletion, reward: float, decoder: Decoder) -> CompletionDetails:
+    ids, logprobs = [], []
     if isinstance(completion, Completion):
-        ids = [int(token) for token in completion.token_ids]
-        return CompletionDetails(
-            text=decoder.text(ids),
-            token_ids=ids,
-            num_tokens=len(ids),
-            finish_reason=completion.finish_reason.value,
-            reward=reward,
-            claimed_reward=completion.reward,
-            mean_logprob=float(completion.logprobs.mean(dtype="float64")),
-            lowest_logprob=float(completion.logprobs.min()),
-            logprobs=completion.logprobs.tolist(),
-        )
+        ids, logprobs = completion.token_ids.tolist(), completion.logprobs.tolist()
+        text, num_tokens = decoder.text(ids), len(ids)
+        mean_logprob = float(completion.logprobs.mean(dtype="float64"))
+    else:
+        text, num_tokens, mean_logprob = completion.text, completion.num_tokens, completion.mean_logprob
     return CompletionDetails(
-        text=completion.text,
-        token_ids=[],
-        num_tokens=completion.num_tokens,
+        text=text,
+        token_ids=ids,
+        num_tokens=num_tokens,
         finish_reason=completion.finish_reason.value,
         reward=reward,
         claimed_reward=completion.reward,
-        mean_logprob=completion.mean_logprob,
-        lowest_logprob=None,
-        logprobs=[],
+        mean_logprob=mean_logprob,
+        lowest_logprob=min(logprobs, default=None),
+        logprobs=logprobs,
     )
 
 

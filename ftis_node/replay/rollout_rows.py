@@ -1,10 +1,7 @@
-"""Rows of `replay export`: one per group or per completion, with token ids and log-probs, optionally with texts.
+"""Rows of `replay export`, one per group or per completion, and its files: JSON lines, MessagePack or Parquet.
 
-Texts of peers are written unchanged, because a file of JSON lines or Parquet cannot control a terminal.
-
-Files of `replay export`: rows as JSON lines, MessagePack or Parquet.
-
-Each writer holds a bounded part of the rows in memory, because a buffer can be larger than the memory.
+Texts of peers are written unchanged, because such a file cannot control a terminal. Each writer holds a bounded part of
+the rows in memory, because a buffer can be larger than the memory.
 """
 
 from __future__ import annotations
@@ -12,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -25,13 +23,12 @@ from ftis_node.replay.group_history import PromptResolver
 from ftis_node.replay.reader import ReplayReader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    Row = dict[str, Any]
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ftis_node.records.group import Group, TextCompletion, TextGroup
     from ftis_node.replay.reader import GroupSummary
+
+    Row = dict[str, Any]
 
 OWN_SENDER = "own"
 MAX_TOKENS_AT_ONCE: Final = 1 << 17  # of a row group; about 10 MB of Python numbers
@@ -54,12 +51,10 @@ class RowTotals:
 
     @property
     def num_groups(self) -> int:
-        """Number of groups, own and foreign."""
         return self.own_groups + self.foreign_groups
 
     @property
     def num_peers(self) -> int:
-        """Number of peers that sent rows."""
         return len(self._numbers)
 
     def counted(self, rows: Iterator[Row]) -> Iterator[Row]:
@@ -264,11 +259,8 @@ class RolloutTable:
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield one row per completion, oldest first."""
-        reader = ReplayReader(self._home.replay)
-        try:
+        with closing(ReplayReader(self._home.replay)) as reader:
             yield from flat_rows(group_rows(reader))
-        finally:
-            reader.close()
 
     def to_pandas(self) -> Any:
         """Return a `pandas.DataFrame` with one row per completion."""
