@@ -141,7 +141,6 @@ class ReconnectSchedule:
         self._absent: dict[str, _Absence] = {}
 
     def update(self, *, members: Collection[str], connected: Collection[str], now: float) -> None:
-        """Update the schedule with the current members and connected peers."""
         for peer_id in members:
             self._met.pop(peer_id, None)
             self._met[peer_id] = None

@@ -41,7 +41,6 @@ class NullCipher:
         return run_id
 
     def encrypt(self, payload: bytes, *context: str | bytes) -> bytes:
-        """Encrypt a payload for one context."""
         return payload
 
     def decrypt(self, ciphertext: bytes, *context: str | bytes) -> bytes:

@@ -77,18 +77,15 @@ class LoopbackSwarm:
             del self._nodes[run_id, node.peer_id]
 
     def members(self, run_id: str) -> list[LoopbackGossip]:
-        """Return the started nodes of a run."""
         return [node for (run, _), node in self._nodes.items() if run == run_id]
 
     def find(self, peer_id: str, *, run_id: str) -> LoopbackGossip | None:
-        """Return a started node of a run."""
         return self._nodes.get((run_id, peer_id))
 
     def put_record(self, peer_id: str, value: bytes, *, run_id: str, ttl_s: float) -> None:
         self._records[run_id, peer_id] = (value, asyncio.get_running_loop().time() + ttl_s)
 
     def get_record(self, peer_id: str, *, run_id: str) -> bytes | None:
-        """Return a record that has not expired."""
         value, expires_at = self._records.get((run_id, peer_id), (None, 0.0))
         return value if asyncio.get_running_loop().time() < expires_at else None
 
@@ -127,7 +124,6 @@ class LoopbackGossip(Gossip):
         return with_duplicate_identity(state) if self._has_duplicate_identity else state
 
     def note_duplicate_identity(self) -> None:
-        """Note that another node has started under this identity."""
         if not self._has_duplicate_identity:
             logger.warning("%s (peer id %s)", DUPLICATE_IDENTITY, self.peer_id)
         self._has_duplicate_identity = True
@@ -156,7 +152,6 @@ class LoopbackGossip(Gossip):
         self._shards = frozenset(shards)
 
     def deliver(self, announcement: GossipMessage) -> None:
-        """Receive a message."""
         if not self._is_up or announcement.shard not in self._shards:
             return
         if len(announcement.payload) > self._limits.max_announcement_bytes:

@@ -135,7 +135,6 @@ class Membership:
 
     @property
     def members(self) -> list[str]:
-        """Return the connected members, as of the last poll."""
         return self._probe.members
 
     @property
@@ -156,7 +155,6 @@ class Membership:
         return bool(known) and set(known) <= set(self._batches.members)
 
     def state(self) -> SwarmState:
-        """Return the connection state as of the last poll."""
         now = asyncio.get_running_loop().time()
         return self._facts.describe(next_try_in_s=self._next_round_at - now)
 

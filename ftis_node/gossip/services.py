@@ -138,7 +138,6 @@ class Services:
             self._counters.body_bytes_out += len(body)
 
     async def _confirmation(self, peer_id: str, request: bytes) -> AsyncGenerator[bytes, None]:
-        """Pass on confirmed ids; yield one empty item. Raises RecordError for an invalid request."""
         ids = unpack_ids(request, limits=self._limits)
         self._counters.confirmed_in += len(ids)
         if self.on_confirm is not None:
@@ -150,7 +149,6 @@ class Services:
             yield answer
 
     async def _weights(self, peer_id: str, request: bytes) -> AsyncGenerator[bytes, None]:
-        """Yield the requested items of weights. Raises RecordError for an invalid request."""
         if self.give_weights is None:
             return
         async with aclosing(self.give_weights(peer_id, request)) as items:

@@ -110,7 +110,6 @@ class StreamServer:
         self._server = await asyncio.start_unix_server(self._accept, path=path)
 
     async def close(self) -> None:
-        """End all streams."""
         if self._server is not None:
             await close_server(self._server)
         for task in self._serving:

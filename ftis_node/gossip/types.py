@@ -90,7 +90,6 @@ class ConnectionFacts:
 
 
 def with_duplicate_identity(state: SwarmState) -> SwarmState:
-    """Return the state with a note that another node uses this node's identity."""
     return replace(state, reason=f"{state.reason}; {DUPLICATE_IDENTITY}")
 
 

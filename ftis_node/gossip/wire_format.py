@@ -47,12 +47,10 @@ def check_run_id(run_id: str) -> str:
 
 
 def topic(run_id: str, shard: int) -> str:
-    """Return the gossipsub topic of a shard of a run."""
     return f"{PREFIX}/{run_id}/{shard}"
 
 
 def protocol(run_id: str, service: RpcService) -> str:
-    """Return the libp2p protocol of a service in a run."""
     return f"{PREFIX}/{run_id}/{service}"
 
 
@@ -62,17 +60,14 @@ def service_of(protocol_name: str) -> RpcService:
 
 
 def record_key(run_id: str, peer_id: str) -> str:
-    """Return the directory key of a peer's record."""
     return f"{PREFIX}/{run_id}/record/{peer_id}"
 
 
 def manifest_key(run_id: str) -> str:
-    """Return the directory key of a run's manifest."""
     return f"{PREFIX}/{run_id}/manifest"
 
 
 def bucket_key(run_id: str, bucket: int) -> str:
-    """Return the directory key of a bucket of the run's members."""
     return f"{PREFIX}/{run_id}/members/{bucket}"
 
 
@@ -117,7 +112,6 @@ async def read_bodies(
 
 
 def outcome_of(error: RecordError) -> FetchOutcome:
-    """Return the outcome of a fetch that received invalid data."""
     return FetchOutcome.BROKEN if error.reason in ("frame_kind", "sealed") else FetchOutcome.TOO_LARGE
 
 

@@ -129,11 +129,6 @@ def nested(table: Table) -> Bound:
     return lambda message: first_beyond(message, table) is None
 
 
-def peer_id(value: bytes) -> bool:
-    """Accept a raw Ed25519 peer id."""
-    return is_peer_id(value)
-
-
 def optional_peer_id(value: bytes) -> bool:
     """Accept a raw Ed25519 peer id or an empty value."""
     return not value or is_peer_id(value)
@@ -159,7 +154,7 @@ HEADER: Final[dict[str, Bound]] = {
     "schema": SCHEMA,
     "codec": whole(),
     "run": raw(RUN_ID_BYTES),
-    "sender": peer_id,
+    "sender": is_peer_id,
     "number": whole(),
     "created_ms": TIME_MS,
     "task": NAME,
@@ -209,7 +204,7 @@ BODIES: Final[Mapping[int, Table]] = {
     ),
 }
 PASS_RATE: Final = Table(step=whole(), pass_at_1=number(0.0, 1.0))
-GROUP_SOURCE: Final = Table(peer=peer_id, groups=whole(1))
+GROUP_SOURCE: Final = Table(peer=is_peer_id, groups=whole(1))
 PEER_STATS: Final = Table(
     step=whole(),
     groups_per_minute=number(0.0, MAX_GROUPS_PER_MINUTE),
@@ -247,7 +242,7 @@ TABLES: Final[Mapping[type, Table]] = {
     pb.PeerInfo: Table(
         schema=SCHEMA,
         run=raw(RUN_ID_BYTES),
-        peer=peer_id,
+        peer=is_peer_id,
         name=text(MAX_PEER_NAME_BYTES),
         model=NAME,
         parameters=whole(),
@@ -273,7 +268,7 @@ TABLES: Final[Mapping[type, Table]] = {
     pb.WeightsInfo: Table(
         schema=SCHEMA,
         run=raw(RUN_ID_BYTES),
-        peer=peer_id,
+        peer=is_peer_id,
         version=whole(1),
         created_ms=TIME_MS,
         model=NAME,
@@ -305,7 +300,6 @@ def require_bounds(message: Any, table: Table) -> None:
 
 
 def seconds(time_ms: int) -> float:
-    """Return a time from the wire in seconds."""
     return time_ms / 1000
 
 

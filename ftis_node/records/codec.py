@@ -87,7 +87,6 @@ def count_bytes(values: NDArray[Any]) -> int:
 
 
 def compress(plane: Plane) -> bytes:
-    """Return a plane as a zstd frame."""
     frame: bytes = _zstd.compressor.compress(plane.data)
     return frame
 

@@ -62,7 +62,6 @@ class Envelope:
         return pb.Envelope(body=self.body, signature=self.signature).SerializeToString()
 
     def is_signed_by(self, peer_id: str) -> bool:
-        """Return whether the peer `peer_id` signed the body."""
         return verify(peer_id_from_text(peer_id), ENVELOPE_DOMAIN, self.body, self.signature)
 
 

@@ -25,16 +25,12 @@ if TYPE_CHECKING:
 
 
 class FinishReason(StrEnum):
-    """Why a completion ended."""
-
     STOP = "stop"  # the end-of-sequence token was sampled; it is the last token
     LENGTH = "length"  # the token limit was reached
     ABORT = "abort"  # the node stopped it early; the tokens sampled so far are kept
 
 
 class CompletionStatus(StrEnum):
-    """The outcome of scoring a completion."""
-
     SCORED = "scored"
     UNSCORED = "unscored"  # the scorer failed or ran out of time; the reward is 0
 
@@ -136,11 +132,9 @@ class Group(GroupHeader):
 
     @classmethod
     def from_completions(cls, completions: Sequence[Completion], **header: Unpack[HeaderFields]) -> Self:
-        """Return the group of these completions, with their arrays concatenated."""
         return cls(**header, **_columns(completions))
 
     def with_completions(self, completions: Sequence[Completion]) -> Self:
-        """Return the group with these completions instead of the present ones."""
         return replace(self, **_columns(completions))
 
     @property
@@ -193,7 +187,6 @@ def _columns(completions: Sequence[Completion]) -> dict[str, Any]:
 
 
 def join_completions(completions: Sequence[Completion]) -> TokenBatch:
-    """Return the tokens of these completions as flat arrays."""
     return TokenBatch.from_parts(
         [completion.token_ids for completion in completions],
         [completion.logprobs for completion in completions],

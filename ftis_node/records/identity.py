@@ -103,7 +103,6 @@ class Identity:
 
     @classmethod
     def generate(cls) -> Identity:
-        """Return a new identity from the system's random source."""
         return cls.from_seed(os.urandom(SEED_BYTES))
 
     @classmethod

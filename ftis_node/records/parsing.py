@@ -85,7 +85,6 @@ def _parse(message: MessageT, data: bytes, *, max_bytes: int) -> MessageT:
 
 
 def _require_schema(message: Any) -> None:
-    """Raise SchemaRecordError (`version`) for any schema but ours."""
     if message.schema != SCHEMA:
         detail = f"schema {message.schema}, this node speaks {SCHEMA}"
         raise SchemaRecordError("version", detail, schema=message.schema)
@@ -161,5 +160,4 @@ def _settle_sampling(temperature: float, top_p: float, top_k: int) -> SamplingSe
 
 
 def clip_name(name: str) -> str:
-    """Return a name cut to `MAX_NAME_BYTES`."""
     return name.encode()[:MAX_NAME_BYTES].decode(errors="ignore")

@@ -45,7 +45,6 @@ def pack_stats(stats: PeerStats) -> pb.PeerStats:
 
 
 def unpack_stats(message: pb.PeerStats) -> PeerStats:
-    """Return the measurements in a message whose bounds were checked."""
     return PeerStats(
         step=message.step,
         groups_per_minute=message.groups_per_minute,

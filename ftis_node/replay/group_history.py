@@ -65,7 +65,6 @@ class PromptResolver:
         self._tasks: dict[str, Task | FtisError] = {}
 
     def resolve(self, group: Group | TextGroup) -> ResolvedPrompt:
-        """Return the prompt of a group, or the reason why it cannot be made."""
         task = self._task(group.prompt_ref.split)
         if isinstance(task, FtisError):
             return ResolvedPrompt(missing=str(task))

@@ -29,16 +29,12 @@ if TYPE_CHECKING:
 
 
 class State(StrEnum):
-    """State of a stored group."""
-
     READY = "ready"
     TAKEN = "taken"
     RELEASED = "released"
 
 
 class ReleaseReason(StrEnum):
-    """Reason for the release of a group."""
-
     TRAINED = "trained"  # a step used it
     STALE = "stale"  # too old, or sampled too many versions ago
     EVICTED = "evicted"  # newer groups needed its place

@@ -129,7 +129,6 @@ class ReplayReader:
         return self._db.execute("SELECT 1 FROM groups WHERE id = ?", (group_id,)).fetchone() is not None
 
     def is_own(self, group_id: bytes) -> bool:
-        """Return whether the buffer stores this group and the node made it."""
         return self._db.execute("SELECT 1 FROM groups WHERE id = ? AND own = 1", (group_id,)).fetchone() is not None
 
     def taken_by(self, step: int) -> list[str]:
@@ -177,7 +176,6 @@ class ReplayReader:
         return [HeldGroup(**dict(row)) for row in rows]
 
     def held(self, group_id: bytes) -> HeldGroup | None:
-        """Return the header data of a stored group; None if the buffer does not have it."""
         row = self._db.execute(f"SELECT {HELD_COLUMNS} FROM groups WHERE id = ?", (group_id,)).fetchone()
         return None if row is None else HeldGroup(**dict(row))
 
@@ -214,7 +212,6 @@ class ReplayReader:
         return [(row["sender"], row["number"]) for row in rows]
 
     def ready_foreign_tasks(self) -> dict[str, int]:
-        """Return the number of READY foreign groups for each task."""
         rows = self._db.execute(
             "SELECT task, count(*) AS n FROM groups WHERE state = 'ready' AND own = 0 GROUP BY task"
         )
@@ -233,7 +230,6 @@ class ReplayReader:
         return own, foreign
 
     def ready_foreign_bytes(self) -> int:
-        """Return the total size of the envelopes of READY foreign groups."""
         return sum(count.num_bytes for count in read_counts(self._db) if count.state == State.READY and not count.own)
 
     def list_groups(self, *, limit: int, state: str | None = None) -> list[GroupSummary]:
@@ -297,11 +293,9 @@ class ReplayReader:
                 yield PeerGroup(row["id"], _prompt_ids(row), tuple(json.loads(row["rewards"])), body)
 
     def kept_bytes(self) -> int:
-        """Return the total size of all stored envelopes."""
         return kept_bytes(self._db)
 
     def figures(self) -> BufferFigures:
-        """Return the totals of the buffer."""
         counts = read_counts(self._db)
         totals = {row["name"]: row["value"] for row in self._db.execute("SELECT name, value FROM totals")}
         states, reasons, kept = Counter[str](), Counter[str](), Counter[str]()

@@ -58,7 +58,6 @@ class RowTotals:
         return len(self._numbers)
 
     def counted(self, rows: Iterator[Row]) -> Iterator[Row]:
-        """Yield the group rows, and count them."""
         for row in rows:
             if row["own"]:
                 self.own_groups += 1
@@ -158,7 +157,6 @@ class TextRows:
     """Source of rows with texts and peers' names. `missing` counts, by reason, the texts that could not be made."""
 
     def __init__(self, home: Home, names: Mapping[str, str]) -> None:
-        """`names` are the nodes' names by peer id."""
         self._decoder = Decoder(home)
         self._prompts = PromptResolver(home)
         self._names = names
@@ -215,7 +213,6 @@ def _mean_logprob(completion: Row) -> float:
 
 
 def _num_tokens(completion: Row) -> int:
-    """Return the number of tokens, counted with the sender's tokenizer."""
     return len(completion["token_ids"]) if "token_ids" in completion else int(completion["sender_tokens"])
 
 

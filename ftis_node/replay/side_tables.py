@@ -107,7 +107,6 @@ def read_counts(db: sqlite3.Connection) -> list[Count]:
 
 
 def kept_bytes(db: sqlite3.Connection) -> int:
-    """Return the total size of all kept envelopes."""
     return sum(count.num_bytes for count in read_counts(db))
 
 
@@ -160,7 +159,6 @@ def _drop(db: sqlite3.Connection, sender: str, first: int) -> None:
 
 
 def read_total(db: sqlite3.Connection, name: str) -> int:
-    """Return a value of `totals`; 0 if it is missing."""
     row = db.execute("SELECT value FROM totals WHERE name = ?", (name,)).fetchone()
     return int(row[0]) if row else 0
 

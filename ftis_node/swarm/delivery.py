@@ -1,13 +1,8 @@
 """Delivery of groups: confirmations that are pending, unverified or to be repeated, and the bodies sent to each peer.
 
 An announcement may get lost, or the member assigned to pull the group may have left. The repeated announcement reaches
-other members, and the next member in order is assigned (`demand.py`).
-
-Only a peer that received the body can confirm a delivery. Every member sees the announcement with the id, so a
-confirmation alone proves nothing. A query verifies each confirmation from another peer before it counts.
-
-A sender repeats an announcement if a confirmation was lost or if the sender restarted. All groups of one sender are
-then confirmed in one call. Senders take turns, so an unresponsive one delays the others by one call.
+other members, and the next member in order is assigned (`demand.py`). Every member sees the announcement with the id, so
+a confirmation alone proves nothing. A query verifies each confirmation of a peer to which the body was not sent.
 """
 
 from __future__ import annotations
@@ -17,6 +12,7 @@ from dataclasses import dataclass
 from math import inf
 
 from ftis_node.backoff import ExponentialBackoff
+from ftis_node.swarm.lru import LruDict
 
 MAX_SENT_BODIES = 1 << 14
 MAX_UNVERIFIED = 256
@@ -43,8 +39,7 @@ class PendingConfirmations:
         """Announce again after `first_wait_s`, then after twice as long each time, at most `max_attempts` times."""
         self._backoff = ExponentialBackoff(first_s=first_wait_s, ceiling_s=inf)
         self._max_attempts = max_attempts
-        self._capacity = capacity
-        self._waiting: dict[bytes, _Waiting] = {}  # in the order of their first announcement
+        self._waiting = LruDict[bytes, _Waiting](capacity)  # in the order of their first announcement
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -52,11 +47,8 @@ class PendingConfirmations:
     def announced(self, group_id: bytes, *, now: float) -> None:
         """Add a group that was announced for the first time."""
         self._waiting[group_id] = _Waiting(attempt=0, next_at=now + self._backoff.delay_s(1))
-        if len(self._waiting) > self._capacity:
-            del self._waiting[next(iter(self._waiting))]
 
     def confirmed(self, group_id: bytes) -> None:
-        """Remove a group that a peer has confirmed."""
         self._waiting.pop(group_id, None)
 
     def due(self, *, now: float) -> list[Reannouncement]:
@@ -96,7 +88,6 @@ class SentBodies:
             self._forget_one()
 
     def has(self, peer_id: str, body_id: bytes) -> bool:
-        """Return whether this body was sent to the peer completely."""
         return body_id in self._sent.get(peer_id, ())
 
     def _forget_one(self) -> None:
@@ -142,7 +133,7 @@ class UnverifiedConfirmations:
 
 
 class ReconfirmQueue:
-    """Round-robin queue of confirmations to repeat, by sender.
+    """Round-robin queue of confirmations to repeat, by sender: a confirmation was lost, or the sender restarted.
 
     Above `max_senders` the oldest sender is dropped. Groups above `max_groups` are not added. Dropped groups are
     announced again.
@@ -165,6 +156,5 @@ class ReconfirmQueue:
         return is_added
 
     def take(self) -> tuple[str, list[bytes]] | None:
-        """Return the next sender and its groups, None if the queue is empty."""
         sender = next(iter(self._due), None)
         return None if sender is None else (sender, list(self._due.pop(sender)))

@@ -187,7 +187,6 @@ def _rewards_agree(scored: Group, group: Group) -> Refusal | None:
 
 
 async def _rescore(group: Group, item: TaskItem, context: ValidationContext, cost: ScoringCost) -> Group:
-    """Return the group with our rewards."""
     texts = [context.tokenizer.decode(ids.tolist()) for ids in group.tokens.ids_of_each()]
     scores = await context.scorer.score(item, texts, cost=cost)
     rewards, statuses = zip(*scores, strict=True)

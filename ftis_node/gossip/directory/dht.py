@@ -45,6 +45,7 @@ from ftis_node.gossip.p2pd.hivemind_bindings import (
 )
 from ftis_node.gossip.wire_format import bucket_key, manifest_key, record_key
 from ftis_node.records.identity import peer_id_from_text
+from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.topology import bucket_of
 
@@ -74,7 +75,7 @@ class Directory:
         self._config = config
         self._guard = config.guard
         self._peer_id = config.identity.peer_id
-        self._skews_s: dict[str, float] = {}  # by peer, most recent last: its clock minus our monotonic clock
+        self._skews_s = LruDict[str, float](NUM_SKEWS)  # by peer: its clock minus our monotonic clock
         self._num_stored = Counter[EntryKind]()
         self._own_entries = OwnEntries()
 
@@ -135,7 +136,6 @@ class Directory:
         return await self._store(EntryKind.RECORD, run_id, key, None, value, ttl_s=ttl_s)
 
     async def get_record(self, run_id: str, peer_id: str) -> bytes | None:
-        """Return a peer's newest record, None if it is not found."""
         entry = await self._get(record_key(run_id, peer_id))
         return None if entry is None else self._decrypted(entry)
 
@@ -200,7 +200,6 @@ class Directory:
         await cancel_and_wait(control._read_task, control._write_task, *control._handler_tasks.values())
 
     async def _get(self, key: str) -> DirectoryEntry | None:
-        """Return the newest valid entry under a key, None if there is none."""
         found = await self._call(self._node.get(key, latest=True))
         max_bytes = self._config.limits.max_record_bytes
         return None if found is None else verify_entry(found.value, max_record_bytes=max_bytes)
@@ -232,10 +231,7 @@ class Directory:
             return False
         if response is None or not response.peer.node_id:
             return False
-        self._skews_s.pop(str(peer), None)
         self._skews_s[str(peer)] = response.dht_time - (sent_at + time.monotonic()) / 2
-        for met_before in list(self._skews_s)[:-NUM_SKEWS]:
-            del self._skews_s[met_before]
         noting = protocol.update_routing_table(DHTID.from_bytes(response.peer.node_id), peer, responded=True)
         await shielded_call(noting, timeout_s=timeout_s)
         return True

@@ -17,7 +17,6 @@ from __future__ import annotations
 import hashlib
 import struct
 import zlib
-from collections import OrderedDict
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING
 from ftis_node.gossip.encryption import MAX_OVERHEAD_BYTES
 from ftis_node.gossip.wire_format import RUN_ID, bucket_key, manifest_key, record_key
 from ftis_node.records.identity import peer_id_text, verify
+from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.topology import NUM_MEMBER_BUCKETS, bucket_of
 
 if TYPE_CHECKING:
@@ -48,13 +48,11 @@ class OwnEntries:
 
     def __init__(self) -> None:
         self._first: float | None = None
-        self._made: OrderedDict[float, None] = OrderedDict()
+        self._made = LruDict[float, None](MAX_REMEMBERED)
 
     def note(self, expires_at: float) -> None:
         self._first = expires_at if self._first is None else min(self._first, expires_at)
         self._made[expires_at] = None
-        if len(self._made) > MAX_REMEMBERED:
-            self._made.popitem(last=False)
 
     @property
     def has_any(self) -> bool:
@@ -66,7 +64,6 @@ class OwnEntries:
 
 
 def pack_manifest(canonical: bytes) -> bytes:
-    """Return the payload of a manifest's entry."""
     return zlib.compress(canonical, level=9)
 
 
@@ -101,7 +98,6 @@ class DirectoryEntry:
 
     @property
     def key(self) -> str:
-        """Return the directory key of this entry."""
         if self.kind is EntryKind.RECORD:
             return record_key(self.run_id, self.peer_id)
         if self.kind is EntryKind.MANIFEST:
@@ -110,12 +106,10 @@ class DirectoryEntry:
 
     @property
     def subkey(self) -> str | None:
-        """Return the subkey of this entry, None if its kind has none."""
         return self.peer_id if self.kind is EntryKind.MEMBER else None
 
 
 def sign_entry(identity: Identity, kind: EntryKind, run_id: str, payload: bytes, *, expires_at: float) -> bytes:
-    """Return the signed bytes of an entry."""
     signature = identity.sign(DIRECTORY_DOMAIN, _signed(kind, run_id, payload, expires_at))
     run = run_id.encode()
     return _HEAD.pack(kind, identity.peer, expires_at, signature, len(run)) + run + payload

@@ -62,7 +62,6 @@ class SurveyReader:
         return RunSurvey(run_id, manifest, records, len(members) - len(records))
 
     async def _read_records(self, run_id: str, members: Sequence[str]) -> tuple[PeerRecord, ...]:
-        """Return the records that can be read in time."""
         if not members:
             return ()
         reading = [asyncio.create_task(self._read_record(run_id, member)) for member in members]

@@ -212,7 +212,6 @@ class RequestLimiter(AuthorizerBase):  # type: ignore[misc]
 
 @functools.lru_cache(maxsize=4096)
 def _claimed_block(packed: bytes) -> str:
-    """Return the address block that a stored member entry claims."""
     return address_block(claimed_addresses(unpack_bytes(packed) or b""))
 
 

@@ -110,7 +110,6 @@ def address_bytes(text: str) -> bytes:
 
 
 def socket_bytes(path: Path) -> bytes:
-    """Return the binary multiaddr of a unix socket."""
     raw = os.fsencode(path)
     return UNIX_CODE + bytes([len(raw)]) + raw
 

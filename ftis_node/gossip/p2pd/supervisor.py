@@ -68,7 +68,6 @@ class P2pdSupervisor:
             await asyncio.wait({self._runner})
 
     def down_state(self) -> SwarmState:
-        """Return the state to show while there is no session."""
         if self._next_start_at is None:
             return SwarmState(SwarmPhase.STARTING, self._down_reason)
         wait_s = max(0.0, self._next_start_at - asyncio.get_running_loop().time())
@@ -115,7 +114,6 @@ class P2pdSupervisor:
         raise MachineError(f"the network process p2pd was lost while it started: {error!r}") from error
 
     async def _work_until_lost(self, session: Session) -> str:
-        """Run the work until p2pd is lost; return the cause."""
 
         def on_ready() -> None:
             self.session = session
