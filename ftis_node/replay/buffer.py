@@ -297,19 +297,7 @@ class ReplayBuffer:
             (State.READY,),
         )
         return [
-            Candidate(
-                id=row["id"],
-                sender=row["sender"],
-                own=bool(row["own"]),
-                arrival=row["arrival"],
-                created_at=row["created_at"],
-                policy_version=row["policy_version"],
-                task=row["task"],
-                prompt_index=row["prompt_index"],
-                rewards=tuple(json.loads(row["rewards"])),
-                weights_of=row["weights_of"],
-                num_bytes=row["num_bytes"],
-            )
+            Candidate(**dict(row) | {"own": bool(row["own"]), "rewards": tuple(json.loads(row["rewards"]))})
             for row in rows
         ]
 

@@ -125,21 +125,21 @@ class CompletionDetails:
     logprobs: list[float]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupHistory:
     """History of one group. If the group is not stored, `summary` is None and most other fields are empty."""
 
     id: str
-    summary: GroupSummary | None
-    weights_of: str | None
-    tokenizer: str
-    temperature: float | None
-    prompt: PromptDetails | None
-    completions: tuple[CompletionDetails, ...]
+    summary: GroupSummary | None = None
+    weights_of: str | None = None
+    tokenizer: str = ""
+    temperature: float | None = None
+    prompt: PromptDetails | None = None
+    completions: tuple[CompletionDetails, ...] = ()
     texts_missing: str
     verdict: str
-    reason: str | None
-    detail: str
+    reason: str | None = None
+    detail: str = ""
     used: str
     events: tuple[dict[str, Any], ...]
 
@@ -172,8 +172,6 @@ def read_group_history(home: Home, id_prefix: str) -> GroupHistory | None:
         ),
         texts_missing=decoder.missing if isinstance(group, Group) else "",
         verdict="admitted",
-        reason=None,
-        detail="",
         used=_used(summary),
         events=events,
     )
@@ -214,12 +212,6 @@ def _refused_history(home: Home, id_prefix: str) -> GroupHistory | None:
     verdict = "admitted" if admitted or refused is None else "refused"
     return GroupHistory(
         id=str(ids.pop()),
-        summary=None,
-        weights_of=None,
-        tokenizer="",
-        temperature=None,
-        prompt=None,
-        completions=(),
         texts_missing="refused groups are not kept" if verdict == "refused" else "it was pruned from the buffer",
         verdict=verdict,
         reason=refused["reason"] if refused and verdict == "refused" else None,

@@ -115,24 +115,23 @@ def sign_entry(identity: Identity, kind: EntryKind, run_id: str, payload: bytes,
     return _HEAD.pack(kind, identity.peer, expires_at, signature, len(run)) + run + payload
 
 
-def run_of(raw: bytes) -> str | None:
-    """Return the run that an unverified entry names; None if it names none."""
+def unverified(raw: bytes) -> tuple[str, bytes] | None:
+    """Return the run and the payload of an entry whose signature was not verified; None if it is malformed."""
     if len(raw) < _HEAD.size:
         return None
-    num_run_bytes = raw[_HEAD.size - 1]
-    run = raw[_HEAD.size : _HEAD.size + num_run_bytes]
+    end = _HEAD.size + raw[_HEAD.size - 1]
+    run = raw[_HEAD.size : end]
     if not run.isascii() or RUN_ID.fullmatch(run.decode("ascii")) is None:
         return None
-    return run.decode("ascii")
+    return run.decode("ascii"), raw[end:]
 
 
 def verify_entry(raw: bytes, *, max_record_bytes: int) -> DirectoryEntry | None:
     """Return the entry in `raw`; None if it is malformed, too large or not signed by the named peer."""
-    run_id = run_of(raw)
-    if run_id is None:
+    if (parts := unverified(raw)) is None:
         return None
-    code, peer, expires_at, signature, num_run_bytes = _HEAD.unpack_from(raw)
-    payload = raw[_HEAD.size + num_run_bytes :]
+    run_id, payload = parts
+    code, peer, expires_at, signature, _ = _HEAD.unpack_from(raw)
     if code not in tuple(EntryKind):
         return None
     kind = EntryKind(code)
@@ -174,16 +173,9 @@ def unpack_addresses(payload: bytes) -> list[str]:
     return [line for line in payload.decode("ascii", errors="replace").split() if not line.startswith(SHARDS_MARK)]
 
 
-def claimed_addresses(raw: bytes) -> list[str]:
-    """Return the addresses in an unverified member entry; none if it is malformed."""
-    return unpack_addresses(raw[_HEAD.size + raw[_HEAD.size - 1] :]) if len(raw) >= _HEAD.size else []
-
-
-def num_shards_of(raw: bytes) -> int:
-    """Return the number of shards that a member's entry claims for its run; 1 if there is no valid number."""
-    if len(raw) < _HEAD.size:
-        return 1
-    first, _, _ = raw[_HEAD.size + raw[_HEAD.size - 1] :].partition(b"\n")
+def num_shards_of(payload: bytes) -> int:
+    """Return the number of shards that a member claims for its run; 1 if there is no valid number."""
+    first, _, _ = payload.partition(b"\n")
     text = first.decode("ascii", errors="replace").removeprefix(SHARDS_MARK)
     return int(text) if text.isdecimal() and len(text) <= 2 and 1 <= int(text) <= NUM_MEMBER_BUCKETS else 1
 

@@ -22,11 +22,11 @@ import msgpack
 
 from ftis_node.gossip.directory.entries import (
     EntryKind,
-    claimed_addresses,
     has_valid_expiry,
     num_shards_of,
-    run_of,
+    unpack_addresses,
     unpack_manifest,
+    unverified,
     verify_entry,
 )
 from ftis_node.gossip.p2pd.hivemind_bindings import (
@@ -212,7 +212,8 @@ class RequestLimiter(AuthorizerBase):  # type: ignore[misc]
 
 @functools.lru_cache(maxsize=4096)
 def _claimed_block(packed: bytes) -> str:
-    return address_block(claimed_addresses(unpack_bytes(packed) or b""))
+    parts = unverified(unpack_bytes(packed) or b"")
+    return "" if parts is None else address_block(unpack_addresses(parts[1]))
 
 
 def unpack_bytes(packed: bytes) -> bytes | None:
@@ -253,8 +254,8 @@ def count_stored_runs(storage: Any, *, guard: PeerGuard) -> dict[str, StoredRun]
         *(itertools.islice(one.items(), NUM_MEMBERS_COUNTED) for one in buckets)
     ):
         with guard.work_for(str(subkey), Place.DIRECTORY):
-            entry = unpack_bytes(packed) or b""
-            if (run := run_of(entry)) is not None:
+            if (parts := unverified(unpack_bytes(packed) or b"")) is not None:
+                run, payload = parts
                 num_shards, num_members = runs.get(run, StoredRun(1, 0))
-                runs[run] = StoredRun(max(num_shards, num_shards_of(entry)), num_members + 1)
+                runs[run] = StoredRun(max(num_shards, num_shards_of(payload)), num_members + 1)
     return dict(sorted(runs.items(), key=lambda item: (-item[1].num_members, item[0])))

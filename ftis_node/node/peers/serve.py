@@ -20,7 +20,7 @@ from ftis_node.records.group import GroupHeader, TextCompletion, TextGroup
 from ftis_node.records.peer_messages import open_backfill_request
 from ftis_node.records.text_codec import hash_messages
 from ftis_node.replay.reader import ReplayReader
-from ftis_node.swarm.delivery import PendingConfirmations, SentBodies, UnverifiedConfirmations
+from ftis_node.swarm.delivery import MAX_SENT_BODIES, MAX_UNVERIFIED, IdsByPeer, PendingConfirmations
 from ftis_node.swarm.reputation import Behaviour
 from ftis_node.swarm.topology import shard_of
 
@@ -53,7 +53,7 @@ class Confirmations:
         self.num_confirmed = 0
         self._pairs: dict[tuple[str, bytes], None] = {}
         self.pending = PendingConfirmations(first_wait_s=reannounce_s)
-        self.unverified = UnverifiedConfirmations()
+        self.unverified = IdsByPeer(capacity=MAX_UNVERIFIED)
 
     def confirm(self, peer_id: str, group_id: bytes) -> bool:
         """Note that `peer_id` has the group. Return True if it is the first peer that confirms the group."""
@@ -133,7 +133,7 @@ class PeerRequestHandler:
         self._registry = registry
         self._counters = counters
         self._confirmations = confirmations
-        self._deliveries = SentBodies()
+        self._deliveries = IdsByPeer(capacity=MAX_SENT_BODIES)
 
     async def lookup(self, ids: Sequence[bytes]) -> list[bytes]:
         """Return the envelopes of those groups that are in the buffer."""
@@ -190,7 +190,7 @@ class PeerRequestHandler:
     def sent(self, peer_id: str, group_id: bytes) -> None:
         """Note that this node sent the group to a peer."""
         if self._reader.is_own(group_id):
-            self._deliveries.note(peer_id, group_id)
+            self._deliveries.add(peer_id, group_id)
 
     async def confirmed(self, peer_id: str, ids: Sequence[bytes]) -> None:
         """Note that a peer fetched and checked these groups; each own group counts once.

@@ -40,9 +40,9 @@ async def chain(items: Sequence[Item]) -> None:
             _told_by_p2pd(item.data)
             continue
         raw = item.data if item.tag & AS_IS else _sealed(item)
-        entries.run_of(raw)
-        assert 1 <= entries.num_shards_of(raw) <= 64
-        entries.claimed_addresses(raw)
+        if (parts := entries.unverified(raw)) is not None:
+            assert 1 <= entries.num_shards_of(parts[1]) <= 64
+            entries.unpack_addresses(parts[1])
         entry = entries.verify_entry(raw, max_record_bytes=LIMITS.max_record_bytes)
         if entry is None:
             continue
