@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ftis_node.records.codec import unpack_any
 from ftis_node.records.envelope import open_envelope
 from ftis_node.records.group import Completion
-from ftis_node.records.text_codec import unpack_any
 from ftis_node.replay.group_history import group_events
 from ftis_node.replay.reader import ReplayReader
 

@@ -75,7 +75,13 @@ class Dialer:
         errors = [error for error in await self.dial(session, missing) if error]
         real_errors = [error for error in errors if "dial backoff" not in error]  # p2pd pauses after a failed dial
         self.dial_error = real_errors[0] if real_errors else (self.dial_error if errors else "")
-        await self._meet_some(session)
+        connected = await connected_ids(session)
+        others = sorted(connected - self.given)
+        self._rng.shuffle(others)
+        try:
+            await session.directory.join([*(connected & self.given), *others][:NUM_PEERS_MET])
+        except TimeoutError:
+            logger.debug("the directory did not answer in time")
 
     async def keep_redialing(
         self, session: Session, members: Callable[[], Collection[str]], known: Mapping[str, list[str]]
@@ -105,16 +111,6 @@ class Dialer:
                 logger.debug("cannot dial %s: %s", peer_id, error)
                 return str(error)
         return f"dialing {peer_id} failed unexpectedly" if work.failed else ""
-
-    async def _meet_some(self, session: Session) -> None:
-        connected = await connected_ids(session)
-        given = connected & self.given
-        others = sorted(connected - given)
-        self._rng.shuffle(others)
-        try:
-            await session.directory.join([*given, *others][:NUM_PEERS_MET])
-        except TimeoutError:
-            logger.debug("the directory did not answer in time")
 
 
 async def connected_ids(session: Session) -> set[str]:

@@ -79,9 +79,6 @@ class LoopbackSwarm:
     def members(self, run_id: str) -> list[LoopbackGossip]:
         return [node for (run, _), node in self._nodes.items() if run == run_id]
 
-    def find(self, peer_id: str, *, run_id: str) -> LoopbackGossip | None:
-        return self._nodes.get((run_id, peer_id))
-
     def put_record(self, peer_id: str, value: bytes, *, run_id: str, ttl_s: float) -> None:
         self._records[run_id, peer_id] = (value, asyncio.get_running_loop().time() + ttl_s)
 
@@ -203,29 +200,24 @@ class LoopbackGossip(Gossip):
     async def _pull(
         self, peer_id: str, service: RpcService, request: bytes, *, items: ItemCollector, timeout_s: float
     ) -> Fetched:
-        other = self._swarm.find(peer_id, run_id=self._run_id) if self._is_up else None
+        other = next((node for node in self._others() if node.peer_id == peer_id), None)
         if other is None or self._swarm.loses(self.peer_id, peer_id, request):
             return items.end(FetchOutcome.UNREACHABLE)
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.sleep(self._swarm.delay_s(self.peer_id, peer_id))
                 async with aclosing(other.serve_stream(self.peer_id, service, request)) as frames:
-                    return items.end(
-                        await self._read(frames, items, delay_s=self._swarm.delay_s(peer_id, self.peer_id))
-                    )
+                    while True:
+                        async with asyncio.timeout(self._limits.idle_timeout_s):
+                            frame = await anext(frames)
+                        if isinstance(frame, FetchOutcome):
+                            return items.end(frame)
+                        await asyncio.sleep(self._swarm.delay_s(peer_id, self.peer_id))
+                        items.add(frame)
         except TimeoutError:
             return items.end(FetchOutcome.TIMED_OUT)
         except RecordError as error:
             return items.end(outcome_of(error))
-
-    async def _read(self, frames: AsyncGenerator[Frame, None], items: ItemCollector, *, delay_s: float) -> FetchOutcome:
-        while True:
-            async with asyncio.timeout(self._limits.idle_timeout_s):
-                frame = await anext(frames)
-            if isinstance(frame, FetchOutcome):
-                return frame
-            await asyncio.sleep(delay_s)
-            items.add(frame)
 
     async def serve_stream(self, peer_id: str, service: RpcService, request: bytes) -> AsyncGenerator[Frame, None]:
         """Yield items for a peer, then the outcome of the stream."""

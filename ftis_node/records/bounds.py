@@ -68,17 +68,14 @@ class Table(dict[str, Bound]):
 
 
 def whole(least: int = 0, most: int = MAX_INTEGER) -> Bound:
-    """Return a bound for integers from `least` to `most`."""
     return lambda value: least <= value <= most
 
 
 def raw(*sizes: int) -> Bound:
-    """Return a bound for bytes of one of these lengths."""
     return lambda value: len(value) in sizes
 
 
 def raw_up_to(most: int) -> Bound:
-    """Return a bound for at most `most` bytes."""
     return lambda value: len(value) <= most
 
 
@@ -120,7 +117,6 @@ def many_judged(*, least: int = 0, most: int) -> Bound:
 
 
 def one_of(allowed: frozenset[int]) -> Bound:
-    """Return a bound for these enum values."""
     return lambda value: value in allowed
 
 

@@ -1,5 +1,6 @@
-"""Wire forms of a group as tokens: records to bytes and back.
+"""Wire forms of a group: records to bytes and back.
 
+    text      texts and their mean log-probs, for peers with another tokenizer; only the group has policy versions
     exact     raw little-endian int32 ids and float32 log-probs: 8 bytes a completion token
     lossless  byte planes of both, each one zstd frame: about 5.7
     lossy     as lossless, with log-probs in units of 1/256 nat: about 3.5
@@ -20,6 +21,7 @@ an error of 1.6 %. The 16 bits are sent as three planes of 5, 8 and 3 bits, lowe
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 from operator import add
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
@@ -30,12 +32,12 @@ import zstandard
 from ftis_node.errors import RecordError
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.bounds import HASH_BYTES, MAX_ID_PLANES, MAX_TOKENS, NUM_FLOAT_PLANES, NUM_UNIT_PLANES
-from ftis_node.records.group import CompletionStatus, Group
-from ftis_node.records.parsing import FINISH_FROM_WIRE, make_body, read_body, read_header, require_header, settle
+from ftis_node.records.group import CompletionStatus, Group, TextCompletion, TextGroup
+from ftis_node.records.parsing import FINISH_FROM_WIRE, make_body, read_body, read_header, settle
 from ftis_node.records.token_batch import TokenBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -81,11 +83,6 @@ def join_bytes(planes: Sequence[Plane], *, dtype: str) -> NDArray[Any]:
     return values
 
 
-def count_bytes(values: NDArray[Any]) -> int:
-    """Return the number of bytes that the largest of the unsigned `values` needs, at least 1."""
-    return max(1, (int(values.max()).bit_length() + 7) // 8)
-
-
 def compress(plane: Plane) -> bytes:
     frame: bytes = _zstd.compressor.compress(plane.data)
     return frame
@@ -110,7 +107,8 @@ def pack_ids(token_ids: NDArray[np.int32]) -> list[bytes]:
     if len(token_ids) > MAX_TOKENS:
         raise ValueError(f"a compact group has at most {MAX_TOKENS} tokens, not {len(token_ids)}")
     unsigned = token_ids.view("<u4")
-    return [compress(plane) for plane in split_bytes(unsigned, count_bytes(unsigned))]
+    num_planes = max(1, (int(unsigned.max()).bit_length() + 7) // 8)  # as the largest id needs
+    return [compress(plane) for plane in split_bytes(unsigned, num_planes)]
 
 
 def unpack_ids(frames: Sequence[bytes], num_tokens: int) -> NDArray[np.int32]:
@@ -191,15 +189,14 @@ def unpack_group(body_bytes: bytes) -> Group:
 
 def read_group(body: pb.Body) -> Group:
     """Return the group in a body of one of these forms, from `read_body`. Raises RecordError: `malformed`, `size`."""
-    require_header(body)
-    num_completions = len(body.lengths)
+    header = read_header(body)
     first_versions, last_versions = _read_versions(body)
     return Group(
-        **read_header(body),
+        **header,
         tokens=_read_raw(body) if body.codec == pb.CODEC_EXACT else _read_compact(body),
         finish_reasons=tuple(map(FINISH_FROM_WIRE.__getitem__, body.finishes[:])),
         rewards=tuple(map(settle, body.rewards[:])),
-        statuses=(CompletionStatus.SCORED,) * num_completions,
+        statuses=(CompletionStatus.SCORED,) * len(body.lengths),
         policy_versions=first_versions,
         policy_versions_newest=last_versions,
     )
@@ -250,3 +247,55 @@ def _read_versions(body: pb.Body) -> tuple[tuple[int, ...], tuple[int, ...]]:
         raise RecordError("malformed", "the completions' versions are not those of the group")
     first_versions = tuple(oldest + offset for offset in offsets)
     return first_versions, tuple(map(add, first_versions, spans))
+
+
+def hash_messages(messages: Sequence[Mapping[str, object]]) -> bytes:
+    """Return 16 bytes that identify a prompt's chat messages, whatever tokenizer or template renders them."""
+    canonical = json.dumps([dict(message) for message in messages], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).digest()[:HASH_BYTES]
+
+
+def pack_text_group(group: TextGroup) -> bytes:
+    """Return the bytes of a `Body` in the text form. Raises ValueError for an impossible group."""
+    return make_body(
+        group,
+        [completion.num_tokens for completion in group.completions],
+        codec=pb.CODEC_TEXT,
+        texts=[completion.text for completion in group.completions],
+        mean_logprobs=[completion.mean_logprob for completion in group.completions],
+        retells=group.retells,
+    )
+
+
+def unpack_any(body_bytes: bytes, *, codecs: Collection[str] = tuple(CODECS)) -> Group | TextGroup:
+    """Return the group inside the bytes of a `Body`: as text, or in one of `codecs`.
+
+    Raises RecordError: `parse` (not a `Body`, or a text that is not UTF-8), `version`, `codec`, `malformed`.
+    """
+    body = read_body(body_bytes, codecs=(*codecs, "text"))
+    return read_text_group(body) if body.codec == pb.CODEC_TEXT else read_group(body)
+
+
+def read_text_group(body: pb.Body) -> TextGroup:
+    """Return the group in a body of the text form, from `read_body`. Raises RecordError: `malformed`."""
+    header = read_header(body)
+    if len(body.texts) != len(body.lengths) or len(body.mean_logprobs) != len(body.lengths):
+        raise RecordError("malformed", "texts or mean log-probs do not count as many as lengths")
+    return TextGroup(
+        **header,
+        policy_version=body.policy_version,
+        policy_version_newest=body.policy_version + body.policy_version_span,
+        retells=body.retells,
+        completions=tuple(
+            TextCompletion(
+                text=text,
+                mean_logprob=settle(mean_logprob),
+                num_tokens=num_tokens,
+                finish_reason=FINISH_FROM_WIRE[finish],
+                reward=settle(reward),
+            )
+            for text, mean_logprob, num_tokens, finish, reward in zip(
+                body.texts, body.mean_logprobs, body.lengths, body.finishes, body.rewards, strict=True
+            )
+        ),
+    )

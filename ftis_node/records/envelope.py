@@ -22,7 +22,7 @@ from ftis_node.records.bounds import (
     milliseconds,
     seconds,
 )
-from ftis_node.records.codec import pack_group
+from ftis_node.records.codec import pack_group, pack_text_group, unpack_any
 from ftis_node.records.group import Group
 from ftis_node.records.identity import (
     ENVELOPE_DOMAIN,
@@ -34,7 +34,6 @@ from ftis_node.records.identity import (
 )
 from ftis_node.records.parsing import SCHEMA, read_message
 from ftis_node.records.peer_messages import pack_stats, unpack_stats
-from ftis_node.records.text_codec import pack_text_group, unpack_any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -208,7 +208,7 @@ class TextCompletion:
 class TextGroup(GroupHeader):
     """The completions of one prompt by one generator, as texts. `retells` is the id of the token form.
 
-    `prompt_hash` is `text_codec.hash_messages` of the prompt, because token ids differ between tokenizers.
+    `prompt_hash` is `codec.hash_messages` of the prompt, because token ids differ between tokenizers.
     `policy_version` and `policy_version_newest` are those of the token form.
     """
 

@@ -122,17 +122,13 @@ def make_body(group: Group | TextGroup, lengths: Sequence[int], **contents: Any)
     ).SerializeToString()
 
 
-def require_header(body: pb.Body) -> None:
-    """Raise RecordError (`malformed`) if fields within their bounds contradict each other."""
+def read_header(body: pb.Body) -> HeaderFields:
+    """Return the header of a body from `read_body`. Raises RecordError (`malformed`) if fields contradict each other."""
     if body.policy_version + body.policy_version_span > MAX_INTEGER:
         raise RecordError("malformed", "a version of 2^63 or more")
     num_completions = len(body.lengths)
     if len(body.finishes) != num_completions or len(body.rewards) != num_completions:
         raise RecordError("malformed", "finish reasons or rewards do not count as many as lengths")
-
-
-def read_header(body: pb.Body) -> HeaderFields:
-    """Return the header of a body from `parsing.read_body` that has passed `require_header`."""
     sampling = body.sampling
     return HeaderFields(
         run_id=body.run.hex(),

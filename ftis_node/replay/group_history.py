@@ -19,9 +19,9 @@ from ftis_node.config.home_files import remembered_paths
 from ftis_node.errors import ConfigError, FtisError
 from ftis_node.files import read_toml
 from ftis_node.models.tokenizer import Decoder
+from ftis_node.records.codec import hash_messages, unpack_any
 from ftis_node.records.envelope import open_envelope
 from ftis_node.records.group import Completion, Group
-from ftis_node.records.text_codec import hash_messages, unpack_any
 from ftis_node.replay.reader import MIN_ID_PREFIX, ReplayReader
 from ftis_node.telemetry.events import event_log_files, with_present_name
 

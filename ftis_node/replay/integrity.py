@@ -172,7 +172,12 @@ def rescue(
     elif path.exists():  # the new file is complete already
         (folder / UNFINISHED).unlink()
         return Rescue(path.name, why, 0, folder)
-    _take_journals(path, folder)
+    log = path.with_name(f"{path.name}-wal")
+    if log.exists():  # a new file of the same name would apply it and be damaged too
+        log.rename(folder / log.name)
+    path.with_name(f"{path.name}-shm").unlink(missing_ok=True)
+    sync_to_disk(folder)
+    sync_to_disk(path.parent)
     num_rows = _save(path, folder, copy)
     (folder / UNFINISHED).unlink()
     for outdated in sorted(damaged.glob(f"{path.name}-*"))[:-KEPT_COPIES]:
@@ -200,16 +205,6 @@ def readable_rows(connection: sqlite3.Connection, table: str) -> Iterator[sqlite
         except (sqlite3.DatabaseError, OverflowError, UnicodeDecodeError):
             pass
         place, hop = place + hop, min(LONGEST_HOP, 2 * hop)
-
-
-def _take_journals(path: Path, folder: Path) -> None:
-    """Move the write-ahead log with the damaged file. A new file of the same name would apply it and be damaged too."""
-    log = path.with_name(f"{path.name}-wal")
-    if log.exists():
-        log.rename(folder / log.name)
-    path.with_name(f"{path.name}-shm").unlink(missing_ok=True)
-    sync_to_disk(folder)
-    sync_to_disk(path.parent)
 
 
 def _save(path: Path, folder: Path, copy: Callable[[sqlite3.Connection, Path], int]) -> int:

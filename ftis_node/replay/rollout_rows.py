@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ftis_node.config.home import Home
 from ftis_node.models.tokenizer import Decoder
+from ftis_node.records.codec import unpack_any
 from ftis_node.records.envelope import open_envelope
 from ftis_node.records.group import Completion
-from ftis_node.records.text_codec import unpack_any
 from ftis_node.replay.group_history import PromptResolver
 from ftis_node.replay.reader import ReplayReader
 
@@ -193,27 +193,22 @@ def flat_rows(rows: Iterator[Row]) -> Iterator[Row]:
     for row in rows:
         group = {key: value for key, value in row.items() if key not in ("completions", "rewards", "num_tokens")}
         for index, completion in enumerate(row["completions"]):
+            if "token_ids" in completion:
+                num_tokens = len(completion["token_ids"])
+                mean_logprob = sum(completion["logprobs"]) / num_tokens
+            else:
+                num_tokens, mean_logprob = int(completion["sender_tokens"]), float(completion["mean_logprob"])
             yield {
                 **group,
                 "completion_index": index,
                 "completion": completion.get("text"),
                 "token_ids": completion.get("token_ids"),
                 "logprobs": completion.get("logprobs"),
-                "mean_logprob": _mean_logprob(completion),
-                "num_tokens": _num_tokens(completion),
+                "mean_logprob": mean_logprob,
+                "num_tokens": num_tokens,
                 "finish_reason": completion["finish_reason"],
                 "reward": completion["reward"],
             }
-
-
-def _mean_logprob(completion: Row) -> float:
-    if "logprobs" in completion:
-        return sum(completion["logprobs"]) / len(completion["logprobs"])
-    return float(completion["mean_logprob"])
-
-
-def _num_tokens(completion: Row) -> int:
-    return len(completion["token_ids"]) if "token_ids" in completion else int(completion["sender_tokens"])
 
 
 def _groups(reader: ReplayReader) -> Iterator[tuple[GroupSummary, Group | TextGroup]]:

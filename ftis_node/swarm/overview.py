@@ -116,13 +116,13 @@ def _percent(share: float) -> str:
 def _table(rows: Sequence[Sequence[str]], *, num_left: int) -> list[str]:
     """Return aligned lines: the first `num_left` columns aligned left, the others right."""
     widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(_padded(row, widths, num_left)).rstrip() for row in rows]
-
-
-def _padded(row: Sequence[str], widths: Sequence[int], num_left: int) -> Iterable[str]:
-    for place, (text, width) in enumerate(zip(row, widths, strict=True)):
-        gap = " " * (width - cells(text))
-        yield text + gap if place < num_left else gap + text
+    lines = []
+    for row in rows:
+        gaps = [" " * (width - cells(text)) for text, width in zip(row, widths, strict=True)]
+        left = [text + gap for text, gap in zip(row[:num_left], gaps, strict=False)]
+        right = [gap + text for text, gap in zip(row[num_left:], gaps[num_left:], strict=True)]
+        lines.append("  ".join([*left, *right]).rstrip())
+    return lines
 
 
 class RunSummary(msgspec.Struct, frozen=True):

@@ -15,10 +15,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import MachineError, RecordError, WorkerError
-from ftis_node.records.codec import hash_prompt
+from ftis_node.records.codec import hash_messages, hash_prompt, unpack_any
 from ftis_node.records.envelope import Accepted, open_envelope
 from ftis_node.records.group import CompletionStatus, Group
-from ftis_node.records.text_codec import hash_messages, unpack_any
 from ftis_node.tasks.scoring_worker import ScoringCost
 from ftis_node.validation.rules import RULES, Refusal, signature_holds
 from ftis_node.validation.text_rules import TEXT_RULES, retokenize

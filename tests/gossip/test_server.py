@@ -88,8 +88,7 @@ async def test_a_peer_whose_key_is_of_another_type_is_not_served(tmp_path: Path)
 @pytest.mark.parametrize("num_turns", range(8))
 async def test_a_stream_that_comes_while_the_server_closes_is_cut(tmp_path: Path, num_turns: int) -> None:
     """After so many turns of the event loop: not accepted yet, being accepted, served."""
-    limits = GossipLimits()
-    server = StreamServer(P2pdConfig(settings=settings(tmp_path), handlers={HELLO: hello}, limits=limits))
+    server = StreamServer(P2pdConfig(settings=settings(tmp_path)))
     await server.listen(tmp_path / "s")
     with socket.socket(socket.AF_UNIX) as caller:
         caller.connect(str(tmp_path / "s"))

@@ -22,12 +22,12 @@ from ftis_node.records.codec import (
     pack_group,
     pack_ids,
     pack_logprobs,
+    unpack_any,
     unpack_group,
     unpack_ids,
     unpack_logprobs,
 )
 from ftis_node.records.envelope import announce_group, seal_group
-from ftis_node.records.text_codec import unpack_any
 from tests.conftest import make_completion, make_group
 
 if TYPE_CHECKING:

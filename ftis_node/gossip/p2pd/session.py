@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from ftis_node.gossip.multiaddr import ListenAddress
     from ftis_node.gossip.p2pd.config import P2pdConfig
-    from ftis_node.gossip.p2pd.relay_limit import RelayLimit
 
 MAX_SOCKET_PATH_BYTES = 107  # the kernel's limit on the path of a unix socket
 CONTROL_NAME = "p2pd.sock"
@@ -135,11 +134,11 @@ async def open_session(config: P2pdConfig, *, listen: Sequence[ListenAddress]) -
 
 async def _start_relay(config: P2pdConfig, *, listen: Sequence[ListenAddress]) -> P2pdProcess:
     """Start p2pd, usually one or two times, until its relay has our limits (`relay_limit.py`)."""
-    settings = config.settings
+    settings, folder = config.settings, config.settings.sockets_dir.absolute()
     for num_tries in range(1, settings.num_relay_tries + 1):
         process = await _start_p2pd(config, listen=listen)
         try:
-            limit = await _own_relay_limit(config)
+            limit = await fetch_own_limit(config, control_path=folder / CONTROL_NAME, probe_path=folder / PROBE_NAME)
         except BaseException:
             await process.stop(timeout_s=0)
             raise
@@ -151,23 +150,8 @@ async def _start_relay(config: P2pdConfig, *, listen: Sequence[ListenAddress]) -
             )
             break
         await process.stop(timeout_s=0)
-        (settings.sockets_dir / CONTROL_NAME).unlink(missing_ok=True)
+        (folder / CONTROL_NAME).unlink(missing_ok=True)
     return process
-
-
-async def _own_relay_limit(config: P2pdConfig) -> RelayLimit | None:
-    folder = config.settings.sockets_dir.absolute()
-    client = P2pdClient(folder / CONTROL_NAME, timeout_s=config.settings.control_timeout_s)
-    try:
-        return await fetch_own_limit(
-            client,
-            folder / PROBE_NAME,
-            peer_id=config.identity.peer_id,
-            timeout_s=config.settings.dial_timeout_s,
-        )
-    finally:
-        client.close()
-        (folder / PROBE_NAME).unlink(missing_ok=True)
 
 
 async def _start_p2pd(config: P2pdConfig, *, listen: Sequence[ListenAddress]) -> P2pdProcess:

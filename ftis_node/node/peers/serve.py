@@ -14,11 +14,10 @@ import numpy as np
 
 from ftis_node.errors import RecordError
 from ftis_node.gossip import MAX_ANSWERS
-from ftis_node.records.codec import unpack_group
+from ftis_node.records.codec import hash_messages, unpack_group
 from ftis_node.records.envelope import Announcement, open_envelope, seal_group
 from ftis_node.records.group import GroupHeader, TextCompletion, TextGroup
 from ftis_node.records.peer_messages import open_backfill_request
-from ftis_node.records.text_codec import hash_messages
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.swarm.delivery import MAX_SENT_BODIES, MAX_UNVERIFIED, IdsByPeer, PendingConfirmations
 from ftis_node.swarm.reputation import Behaviour
