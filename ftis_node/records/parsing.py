@@ -123,7 +123,7 @@ def make_body(group: Group | TextGroup, lengths: Sequence[int], **contents: Any)
 
 
 def read_header(body: pb.Body) -> HeaderFields:
-    """Return the header of a body from `read_body`. Raises RecordError (`malformed`) if fields contradict each other."""
+    """Return the header of a body from `read_body`. Raises RecordError (`malformed`) if its fields contradict."""
     if body.policy_version + body.policy_version_span > MAX_INTEGER:
         raise RecordError("malformed", "a version of 2^63 or more")
     num_completions = len(body.lengths)

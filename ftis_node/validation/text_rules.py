@@ -65,7 +65,7 @@ def texts_in_bounds(envelope: Envelope, group: TextGroup, context: ValidationCon
 
 
 def means_possible(envelope: Envelope, group: TextGroup, context: ValidationContext) -> Refusal | None:
-    """Reject a mean log-prob that is not finite, above `LOGPROB_SLACK`, absurdly low, or the same for different texts."""
+    """Reject a mean log-prob that is not finite, above `LOGPROB_SLACK`, absurdly low, or equal for different texts."""
     for completion in group.completions:
         mean = completion.mean_logprob
         if not math.isfinite(mean) or not MIN_MEAN_LOGPROB <= mean <= LOGPROB_SLACK:
