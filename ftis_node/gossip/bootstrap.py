@@ -14,7 +14,7 @@ import random
 from typing import TYPE_CHECKING
 
 from ftis_node.gossip.dialer import Dialer
-from ftis_node.gossip.directory.lookup import SurveyReader
+from ftis_node.gossip.directory.lookup import read_survey
 from ftis_node.gossip.p2pd.config import P2pdConfig
 from ftis_node.gossip.p2pd.supervisor import P2pdSupervisor
 from ftis_node.gossip.services import AdmissionControl
@@ -120,11 +120,10 @@ class BootstrapNode:
         session = self._supervisor.session
         if session is None:
             return []
-        reader = SurveyReader(session.directory, guard=self.guard)
         stored = session.directory.stored_runs()
         chosen = list(dict.fromkeys([*self._pinned_runs, *stored]))[:MAX_RUNS_SURVEYED]
         self.num_runs_omitted = len(set(stored) - set(chosen))
-        return [await reader.read(run_id) for run_id in chosen]
+        return [await read_survey(session.directory, run_id, guard=self.guard) for run_id in chosen]
 
     async def _work(self, session: Session, on_ready: Callable[[], None]) -> None:
         self.addresses = [f"{address}/p2p/{self.peer_id}" for address in session.listening_on]

@@ -22,7 +22,6 @@ from ftis_node.gossip.membership import SEEN_TTLS, Membership
 from ftis_node.gossip.p2pd.config import P2pdConfig
 from ftis_node.gossip.p2pd.supervisor import P2pdSupervisor
 from ftis_node.gossip.pubsub import Subscriptions
-from ftis_node.gossip.streams import pull_items
 from ftis_node.gossip.types import (
     DUPLICATE_IDENTITY,
     Fetched,
@@ -182,8 +181,7 @@ class Libp2pGossip(Gossip):
     ) -> Fetched:
         if self._session is None:
             return items.end(FetchOutcome.UNREACHABLE)
-        return await pull_items(
-            self._session.caller,
+        return await self._session.pull(
             peer_id,
             protocol(self._run_name, service),
             request,

@@ -1,7 +1,6 @@
-"""Both sides of a stream over p2pd: the client sends one request and reads items, the server answers.
+"""Server of the streams of peers, which p2pd forwards to a unix socket.
 
-p2pd forwards the streams of peers to a unix socket of the server. A handler takes a peer id and its request and yields
-items. It does not know frames, slots or time limits.
+A handler takes a peer id and its request and yields items. It does not know frames, slots or time limits.
 """
 
 from __future__ import annotations
@@ -9,84 +8,25 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
-from ftis_node.gossip.p2pd.client import P2pdError
 from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_pb2, read_pbmsg_safe
 from ftis_node.gossip.services import OverBudget, StreamSlots
-from ftis_node.gossip.types import ID_BYTES, Fetched, FetchOutcome
-from ftis_node.gossip.wire_format import (
-    Frame,
-    ItemCollector,
-    outcome_of,
-    read_frame,
-    service_of,
-    write_frame,
-)
+from ftis_node.gossip.types import ID_BYTES
+from ftis_node.gossip.wire_format import Frame, read_frame, service_of, write_frame
 from ftis_node.records.identity import ed25519_peer_id
 from ftis_node.swarm.peer_guard import Place
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ftis_node.gossip.encryption import NullCipher
-    from ftis_node.gossip.p2pd.client import P2pdClient
     from ftis_node.gossip.p2pd.config import P2pdConfig
 
 logger = logging.getLogger(__name__)
 
 ACCEPT_ITERATIONS = 3  # iterations of the event loop between accept and the creation of the stream
 FLOOD_FACTOR = 4  # streams up to this many times the limits get BUSY; those beyond are aborted
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """The local p2pd client, peer id and cipher used for requests."""
-
-    client: P2pdClient
-    peer_id: str
-    cipher: NullCipher
-
-
-async def pull_items(
-    caller: Caller,
-    peer_id: str,
-    protocol: str,
-    request: bytes,
-    *,
-    items: ItemCollector,
-    idle_s: float,
-    timeout_s: float,
-) -> Fetched:
-    """Send `request` to a peer and collect its items. Raises no exception for a peer's behavior."""
-    cipher = caller.cipher
-    ciphertext = cipher.encrypt(request, "request", caller.peer_id, peer_id, protocol)
-    try:
-        async with (
-            asyncio.timeout(timeout_s),
-            caller.client.stream(peer_id, protocol, timeout_s=timeout_s) as (reader, writer),
-        ):
-            await write_frame(writer, Frame.REQUEST, ciphertext, idle_s=idle_s)
-            while True:
-                max_bytes = items.next_max_bytes + cipher.overhead_bytes
-                kind, item = await read_frame(reader, max_bytes=max_bytes, idle_s=idle_s)
-                if kind is Frame.END:
-                    return items.end(FetchOutcome.COMPLETE)
-                if kind is Frame.BUSY:
-                    return items.end(FetchOutcome.BUSY)
-                if kind is not Frame.ITEM:
-                    raise RecordError("frame_kind", f"{kind.name} in an answer")
-                items.add(cipher.decrypt(item, "item", peer_id, caller.peer_id, protocol, ciphertext))
-    except P2pdError:
-        return items.end(FetchOutcome.UNREACHABLE)
-    except TimeoutError:
-        return items.end(FetchOutcome.TIMED_OUT)
-    except (OSError, EOFError):
-        return items.end(FetchOutcome.BROKEN)
-    except RecordError as error:
-        return items.end(outcome_of(error))
 
 
 class StreamServer:

@@ -25,10 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-SUMMARY_COLUMNS = (
-    "id, own, sender, number, state, reason, step, task, prompt_index, model, policy_version, created_at,"
-    " admitted_at, num_tokens, rewards"
-)
 HELD_COLUMNS = "id, own, sender, number, length(envelope) AS num_bytes, num_tokens, policy_version, created_at"
 MIN_ID_PREFIX = 4
 USABLE_REASONS = [ReleaseReason.TRAINED, ReleaseReason.STALE, ReleaseReason.EVICTED, ReleaseReason.DELIVERED]
@@ -54,6 +50,9 @@ class GroupSummary:
     admitted_at: float
     num_tokens: int
     rewards: list[float]
+
+
+SUMMARY_COLUMNS = ", ".join(GroupSummary.__slots__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,8 +38,7 @@ POINTS: dict[Place, tuple[str, ...]] = {
     Place.CATCH_UP: (
         "gossip/interface.py:Gossip.request_backfill",
         "gossip/libp2p.py:Libp2pGossip._pull",
-        "gossip/libp2p.py:Libp2pGossip._pull>pull_items",
-        "gossip/streams.py:pull_items",
+        "gossip/p2pd/session.py:Session.pull",
         "node/loops/announcements.py:AnnouncementHandler.tracker_of",
         "node/loops/backfill.py:BackfillLoop._catch_up",
         "node/loops/backfill.py:BackfillLoop._fill",
@@ -86,7 +85,6 @@ POINTS: dict[Place, tuple[str, ...]] = {
         "gossip/p2pd/client.py:_raw_id",
         "gossip/p2pd/client.py:_raw_id>peer_id_from_text",
         "gossip/p2pd/session.py:Session.serves",
-        "gossip/p2pd/session.py:Session.serves>pull_items",
     ),
     Place.JUDGE: (
         "node/loops/intake.py:IntakeLoop._give_up>open_envelope",
@@ -205,7 +203,7 @@ EXCEPTIONS: dict[str, str] = {
     "gossip/directory/dht.py:Directory.publish_*": "what this node says itself",
     "gossip/directory/dht.py:Directory.register": "what this node says itself",
     "gossip/directory/validators.py:RequestLimiter.sign_*": "does nothing",
-    "gossip/directory/lookup.py:SurveyReader._open_record*": "not in a full node; SurveyReader._read_record guards it",
+    "gossip/directory/lookup.py:_open_record*": "not in a full node; `read_survey` guards it",
     "gossip/directory/entries.py:_signed": "a part of `unseal` and of `seal`",
     "gossip/directory/entries.py:pack_member": "what this node says itself",
     "gossip/directory/entries.py:sign_entry": "what this node says itself",
@@ -222,7 +220,7 @@ EXCEPTIONS: dict[str, str] = {
     "gossip/dialer.py:_probe": "`doctor`: its own process, for given addresses",
     "gossip/p2pd/relay_limit.py:*": "a bootstrap node's start, and `doctor`: its own p2pd's answer",
     "gossip/multiaddr.py:reachability_of": "this node's own addresses",
-    "gossip/encryption.py:*": "a part of both `_decrypted`, `pull_items` and `_send_items`",
+    "gossip/encryption.py:*": "a part of both `_decrypted`, `Session.pull` and `_send_items`",
     "gossip/services.py:_find_none": "does nothing",
     "gossip/settings.py:*": "this node's settings",
     "gossip/services.py:StreamSlots.*": "counts by peer id",
@@ -268,7 +266,7 @@ EXCEPTIONS: dict[str, str] = {
 
 UNREACHED: dict[str, str] = {
     "gossip/p2pd/hivemind_bindings.py:address_texts*": "`Control.connected_peers`, guarded there",
-    "gossip/wire_format.py:outcome_of": "`pull_items`, guarded in `Gossip._counted_pull`",
+    "gossip/wire_format.py:outcome_of": "`Session.pull`, guarded in `Gossip._counted_pull`",
     "gossip/interface.py:Gossip._pull": "abstract",
     "gossip/interface.py:Gossip._refuse_announcement": "`Libp2pGossip._on_message`, guarded there",
     "gossip/interface.py:Gossip.request_weights": "a generator's: `FollowLoop._keep_fetching`, guarded there",

@@ -18,7 +18,7 @@ from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.topology import NUM_MEMBER_BUCKETS
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable
 
     from ftis_node.gossip.directory.dht import Directory
     from ftis_node.gossip.p2pd.session import Session
@@ -46,45 +46,37 @@ class RunSurvey:
     num_unreadable: int
 
 
-class SurveyReader:
-    """Reader of records through one directory. A peer whose record raises counts as unreadable."""
+async def read_survey(directory: Directory, run_id: str, *, guard: PeerGuard) -> RunSurvey:
+    """Return the members of a run. A peer whose record raises counts as unreadable.
 
-    def __init__(self, directory: Directory, *, guard: PeerGuard) -> None:
-        self._directory = directory
-        self._guard = guard
-        self._in_flight = asyncio.Semaphore(MAX_READS_IN_FLIGHT)
+    Raises TimeoutError if the directory does not answer.
+    """
+    manifest = await directory.get_manifest(run_id)
+    members = list(await directory.members(run_id, range(NUM_MEMBER_BUCKETS)))
+    in_flight = asyncio.Semaphore(MAX_READS_IN_FLIGHT)
 
-    async def read(self, run_id: str) -> RunSurvey:
-        """Return the members of a run. Raises TimeoutError if the directory does not answer."""
-        manifest = await self._directory.get_manifest(run_id)
-        members = list(await self._directory.members(run_id, range(NUM_MEMBER_BUCKETS)))
-        records = await self._read_records(run_id, members[:MAX_RECORDS_READ])
-        return RunSurvey(run_id, manifest, records, len(members) - len(records))
-
-    async def _read_records(self, run_id: str, members: Sequence[str]) -> tuple[PeerRecord, ...]:
-        if not members:
-            return ()
-        reading = [asyncio.create_task(self._read_record(run_id, member)) for member in members]
-        try:
-            done, _ = await asyncio.wait(reading, timeout=MAX_READING_S)
-        finally:
-            await cancel_and_wait(*reading)
-        found = await asyncio.gather(*done)
-        return tuple(record for record in found if record is not None)
-
-    async def _read_record(self, run_id: str, peer_id: str) -> PeerRecord | None:
-        async with self._in_flight:
-            with self._guard.work_for(peer_id, Place.RECORD, passes=(OSError, EOFError)):
-                return await self._open_record(run_id, peer_id)
+    async def read(peer_id: str) -> PeerRecord | None:
+        async with in_flight:
+            with guard.work_for(peer_id, Place.RECORD, passes=(OSError, EOFError)):
+                return await _open_record(directory, run_id, peer_id)
         return None
 
-    async def _open_record(self, run_id: str, peer_id: str) -> PeerRecord | None:
-        try:
-            data = await self._directory.get_record(run_id, peer_id)
-            record = None if data is None else open_peer_record(data)
-        except (TimeoutError, RecordError):  # no answer, or an invalid or encrypted record: the view omits this member
-            return None
-        return record if record is not None and (record.peer_id, record.run_id) == (peer_id, run_id) else None
+    reading = [asyncio.create_task(read(member)) for member in members[:MAX_RECORDS_READ]]
+    try:
+        done, _ = await asyncio.wait(reading, timeout=MAX_READING_S) if reading else ((), ())
+    finally:
+        await cancel_and_wait(*reading)
+    records = tuple(record for task in done if (record := task.result()) is not None)
+    return RunSurvey(run_id, manifest, records, len(members) - len(records))
+
+
+async def _open_record(directory: Directory, run_id: str, peer_id: str) -> PeerRecord | None:
+    try:
+        data = await directory.get_record(run_id, peer_id)
+        record = None if data is None else open_peer_record(data)
+    except (TimeoutError, RecordError):  # no answer, or an invalid or encrypted record: the view omits this member
+        return None
+    return record if record is not None and (record.peer_id, record.run_id) == (peer_id, run_id) else None
 
 
 async def find_manifest(settings: NetworkSettings, *, run_id: str, timeout_s: float) -> bytes:
@@ -111,7 +103,7 @@ async def survey_remotely(settings: NetworkSettings, *, run_id: str, timeout_s: 
     """
 
     async def look(session: Session, guard: PeerGuard) -> RunSurvey | None:
-        survey = await SurveyReader(session.directory, guard=guard).read(run_id)
+        survey = await read_survey(session.directory, run_id, guard=guard)
         return survey if survey.records or survey.num_unreadable else None
 
     found, dial_error = await _poll(settings, look, timeout_s=timeout_s)

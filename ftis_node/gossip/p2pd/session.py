@@ -14,14 +14,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ftis_node.errors import MachineError, UsageError
+from ftis_node.errors import MachineError, RecordError, UsageError
 from ftis_node.gossip.directory.dht import Directory
-from ftis_node.gossip.p2pd.client import P2pdClient
+from ftis_node.gossip.p2pd.client import P2pdClient, P2pdError
 from ftis_node.gossip.p2pd.process import P2pdProcess, check_free, libp2p_private_key, p2pd_arguments
 from ftis_node.gossip.p2pd.relay_limit import fetch_own_limit
-from ftis_node.gossip.streams import Caller, StreamServer, pull_items
-from ftis_node.gossip.types import FetchOutcome
-from ftis_node.gossip.wire_format import ItemCollector, RpcService, protocol
+from ftis_node.gossip.streams import StreamServer
+from ftis_node.gossip.types import Fetched, FetchOutcome
+from ftis_node.gossip.wire_format import Frame, ItemCollector, RpcService, outcome_of, protocol, read_frame, write_frame
 from ftis_node.records.identity import write_private
 
 if TYPE_CHECKING:
@@ -76,8 +76,39 @@ class Session:
     process: P2pdProcess
     client: P2pdClient
     directory: Directory
-    caller: Caller
+    config: P2pdConfig
     listening_on: tuple[str, ...]
+
+    async def pull(
+        self, peer_id: str, protocol: str, request: bytes, *, items: ItemCollector, idle_s: float, timeout_s: float
+    ) -> Fetched:
+        """Send `request` to a peer and collect its items. Raises no exception for a peer's behavior."""
+        own_id, cipher = self.config.identity.peer_id, self.config.cipher
+        ciphertext = cipher.encrypt(request, "request", own_id, peer_id, protocol)
+        try:
+            async with (
+                asyncio.timeout(timeout_s),
+                self.client.stream(peer_id, protocol, timeout_s=timeout_s) as (reader, writer),
+            ):
+                await write_frame(writer, Frame.REQUEST, ciphertext, idle_s=idle_s)
+                while True:
+                    max_bytes = items.next_max_bytes + cipher.overhead_bytes
+                    kind, item = await read_frame(reader, max_bytes=max_bytes, idle_s=idle_s)
+                    if kind is Frame.END:
+                        return items.end(FetchOutcome.COMPLETE)
+                    if kind is Frame.BUSY:
+                        return items.end(FetchOutcome.BUSY)
+                    if kind is not Frame.ITEM:
+                        raise RecordError("frame_kind", f"{kind.name} in an answer")
+                    items.add(cipher.decrypt(item, "item", peer_id, own_id, protocol, ciphertext))
+        except P2pdError:
+            return items.end(FetchOutcome.UNREACHABLE)
+        except TimeoutError:
+            return items.end(FetchOutcome.TIMED_OUT)
+        except (OSError, EOFError):
+            return items.end(FetchOutcome.BROKEN)
+        except RecordError as error:
+            return items.end(outcome_of(error))
 
     async def serves(self, peer_id: str, run_name: str, service: RpcService, *, timeout_s: float) -> bool | None:
         """Return whether a connected peer serves HELLO or BATCHES of the run with this wire name.
@@ -86,7 +117,7 @@ class Session:
         """
         items = ItemCollector(max_items=1, max_item_bytes=0, max_bytes=0)
         name = protocol(run_name, service)
-        hello = await pull_items(self.caller, peer_id, name, b"", items=items, idle_s=timeout_s, timeout_s=timeout_s)
+        hello = await self.pull(peer_id, name, b"", items=items, idle_s=timeout_s, timeout_s=timeout_s)
         if hello.outcome in (FetchOutcome.COMPLETE, FetchOutcome.BUSY):
             return True
         return False if hello.outcome is FetchOutcome.UNREACHABLE else None
@@ -128,8 +159,7 @@ async def open_session(config: P2pdConfig, *, listen: Sequence[ListenAddress]) -
         stack.callback(client.close)
         if config.handlers:
             await client.handle_streams(tuple(config.handlers), streams_path)
-        caller = Caller(client, config.identity.peer_id, config.cipher)
-        yield Session(process, client, directory, caller, await client.identify())
+        yield Session(process, client, directory, config, await client.identify())
 
 
 async def _start_relay(config: P2pdConfig, *, listen: Sequence[ListenAddress]) -> P2pdProcess:
