@@ -191,22 +191,21 @@ def read_group(body: pb.Body) -> Group:
     """Return the group in a body of one of these forms, from `read_body`. Raises RecordError: `malformed`, `size`."""
     header = read_header(body)
     first_versions, last_versions = _read_versions(body)
+    if body.codec == pb.CODEC_EXACT:
+        tokens = TokenBatch.from_bytes(body.token_ids, body.logprobs, body.lengths[:])
+        if not len(tokens.logprobs):
+            raise RecordError("malformed", "the exact form has no log-probs")
+    else:
+        tokens = _read_compact(body)
     return Group(
         **header,
-        tokens=_read_raw(body) if body.codec == pb.CODEC_EXACT else _read_compact(body),
+        tokens=tokens,
         finish_reasons=tuple(map(FINISH_FROM_WIRE.__getitem__, body.finishes[:])),
         rewards=tuple(map(settle, body.rewards[:])),
         statuses=(CompletionStatus.SCORED,) * len(body.lengths),
         policy_versions=first_versions,
         policy_versions_newest=last_versions,
     )
-
-
-def _read_raw(body: pb.Body) -> TokenBatch:
-    tokens = TokenBatch.from_bytes(body.token_ids, body.logprobs, body.lengths[:])
-    if not len(tokens.logprobs):
-        raise RecordError("malformed", "the exact form has no log-probs")
-    return tokens
 
 
 def _read_compact(body: pb.Body) -> TokenBatch:

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from ftis_node.records.token_batch import TokenBatch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import NotRequired, Self, Unpack
+    from typing import Self
 
     import numpy as np
     from numpy.typing import NDArray
@@ -80,21 +80,6 @@ class SamplingSettings:
     top_k: int = 0  # 0 means no top-k
 
 
-class HeaderFields(TypedDict):
-    """The fields of `GroupHeader`, by name."""
-
-    run_id: str
-    sender: str
-    number: int
-    prompt_ref: PromptRef
-    prompt_hash: bytes
-    sampling: SamplingSettings
-    model: str
-    tokenizer: str
-    created_at: float
-    weights_of: NotRequired[str | None]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupHeader:
     """The fields that the token form and the text form of a group share.
@@ -131,7 +116,8 @@ class Group(GroupHeader):
     mean_logprobs: tuple[float, ...] = ()
 
     @classmethod
-    def from_completions(cls, completions: Sequence[Completion], **header: Unpack[HeaderFields]) -> Self:
+    def from_completions(cls, completions: Sequence[Completion], **header: Any) -> Self:
+        """Return the group of these completions; `header` has the fields of `GroupHeader`."""
         return cls(**header, **_columns(completions))
 
     def with_completions(self, completions: Sequence[Completion]) -> Self:

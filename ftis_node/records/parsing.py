@@ -24,7 +24,7 @@ from ftis_node.records.bounds import (
     require_bounds,
     seconds,
 )
-from ftis_node.records.group import FinishReason, HeaderFields, PromptRef, SamplingSettings
+from ftis_node.records.group import FinishReason, PromptRef, SamplingSettings
 from ftis_node.records.identity import peer_id_from_text, peer_id_text
 
 if TYPE_CHECKING:
@@ -122,26 +122,29 @@ def make_body(group: Group | TextGroup, lengths: Sequence[int], **contents: Any)
     ).SerializeToString()
 
 
-def read_header(body: pb.Body) -> HeaderFields:
-    """Return the header of a body from `read_body`. Raises RecordError (`malformed`) if its fields contradict."""
+def read_header(body: pb.Body) -> dict[str, Any]:
+    """Return the fields of `GroupHeader` in a body from `read_body`.
+
+    Raises RecordError (`malformed`) if fields within their bounds contradict each other.
+    """
     if body.policy_version + body.policy_version_span > MAX_INTEGER:
         raise RecordError("malformed", "a version of 2^63 or more")
     num_completions = len(body.lengths)
     if len(body.finishes) != num_completions or len(body.rewards) != num_completions:
         raise RecordError("malformed", "finish reasons or rewards do not count as many as lengths")
     sampling = body.sampling
-    return HeaderFields(
-        run_id=body.run.hex(),
-        sender=peer_id_text(body.sender),
-        number=body.number,
-        prompt_ref=PromptRef(task=body.task, split="train", index=body.prompt_index),
-        prompt_hash=body.prompt_hash,
-        sampling=_settle_sampling(sampling.temperature, sampling.top_p, sampling.top_k),
-        model=body.model,
-        tokenizer=body.tokenizer.hex(),
-        created_at=seconds(body.created_ms),
-        weights_of=peer_id_text(body.weights_of) if body.weights_of else None,
-    )
+    return {
+        "run_id": body.run.hex(),
+        "sender": peer_id_text(body.sender),
+        "number": body.number,
+        "prompt_ref": PromptRef(task=body.task, split="train", index=body.prompt_index),
+        "prompt_hash": body.prompt_hash,
+        "sampling": _settle_sampling(sampling.temperature, sampling.top_p, sampling.top_k),
+        "model": body.model,
+        "tokenizer": body.tokenizer.hex(),
+        "created_at": seconds(body.created_ms),
+        "weights_of": peer_id_text(body.weights_of) if body.weights_of else None,
+    }
 
 
 @lru_cache(maxsize=1024)

@@ -210,13 +210,15 @@ def _refused_history(home: Home, id_prefix: str) -> GroupHistory | None:
     refused = next((line for line in reversed(lines) if line["event"] == "refused"), None)
     admitted = any(line["event"] == "admitted" for line in lines)
     verdict = "admitted" if admitted or refused is None else "refused"
+    steps = [line["step"] for line in lines if line["event"] == "taken"]
+    used = f"taken by step {steps[-1]}" if steps else "unknown: the event trail does not say"
     return GroupHistory(
         id=str(ids.pop()),
         texts_missing="refused groups are not kept" if verdict == "refused" else "it was pruned from the buffer",
         verdict=verdict,
         reason=refused["reason"] if refused and verdict == "refused" else None,
         detail=str(refused.get("detail", "")) if refused and verdict == "refused" else "",
-        used="not used" if verdict == "refused" else _used_by_events(lines),
+        used="not used" if verdict == "refused" else used,
         events=tuple(lines[:MAX_EVENTS]),
     )
 
@@ -229,11 +231,6 @@ def _used(summary: GroupSummary) -> str:
     if summary.reason == "trained":
         return f"trained in step {summary.step}"
     return f"not used: {summary.reason}"
-
-
-def _used_by_events(lines: Sequence[dict[str, Any]]) -> str:
-    steps = [line["step"] for line in lines if line["event"] == "taken"]
-    return f"taken by step {steps[-1]}" if steps else "unknown: the event trail does not say"
 
 
 def _completion(completion: Completion | TextCompletion, reward: float, decoder: Decoder) -> CompletionDetails:

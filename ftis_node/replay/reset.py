@@ -69,7 +69,8 @@ def find_lost_commits(buffer: sqlite3.Connection, record: EventLogSummary) -> Lo
         return None
     num_missing = sum(_is_missing(buffer, group) for group in record.expected)  # neither stored nor recorded as pruned
     num_wrong = sum(_contradicts(buffer, group) for group in record.used)
-    num_wrong += sum(_is_ready(buffer, group_id) for group_id, _ in record.released)
+    is_ready = "SELECT count(*) FROM groups WHERE id = ? AND state = ?"
+    num_wrong += sum(buffer.execute(is_ready, (group_id, State.READY)).fetchone()[0] for group_id, _ in record.released)
     is_behind = record.last_number > read_total(buffer, LAST_NUMBER)
     return LostCommits(num_missing, num_wrong, record.last_number) if num_missing or num_wrong or is_behind else None
 
@@ -127,11 +128,6 @@ def _is_missing(buffer: sqlite3.Connection, group: LoggedGroup) -> bool:
 
 def _is_present_schema(buffer: sqlite3.Connection) -> bool:
     return bool(buffer.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION)
-
-
-def _is_ready(buffer: sqlite3.Connection, group_id: bytes) -> bool:
-    query = "SELECT 1 FROM groups WHERE id = ? AND state = ?"
-    return buffer.execute(query, (group_id, State.READY)).fetchone() is not None
 
 
 def _contradicts(buffer: sqlite3.Connection, used: LoggedGroup) -> bool:

@@ -161,7 +161,8 @@ class PeerGuard:
         self.num_faults[place] += 1
         self._pauses.failed(peer_id, now=self._clock())
         self._log_once(peer_id, place, error)
-        if self.on_fault is None or _is_scarcity(error):
+        is_scarcity = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in SCARCE_ERRNOS)
+        if self.on_fault is None or is_scarcity:
             return
         try:
             self.on_fault(peer_id, place, error)
@@ -205,8 +206,3 @@ def _hides_cancellation(error: BaseException) -> bool:
     while context is not None and not isinstance(context, asyncio.CancelledError):
         context = context.__context__
     return context is not None
-
-
-def _is_scarcity(error: Exception) -> bool:
-    """Return whether the machine was out of memory or file descriptors. No peer is charged for that."""
-    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in SCARCE_ERRNOS)
