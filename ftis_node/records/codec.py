@@ -164,10 +164,8 @@ def hash_prompt(prompt_ids: Sequence[int]) -> bytes:
 
 def pack_group(group: Group, *, codec: CodecName = "exact") -> bytes:
     """Return the bytes of a `Body`, to be signed and hashed. Raises ValueError for an impossible group."""
-    token_ids, logprobs = (
-        group.tokens.token_ids.astype("<i4", copy=False),
-        group.tokens.logprobs.astype("<f4", copy=False),
-    )
+    token_ids = group.tokens.token_ids.astype("<i4", copy=False)
+    logprobs = group.tokens.logprobs.astype("<f4", copy=False)
     contents: dict[str, Any]
     if codec == "exact":
         contents = {"token_ids": token_ids.tobytes(), "logprobs": logprobs.tobytes()}
