@@ -255,8 +255,8 @@ class BackfillLoop:
 class ShardsLoop:
     """Loop that selects shards every few seconds. It does nothing in a run with one shard.
 
-    A node that pulls every group reads every shard. The budget would only delay what it pulls: a burst of
-    announcements would end a subscription, and the groups of that shard would wait for the next catch-up.
+    A node that pulls every group reads every shard. Otherwise a burst of announcements would end a subscription, and
+    the groups of that shard would arrive ten seconds late.
     """
 
     def __init__(
