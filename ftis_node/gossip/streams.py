@@ -99,7 +99,8 @@ class StreamServer:
             try:
                 with self._guard.work_for(peer_id, Place.SERVE, passes=(OSError, EOFError, RecordError)) as work:
                     await self._serve_peer(peer_id, info.proto, reader, writer)
-                self._counters.serve_errors["fault"] += work.failed
+                if work.failed:
+                    self._counters.serve_errors["fault"] += 1
             finally:
                 self._open.give_back(peer_id)
 
