@@ -6,7 +6,7 @@ rounds a node without members waits for an exponential back-off, one with member
 redialed between rounds.
 
 Members are the connected peers that answer the run's "hello" request. A subscription to the run's topic does not show
-it: bootstrap nodes subscribe only to forward messages, and gossipsub does not see members behind a relay.
+it. Bootstrap nodes subscribe only to forward messages, and gossipsub does not see members behind a relay.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ The high bytes of token ids and log-probs take few values, the low bytes are noi
 coder uses separate statistics for each.
 
 An importance ratio is the exponential of a difference of log-probs. It depends on their absolute error in nats, so a
-fixed point suits it better than a shorter float: 1/512 nat is at most 0.2 % of any ratio, and a bfloat16 at -8 nats has
-an error of 1.6 %. The 16 bits are sent as three planes of 5, 8 and 3 bits, lowest first. This split compresses best.
+fixed point suits it better than a shorter float. An error of 1/512 nat is at most 0.2 % of any ratio; a bfloat16 at -8
+nats has 1.6 %. The 16 bits are sent as three planes of 5, 8 and 3 bits, lowest first. This split compresses best.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ MINUTE_S = 60.0
 class SendWindow:
     """Rate limiter by the generic cell rate algorithm, for each destination. `now`: monotonic, in seconds.
 
-    `burst` messages go at once, then one in each window: each message has a fixed cost, and under load one holds what
+    `burst` messages go at once, then one in each window. Each message has a fixed cost, and under load one holds what
     several would (Nagle's rule, RFC 896).
     """
 

@@ -190,7 +190,7 @@ class P2pdClient:
     async def _connection(
         self, request: Any, *, timeout_s: float
     ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        """Open a connection of its own for `request`, and yield it after p2pd's response."""
+        """Open a separate connection for `request`, and yield it after p2pd's response."""
         async with asyncio.timeout(timeout_s):  # a stopped p2pd accepts no connection once its backlog is full
             reader, writer = await asyncio.open_unix_connection(self._path)
         try:

@@ -67,7 +67,7 @@ def read_reservation(message: bytes) -> RelayLimit | None:
 
 
 async def fetch_own_limit(config: P2pdConfig, *, control_path: Path, probe_path: Path) -> RelayLimit | None:
-    """Return the limits of our own relay, queried by a second p2pd with a control socket at `probe_path`."""
+    """Return the limits of this node's relay, queried by a second p2pd with a control socket at `probe_path`."""
     timeout_s = config.settings.dial_timeout_s
     arguments = [f"-listen=/unix{probe_path}", "-noListenAddrs=1", "-b=0", f"-idleTimeout={timeout_s:.0f}s"]
     async with AsyncExitStack() as stack:
