@@ -19,6 +19,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftis_node.node.supervision.task_monitor import waiting_for
@@ -49,13 +50,14 @@ MAX_SENDING = 16  # confirmations to different senders in flight
 POLL_INTERVAL_S = 0.2
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class ConfirmationLoop:
     """Sends confirmations: of new groups, and again for repeated announcements of stored groups."""
 
-    def __init__(self, *, announcements: AnnouncementHandler, gossip: Gossip) -> None:
-        self._announcements = announcements
-        self._gossip = gossip
-        self._guard = gossip.guard
+    announcements: AnnouncementHandler
+    gossip: Gossip
+
+    def __post_init__(self) -> None:
         self._window = SendWindow(window_s=WINDOW_S, burst=BURST)
         self._gathered = ReconfirmQueue()
         self._has_gathered = asyncio.Event()
@@ -83,9 +85,9 @@ class ConfirmationLoop:
     async def _confirm_again(self) -> None:
         while True:
             with waiting_for("a group that is here already"):
-                await self._announcements.reminded.wait()
-            self._announcements.reminded.clear()
-            while (due := self._announcements.reminders.take()) is not None:
+                await self.announcements.reminded.wait()
+            self.announcements.reminded.clear()
+            while (due := self.announcements.reminders.take()) is not None:
                 await self._send(*due)
 
     async def confirm(self, verdicts: Sequence[ValidationResult], *, source: str) -> None:
@@ -94,15 +96,15 @@ class ConfirmationLoop:
         for verdict in verdicts:
             if isinstance(verdict, Accepted):
                 accepted[verdict.group.sender].append(verdict)
-        reachable = {source, *await self._gossip.members()} if accepted else set()
+        reachable = {source, *await self.gossip.members()} if accepted else set()
         for sender, groups in accepted.items():
-            with self._guard.work_for(sender, Place.CONFIRM):
+            with self.gossip.guard.work_for(sender, Place.CONFIRM):
                 self._note_numbers(sender, groups)
                 if sender in reachable and (rest := self._gather(sender, [group.announced_id for group in groups])):
                     await self._send(sender, rest)
 
     def _note_numbers(self, sender: str, groups: Sequence[Accepted]) -> None:
-        tracker = self._announcements.tracker_of(sender)
+        tracker = self.announcements.tracker_of(sender)
         for accepted in groups:
             tracker.note(accepted.group.number, at=time.monotonic())
 
@@ -114,31 +116,22 @@ class ConfirmationLoop:
         return [group_id for group_id in ids if not self._gathered.add(sender, group_id)]
 
     async def _send(self, sender: str, ids: Sequence[bytes]) -> None:
-        with self._guard.work_for(sender, Place.CONFIRM):
+        with self.gossip.guard.work_for(sender, Place.CONFIRM):
             self._window.sent(sender, now=time.monotonic())
-            if not await self._gossip.confirm(sender, ids):
+            if not await self.gossip.confirm(sender, ids):
                 log.debug("%s rejected the confirmation of %d groups", sender, len(ids))
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class DeliverLoop:
     """Loop that checks for confirmations several times a second."""
 
-    def __init__(
-        self,
-        *,
-        context: NodeContext,
-        buffer: ReplayBuffer,
-        reader: ReplayReader,
-        disk: DiskThread,
-        slots: SlotPool,
-        confirmations: Confirmations,
-    ) -> None:
-        self._context = context
-        self._buffer = buffer
-        self._reader = reader
-        self._disk = disk
-        self._slots = slots
-        self._confirmations = confirmations
+    context: NodeContext
+    buffer: ReplayBuffer
+    reader: ReplayReader
+    disk: DiskThread
+    slots: SlotPool
+    confirmations: Confirmations
 
     async def run(self) -> None:
         """Run until canceled."""
@@ -148,18 +141,18 @@ class DeliverLoop:
                 await asyncio.sleep(POLL_INTERVAL_S)
 
     async def _release(self) -> None:
-        step = self._context.manifest.step
+        step = self.context.manifest.step
         freshness = Freshness(
             now=time.time(),
             max_age_s=step.max_age_s,
-            policy_version=self._context.state.policy_version,
+            policy_version=self.context.state.policy_version,
             max_version_lag=step.max_version_lag,
         )
-        delivered = await self._disk(self._buffer.release_delivered, self._confirmations.confirmed_ids.keys())
-        stale = await self._disk(self._buffer.release_stale, freshness)
+        delivered = await self.disk(self.buffer.release_delivered, self.confirmations.confirmed_ids.keys())
+        stale = await self.disk(self.buffer.release_stale, freshness)
         for groups, reason in ((delivered, ReleaseReason.DELIVERED), (stale, ReleaseReason.STALE)):
             for group in groups:
-                self._context.events.write("released", group=group.id, reason=reason)
+                self.context.events.write("released", group=group.id, reason=reason)
         if delivered or stale:
-            await self._disk(self._buffer.prune, max_disk_bytes=self._context.settings.buffer.max_disk_bytes)
-            self._slots.set_held(self._reader.own_held())
+            await self.disk(self.buffer.prune, max_disk_bytes=self.context.settings.buffer.max_disk_bytes)
+            self.slots.set_held(self.reader.own_held())

@@ -10,6 +10,7 @@ import asyncio
 import json
 import time
 from collections import Counter
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -40,43 +41,32 @@ PERIODS_PER_SAVE = 5
 STILL_S = 300.0  # pruning a full disk takes a while
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class StatusLoop:
-    """Loop that takes the snapshots. All views show `latest`; `first` is the snapshot at the start."""
+    """Loop that takes the snapshots. All views show `latest`; `first` is the snapshot at the start.
 
-    def __init__(
-        self,
-        *,
-        context: NodeContext,
-        about: NodeDescription,
-        home: Home,
-        workers: WorkerReporter,
-        health: HealthReporter,
-        gossip: Gossip,
-        swarm: SwarmReporter,
-        peer_table: PeerTable,
-        buffer: BufferReporter,
-        space: DiskSpace,
-        disk: DiskThread,
-        evaluations: EvaluationHistory,
-        http_refused: Counter[str] | None = None,
-    ) -> None:
-        """`http_refused` counts the requests that the HTTP ports refused, by reason."""
-        self._context = context
-        self._about = about
-        self._home = home
-        self._workers = workers
-        self._health = health
-        self._gossip = gossip
-        self._swarm = swarm
-        self._peer_table = peer_table
-        self._buffer = buffer
-        self._space = space
-        self._disk = disk
-        self._evaluations = evaluations
+    `http_refused` counts the requests that the HTTP ports refused, by reason.
+    """
+
+    context: NodeContext
+    about: NodeDescription
+    home: Home
+    workers: WorkerReporter
+    health: HealthReporter
+    gossip: Gossip
+    swarm: SwarmReporter
+    peer_table: PeerTable
+    buffer: BufferReporter
+    space: DiskSpace
+    disk: DiskThread
+    evaluations: EvaluationHistory
+    http_refused: Counter[str] | None = None
+
+    def __post_init__(self) -> None:
         self._started_at = self._refreshed_at = time.monotonic()
         self._members: Collection[str] = ()
         self._shortage = FileShortage()
-        self.http_refused: Counter[str] = Counter() if http_refused is None else http_refused
+        self.http_refused: Counter[str] = Counter() if self.http_refused is None else self.http_refused
         self.latest = Status()
         self.first: Status | None = None
 
@@ -87,17 +77,17 @@ class StatusLoop:
                 await self._shortage.passed_over(self.refresh)
                 with waiting_for("the clock"):
                     await asyncio.sleep(PERIOD_S)
-            await self._shortage.passed_over(partial(self._disk, self.save))
+            await self._shortage.passed_over(partial(self.disk, self.save))
 
     async def refresh(self, *, state: str = "running", end: EndWord | None = None) -> Status:
         """Take a new snapshot. `end` is how the node ended; a fault takes precedence over the signal that it causes."""
-        self._members = await self._gossip.members()
-        counts = await self._buffer.counts()
-        self._workers.note(counts)
+        self._members = await self.gossip.members()
+        counts = await self.buffer.counts()
+        self.workers.note(counts)
         before, now = self.latest.swarm, self._snapshot(state, counts)
         if state == "stopped":  # the network is already down, so keep its state from before
             swarm = msgspec.structs.replace(now.swarm, state=before.state, reason=before.reason)
-            end = EndWord.FAILED if self._health.has_fault else end
+            end = EndWord.FAILED if self.health.has_fault else end
             node = msgspec.structs.replace(now.node, end="" if end is None else end.value)
             now = msgspec.structs.replace(now, swarm=swarm, node=node)
         self.latest = now
@@ -115,40 +105,40 @@ class StatusLoop:
     def save(self) -> None:
         """Write the snapshot and the peer table into the home, for use after the node stops."""
         document = json.loads(self.latest.to_json())
-        document |= {"peers": self._peer_table.rows(), "swarm_view": [self._peer_table.swarm().as_dict()]}
-        replace_file(self._home.status, json.dumps(document, indent=1).encode())
+        document |= {"peers": self.peer_table.rows(), "swarm_view": [self.peer_table.swarm().as_dict()]}
+        replace_file(self.home.status, json.dumps(document, indent=1).encode())
 
     def _snapshot(self, state: str, counts: BufferFigures) -> Status:
         return Status(
             node=NodeStatus(
-                peer_id=self._context.identity.peer_id,
-                name=self._about.name,
+                peer_id=self.context.identity.peer_id,
+                name=self.about.name,
                 version=__version__,
-                role=self._context.settings.role,
+                role=self.context.settings.role,
                 state=state,
                 uptime_s=round(time.monotonic() - self._started_at, 1),
-                addresses=self._gossip.addresses,
-                domain=self._about.domain,
+                addresses=self.gossip.addresses,
+                domain=self.about.domain,
             ),
             run=RunStatus(
-                id=self._context.manifest.run_id,
-                name=self._context.manifest.name,
-                method=self._context.manifest.method.name,
-                task=self._context.manifest.task,
+                id=self.context.manifest.run_id,
+                name=self.context.manifest.name,
+                method=self.context.manifest.method.name,
+                task=self.context.manifest.task,
             ),
-            model=self._workers.model(),
-            generation=self._workers.generation(counts),
-            learner=self._workers.learner(counts),
-            swarm=self._swarm.status(members=self._members),
-            replay=self._buffer.status(counts),
+            model=self.workers.model(),
+            generation=self.workers.generation(counts),
+            learner=self.workers.learner(counts),
+            swarm=self.swarm.status(members=self._members),
+            replay=self.buffer.status(counts),
             limits=self._limits(counts),
-            budget=self._buffer.budget(counts),
-            eval=list(self._evaluations.entries),
-            health=self._health.status(),
+            budget=self.buffer.budget(counts),
+            eval=list(self.evaluations.entries),
+            health=self.health.status(),
         )
 
     def _limits(self, counts: BufferFigures) -> LimitsStatus:
-        space, buffer = self._space, self._context.settings.buffer
+        space, buffer = self.space, self.context.settings.buffer
         return LimitsStatus(
             paused=space.why_full,
             home_bytes=space.use.used_bytes if space.use else None,

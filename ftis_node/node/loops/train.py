@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from ftis_node.errors import WorkerDiedError, WorkerError, WorkerTaskError
@@ -109,140 +110,126 @@ async def update_engine(
     events.write("served", version=weights.version, after_step_s=after_step_s, way=way)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class TrainLoop:
-    """Loop that trains one step at a time, up to `last_step` if it is not None."""
+    """Loop that trains one step at a time, up to `last_step` if it is not None.
 
-    def __init__(
-        self,
-        *,
-        context: NodeContext,
-        gate: StepGate,
-        selection: StepSelection,
-        learner: Learning,
-        generation: Generation,
-        deliver: DeliverWeights,
-        groups: StepGroups,
-        peers: StepPeers,
-        step_shares: StepShares,
-        reporter: StepReporter,
-        evaluator: Evaluator,
-        takes_turns: bool,
-        last_step: int | None,
-    ) -> None:
-        """`deliver` gets the weights of each step. `takes_turns`: the workers use one GPU's memory alternately."""
-        self._context = context
-        self._gate = gate
-        self._selection = selection
-        self._learner = learner
-        self._generation = generation
-        self._deliver = deliver
-        self._groups = groups
-        self._peers = peers
-        self._step_shares = step_shares
-        self._reporter = reporter
-        self._evaluator = evaluator
-        self._takes_turns = takes_turns
-        self._last_step = last_step
+    `deliver` gets the weights of each step. `takes_turns`: the workers use one GPU's memory alternately.
+    """
+
+    context: NodeContext
+    gate: StepGate
+    selection: StepSelection
+    learner: Learning
+    generation: Generation
+    deliver: DeliverWeights
+    groups: StepGroups
+    peers: StepPeers
+    step_shares: StepShares
+    reporter: StepReporter
+    evaluator: Evaluator
+    takes_turns: bool
+    last_step: int | None
 
     @property
     def step(self) -> int:
         """Return the last completed step."""
-        return self._context.state.step
+        return self.context.state.step
 
     async def run(self) -> None:
         """Run until the last step is done, or until canceled."""
         with waiting_for("the learner worker"):  # its supervisor has time limits
-            state = await self._learner.start()
+            state = await self.learner.start()
         await self.resume(state)
         await self._evaluate_if_due()
         while not self._is_done():
             with waiting_for(f"the groups of step {self.step + 1}"):
-                if not await self._gate.wait(self.step + 1):
+                if not await self.gate.wait(self.step + 1):
                     break
-            own, foreign = self._gate.shares(self.step + 1)
-            groups = await self._selection.take(self.step + 1, own=own, foreign=foreign)
+            own, foreign = self.gate.shares(self.step + 1)
+            groups = await self.selection.take(self.step + 1, own=own, foreign=foreign)
             await self._train_in_turn(groups)
             await self._evaluate_if_due()
         await self._evaluate_if_due(is_last=True)
 
     def _is_done(self) -> bool:
         """Return whether the last step is done or the token budget is used up, counted over all starts of the home."""
-        if self._last_step is not None and self.step >= self._last_step:
+        if self.last_step is not None and self.step >= self.last_step:
             return True
-        if self._step_shares.is_learned_out:
+        if self.step_shares.is_learned_out:
             log.info("the budget of tokens to train on is used up at step %d: the node ends", self.step)
             return True
         return False
 
     async def _train_in_turn(self, groups: Sequence[StoredGroup]) -> None:
         """Train one step. If the workers take turns, the generator sleeps until new weights or the end of the step."""
-        if not self._takes_turns:
+        if not self.takes_turns:
             await self._train(groups)
             return
         with waiting_for("the generator to sleep"):  # its supervisor has time limits
-            await self._generation.sleep(discard=bool(groups))  # a step without groups makes no new weights
+            await self.generation.sleep(discard=bool(groups))  # a step without groups makes no new weights
         await self._train(groups)
         with waiting_for("the generator to wake"):
-            await self._generation.wake()
+            await self.generation.wake()
 
     async def _train(self, groups: Sequence[StoredGroup]) -> None:
         """Train one step on TAKEN groups, deliver the new version to the generator, and release the groups."""
         step = self.step + 1
-        batch = self._peers.batch(groups)
+        batch = self.peers.batch(groups)
         if groups and not batch:
-            await self._groups.release(step, ReleaseReason.REFUSED)
+            await self.groups.release(step, ReleaseReason.REFUSED)
             return
-        under_way = WeightSync(self._deliver)
+        under_way = WeightSync(self.deliver)
         try:
             with waiting_for(f"step {step} in the learner"):  # its supervisor has time limits
-                reply = await self._learner.train(batch, step=step, on_published=under_way.take)
-            await self._reporter.note(reply.report)
-            self._peers.weigh(reply.report, batch)
+                reply = await self.learner.train(batch, step=step, on_published=under_way.take)
+            await self.reporter.note(reply.report)
+            self.peers.weigh(reply.report, batch)
             with waiting_for(f"weights {step} in the generator"):
                 await under_way.finish(reply)
         except (WorkerDiedError, WorkerTaskError) as error:
             if isinstance(error, WorkerTaskError):
                 if all(group.own for group in groups):
-                    await self._groups.note_failed(step)
+                    await self.groups.note_failed(step)
                     raise
-                self._learner.restart(f"failed step {step}")  # back to its checkpoint: the step may be half applied
-            self._context.events.write("step_lost", step=step, error=str(error))
-            await self._groups.note_failed(step)
+                self.learner.restart(f"failed step {step}")  # back to its checkpoint: the step may be half applied
+            self.context.events.write("step_lost", step=step, error=str(error))
+            await self.groups.note_failed(step)
             with waiting_for(f"weights {step} in the generator"):
                 await under_way.abandon()
             with waiting_for("the learner worker"):
-                state = await self._learner.start()
+                state = await self.learner.start()
             await self.resume(state)
             return
         finally:
             under_way.cancel()
         changed_nothing = reply.report.refused and reply.report.num_updates == 0
         reason = ReleaseReason.REFUSED if changed_nothing else ReleaseReason.TRAINED
-        await self._groups.release(step, reason)
-        self._peers.settle(reply.report, groups, is_trained=reason is ReleaseReason.TRAINED)
-        self._context.state.saved_step = reply.saved_step
-        await self._groups.prune()
-        self._groups.free_slots()
+        await self.groups.release(step, reason)
+        self.peers.settle(reply.report, groups, is_trained=reason is ReleaseReason.TRAINED)
+        self.context.state.saved_step = reply.saved_step
+        await self.groups.prune()
+        self.groups.free_slots()
 
     async def resume(self, state: LearnerState) -> None:
         """Reconcile buffer and state with the learner's checkpoint, at the start and after the learner dies."""
-        await self._groups.reconcile(state)
-        for group_id, held in (await self._groups.release_poisoned()).items():
-            self._peers.note_poisoned(group_id, held)
-        self._groups.free_slots()
-        self._context.state.last_reused_version = self.step + 1  # weights are offered before their step is recorded
+        await self.groups.reconcile(state)
+        for group_id, held in (await self.groups.release_poisoned()).items():
+            self.peers.note_poisoned(group_id, held)
+        self.groups.free_slots()
+        self.context.state.last_reused_version = self.step + 1  # weights are offered before their step is recorded
         if state.last_report is not None and state.step > self.step:
-            await self._reporter.note(state.last_report)  # the daemon ended before the learner's reply arrived
-        self._context.state.step = self._context.state.saved_step = state.step
-        self._context.state.policy_version = state.policy_version
+            await self.reporter.note(state.last_report)  # the daemon ended before the learner's reply arrived
+        self.context.state.step = self.context.state.saved_step = state.step
+        self.context.state.policy_version = state.policy_version
         if state.weights is not None:
             with waiting_for(f"weights {state.policy_version} in the generator"):
-                await self._deliver(state.weights, state.proof)
+                await self.deliver(state.weights, state.proof)
 
     async def _evaluate_if_due(self, *, is_last: bool = False) -> None:
         """Evaluate pass@1 by greedy decoding on held-out problems at step 0, at each interval and at the last step."""
-        every_steps = self._context.manifest.eval.every_steps
+        every_steps = self.context.manifest.eval.every_steps
         due = every_steps and (is_last or self.step % every_steps == 0)
-        if due and self._context.settings.generates:
+        if due and self.context.settings.generates:
             with waiting_for("an evaluation"):  # each of its requests has a time limit
-                await self._evaluator.evaluate(step=self.step)
+                await self.evaluator.evaluate(step=self.step)

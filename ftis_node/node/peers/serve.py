@@ -7,7 +7,7 @@ requests, too. Only the sender of a group can sign its text form, which peers wi
 from __future__ import annotations
 
 import time
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -103,49 +103,39 @@ class Announcer:
         )
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class PeerRequestHandler:
-    """Handler of peers' requests, which reads the buffer on disk."""
+    """Handler of peers' requests, which reads the buffer on disk.
 
-    def __init__(
-        self,
-        *,
-        context: NodeContext,
-        task: Task,
-        tokenizer: PromptTokenizer,
-        reader: ReplayReader,
-        replay_file: Path,
-        disk: DiskThread,
-        announcer: Announcer,
-        peers: PeerManager,
-        registry: PeerRegistry,
-        counters: NodeCounters,
-        confirmations: Confirmations,
-    ) -> None:
-        """Each request opens `replay_file` in the thread of `disk`."""
-        self._context = context
-        self._task = task
-        self._tokenizer = tokenizer
-        self._reader = reader
-        self._replay_file = replay_file
-        self._disk = disk
-        self._announcer = announcer
-        self._peers = peers
-        self._registry = registry
-        self._counters = counters
-        self._confirmations = confirmations
+    Each request opens the buffer in the thread of `disk`.
+    """
+
+    context: NodeContext
+    task: Task
+    tokenizer: PromptTokenizer
+    reader: ReplayReader
+    home: Home
+    disk: DiskThread
+    announcer: Announcer
+    peers: PeerManager
+    registry: PeerRegistry
+    counters: NodeCounters
+    confirmations: Confirmations
+
+    def __post_init__(self) -> None:
         self._deliveries = SentBodies()
 
     async def lookup(self, ids: Sequence[bytes]) -> list[bytes]:
         """Return the envelopes of those groups that are in the buffer."""
-        return self._reader.envelopes(ids)
+        return self.reader.envelopes(ids)
 
     async def encode_as_text(self, ids: Sequence[bytes]) -> list[bytes]:
         """Return own groups among `ids`, encoded as text; none if the run does not use text."""
-        if self._context.manifest.step.other_tokenizers != "text":
+        if self.context.manifest.step.other_tokenizers != "text":
             return []
-        own = self._reader.envelopes([group_id for group_id in ids if self._reader.is_own(group_id)])
+        own = self.reader.envelopes([group_id for group_id in ids if self.reader.is_own(group_id)])
         encoded = [self._encode_as_text(data) for data in own]
-        max_bytes = self._context.manifest.wire.max_envelope_bytes
+        max_bytes = self.context.manifest.wire.max_envelope_bytes
         return [data for data in encoded if data is not None and len(data) <= max_bytes]
 
     def _encode_as_text(self, data: bytes) -> bytes | None:
@@ -153,28 +143,28 @@ class PeerRequestHandler:
         envelope = open_envelope(data)
         group = unpack_group(envelope.body)
         try:
-            messages = self._task.resolve(group.prompt_ref).prompt
+            messages = self.task.resolve(group.prompt_ref).prompt
         except KeyError:
             return None
-        text_group = reencode_as_text(group, envelope.id, messages=messages, tokenizer=self._tokenizer)
-        return seal_group(text_group, self._context.identity).to_bytes()
+        text_group = reencode_as_text(group, envelope.id, messages=messages, tokenizer=self.tokenizer)
+        return seal_group(text_group, self.context.identity).to_bytes()
 
     async def answer(self, peer_id: str, question: bytes) -> list[bytes]:
         """Return announcements of stored groups, oldest first; an empty list for a malformed request."""
         try:
             request = open_backfill_request(question)
         except RecordError as error:
-            self._counters.refused[f"question_{error.reason}"] += 1
-            self._registry.note_refusal(peer_id, "question", error)
+            self.counters.refused[f"question_{error.reason}"] += 1
+            self.registry.note_refusal(peer_id, "question", error)
             return []
-        fresh = time.time() - self._context.manifest.step.max_age_s
-        held = await self._disk(self._find, replace(request, since=max(request.since, fresh)))
-        self._context.events.write("backfill_requested", peer=peer_id, sender=request.sender, num_groups=len(held))
+        fresh = time.time() - self.context.manifest.step.max_age_s
+        held = await self.disk(self._find, replace(request, since=max(request.since, fresh)))
+        self.context.events.write("backfill_requested", peer=peer_id, sender=request.sender, num_groups=len(held))
         return held
 
     def _find(self, request: BackfillRequest) -> list[bytes]:
         """Return the announcements of the requested groups. Runs in the disk thread, on a separate connection."""
-        reader = ReplayReader(self._replay_file)
+        reader = ReplayReader(self.home.replay)
         try:
             found = reader.find_held(
                 sender=request.sender,
@@ -183,13 +173,13 @@ class PeerRequestHandler:
                 since=request.since,
                 limit=MAX_ANSWERS,
             )
-            return [self._announcer.announcement_of(held).to_bytes() for held in found]
+            return [self.announcer.announcement_of(held).to_bytes() for held in found]
         finally:
             reader.close()
 
     def sent(self, peer_id: str, group_id: bytes) -> None:
         """Note that this node sent the group to a peer."""
-        if self._reader.is_own(group_id):
+        if self.reader.is_own(group_id):
             self._deliveries.note(peer_id, group_id)
 
     async def confirmed(self, peer_id: str, ids: Sequence[bytes]) -> None:
@@ -199,21 +189,21 @@ class PeerRequestHandler:
         node sent the group to the peer, or the peer is the followed learner or has sent good groups. For other peers,
         `ReannounceLoop` first fetches the group back, because this node may have sent it before a restart.
         """
-        is_believed = peer_id == self._context.settings.roles.follow or self._peers.is_known(peer_id)
+        is_believed = peer_id == self.context.settings.roles.follow or self.peers.is_known(peer_id)
         for group_id in ids:
-            if not self._reader.is_own(group_id):
+            if not self.reader.is_own(group_id):
                 continue
             if not is_believed and not self._deliveries.has(peer_id, group_id):
-                self._confirmations.unverified.add(peer_id, group_id)
-            elif self._confirmations.confirm(peer_id, group_id):
-                self._context.events.write("confirmed", group=group_id, peer=peer_id)
+                self.confirmations.unverified.add(peer_id, group_id)
+            elif self.confirmations.confirm(peer_id, group_id):
+                self.context.events.write("confirmed", group=group_id, peer=peer_id)
 
     def announcement_refused(self, peer_id: str, error: RecordError) -> None:
         """Charge the sender of an announcement that was too large to read."""
         reason = f"announcement_{error.reason}"
-        self._counters.refused[reason] += 1
-        self._registry.note_refusal(peer_id, "announcement", error)
-        self._peers.note(peer_id, Behaviour.REFUSED, reason=reason)
+        self.counters.refused[reason] += 1
+        self.registry.note_refusal(peer_id, "announcement", error)
+        self.peers.note(peer_id, Behaviour.REFUSED, reason=reason)
 
 
 def reencode_as_text(

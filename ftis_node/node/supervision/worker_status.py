@@ -139,24 +139,26 @@ def not_ready(states: Mapping[str, str], *, swarm_state: str, swarm_reason: str)
     return f"the network is starting: {swarm_reason}" if swarm_state == "starting" else ""
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class HealthReporter:
-    """Builds the section from the states of workers, network and tasks."""
+    """Builds the section from the states of workers, network and tasks.
 
-    def __init__(self, *, workers: WorkerReporter, gossip: Gossip, watchdog: Watchdog) -> None:
-        """`watchdog` checks that the loops make progress."""
-        self._workers = workers
-        self._gossip = gossip
-        self._watchdog = watchdog
+    `watchdog` checks that the loops make progress.
+    """
+
+    workers: WorkerReporter
+    gossip: Gossip
+    watchdog: Watchdog
 
     @property
     def has_fault(self) -> bool:
         """Return whether the watchdog has found a fault."""
-        return self._watchdog.has_fault
+        return self.watchdog.has_fault
 
     def status(self) -> HealthStatus:
         """Return the section."""
-        swarm, states = self._gossip.state, self._workers.states
-        problems = [*worker_problems(states), *map(str, self._watchdog.board.stuck())]
+        swarm, states = self.gossip.state, self.workers.states
+        problems = [*worker_problems(states), *map(str, self.watchdog.board.stuck())]
         waits_for = not_ready(states, swarm_state=str(swarm.state), swarm_reason=swarm.reason)
         return HealthStatus(
             healthy=not problems,
@@ -164,11 +166,11 @@ class HealthReporter:
             problems=problems,
             waits_for=waits_for,
             taken_at=time.time(),
-            event_loop_lag_s=_rounded(self._watchdog.lag.mean_s),
-            event_loop_lag_longest_s=_rounded(self._watchdog.lag.longest_s),
+            event_loop_lag_s=_rounded(self.watchdog.lag.mean_s),
+            event_loop_lag_longest_s=_rounded(self.watchdog.lag.longest_s),
             loops=[
                 LoopStatus(name=name, waits_for=strand.waits_for, for_s=round(for_s, 1))
-                for name, strand, for_s in self._watchdog.board.strands()
+                for name, strand, for_s in self.watchdog.board.strands()
             ],
         )
 

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from ftis_node.node.training.step_shares import (
@@ -49,43 +49,35 @@ class StepGate(Protocol):
         ...
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class TimedStepGate:
-    """Gate that waits for all own groups, and for foreign ones up to the run's patience."""
+    """Gate that waits for all own groups, and for foreign ones up to the run's patience.
 
-    def __init__(
-        self,
-        *,
-        context: NodeContext,
-        stored: asyncio.Event,
-        step_shares: StepShares,
-        limits: BufferLimits,
-        slots: SlotPool,
-        buffer: ReplayBuffer,
-        reader: ReplayReader,
-        disk: DiskThread,
-        gossip: Gossip,
-    ) -> None:
-        """The intake loop sets `stored` when a group becomes READY."""
-        self._context = context
-        self._stored = stored
-        self._step_shares = step_shares
-        self._limits = limits
-        self._slots = slots
-        self._buffer = buffer
-        self._reader = reader
-        self._disk = disk
-        self._gossip = gossip
+    The intake loop sets `stored` when a group becomes READY.
+    """
+
+    context: NodeContext
+    stored: asyncio.Event
+    step_shares: StepShares
+    limits: BufferLimits
+    slots: SlotPool
+    buffer: ReplayBuffer
+    reader: ReplayReader
+    disk: DiskThread
+    gossip: Gossip
+
+    def __post_init__(self) -> None:
         self._started_at = time.monotonic()
         self._own_ready_since: float | None = None
         self._with_members_at = self._started_at
         self._fill = ForeignShortfall()
-        self._needs = StepQuota.of(context.manifest)
+        self._needs = StepQuota.of(self.context.manifest)
 
     async def wait(self, step: int) -> bool:
         """Wait until the step may start (True) or can never start (False); release stale groups meanwhile."""
         self._own_ready_since = None
         while True:
-            self._stored.clear()
+            self.stored.clear()
             await self._release_unusable()
             self._needs = self._current_quota()
             outlook = await self._outlook()
@@ -93,28 +85,28 @@ class TimedStepGate:
                 self._plan_next()
                 return True
             if (
-                self._context.settings.generates
-                and not self._step_shares.makes_more
+                self.context.settings.generates
+                and not self.step_shares.makes_more
                 and never_starts(self._needs, outlook)
             ):
                 log.info("no more groups are generated, and none will come for step %d: the node ends", step)
                 return False
             with suppress(TimeoutError):  # Python 3.11's `wait_for` loses a cancellation that coincides with the event
                 async with asyncio.timeout(RECHECK_INTERVAL_S):
-                    await self._stored.wait()
+                    await self.stored.wait()
 
     def shares(self, step: int) -> tuple[int, int]:
         """Return the run's own and foreign shares, adjusted if the node generates no more groups."""
-        return self._step_shares.of_next_step(self._needs)
+        return self.step_shares.of_next_step(self._needs)
 
     @property
     def _fills(self) -> bool:
         """Return whether own groups may replace foreign ones: the run allows it and the node still generates."""
-        return self._context.manifest.step.backfill_with_own and self._step_shares.makes_more
+        return self.context.manifest.step.backfill_with_own and self.step_shares.makes_more
 
     def _current_quota(self) -> StepQuota:
         """Return the manifest's quota; with `step.backfill_with_own`, own groups replace missing foreign ones."""
-        needs = StepQuota.of(self._context.manifest)
+        needs = StepQuota.of(self.context.manifest)
         if not self._fills:
             return needs
         own, foreign = self._fill.shares(needs.own, needs.foreign)
@@ -124,18 +116,18 @@ class TimedStepGate:
         """Note the start of a step, and resize the slots for the own groups of the next step."""
         if not self._fills:
             return
-        step = self._context.manifest.step
-        self._fill.note(self._needs.foreign, [sender for sender, _ in self._reader.ready_foreign()])
+        step = self.context.manifest.step
+        self._fill.note(self._needs.foreign, [sender for sender, _ in self.reader.ready_foreign()])
         own, _ = self._fill.shares(step.own_groups, step.foreign_groups)
-        self._slots.resize(own * (1 + step.max_async_level))
+        self.slots.resize(own * (1 + step.max_async_level))
 
     async def _outlook(self) -> StepInputs:
-        own_ready, foreign_ready = self._reader.ready_counts()
-        if not self._context.settings.generates or (self._needs.foreign and not self._step_shares.makes_more):
+        own_ready, foreign_ready = self.reader.ready_counts()
+        if not self.context.settings.generates or (self._needs.foreign and not self.step_shares.makes_more):
             self._needs = replace(self._needs, generated=0)
             own_ready, foreign_ready = substitute_foreign(own_ready + foreign_ready, needs=self._needs)
         now = time.monotonic()
-        has_members = bool(await self._gossip.members())
+        has_members = bool(await self.gossip.members())
         if has_members:
             self._with_members_at = now
         if own_ready < self._needs.own_waited_for:
@@ -154,14 +146,14 @@ class TimedStepGate:
     async def _release_unusable(self) -> None:
         freshness = Freshness(
             now=time.time(),
-            max_age_s=self._context.manifest.step.max_age_s,
-            policy_version=self._context.state.policy_version,
-            max_version_lag=self._context.manifest.step.max_version_lag,
-            peer_id=self._context.identity.peer_id,
+            max_age_s=self.context.manifest.step.max_age_s,
+            policy_version=self.context.state.policy_version,
+            max_version_lag=self.context.manifest.step.max_version_lag,
+            peer_id=self.context.identity.peer_id,
         )
-        stale = await self._disk(self._buffer.release_stale, freshness)
+        stale = await self.disk(self.buffer.release_stale, freshness)
         for group in stale:
-            self._context.events.write("released", group=group.id, reason=ReleaseReason.STALE)
+            self.context.events.write("released", group=group.id, reason=ReleaseReason.STALE)
         if stale:
-            self._slots.set_held(self._reader.own_held())
-        await self._limits.evict_foreign()
+            self.slots.set_held(self.reader.own_held())
+        await self.limits.evict_foreign()

@@ -92,44 +92,37 @@ def warning_of(report: StepReport, limits: MismatchLimits) -> str:
     )
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class StepReporter:
     """Records each step's report, and the transitions of the log-prob mismatch."""
 
-    def __init__(
-        self,
-        *,
-        context: NodeContext,
-        registry: PeerRegistry,
-        counters: NodeCounters,
-        generation: Generation,
-        tracker: StepTracker,
-        guard: PeerGuard,
-    ) -> None:
-        self._context = context
-        self._registry = registry
-        self._counters = counters
-        self._generation = generation
-        self._tracker = tracker
-        self._guard = guard
-        settings = context.settings
+    context: NodeContext
+    registry: PeerRegistry
+    counters: NodeCounters
+    generation: Generation
+    tracker: StepTracker
+    guard: PeerGuard
+
+    def __post_init__(self) -> None:
+        settings = self.context.settings
         self._mismatch = MismatchWatch(limits_of(settings.mismatch, dtype=dtype_of(settings)))
 
     async def note(self, report: StepReport) -> None:
         """Record the report of a finished step in state, counters, event log and trackers."""
-        state = self._context.state
+        state = self.context.state
         state.step, state.policy_version = report.step, report.policy_version
-        self._counters.last_report = report
-        generation_tokens_per_s = round(self._generation.tokens_per_s, 1)
+        self.counters.last_report = report
+        generation_tokens_per_s = round(self.generation.tokens_per_s, 1)
         fields = msgspec.to_builtins(report) | {"generation_tokens_per_s": generation_tokens_per_s}
-        self._context.events.write("step", **fields)
-        self._counters.recent_sources.append({taught.sender: taught.groups for taught in report.by_sender})
+        self.context.events.write("step", **fields)
+        self.counters.recent_sources.append({taught.sender: taught.groups for taught in report.by_sender})
         if not report.repeated:
-            self._counters.groups_trained_own += report.own_groups
-            self._counters.groups_trained_foreign += report.foreign_groups
+            self.counters.groups_trained_own += report.own_groups
+            self.counters.groups_trained_foreign += report.foreign_groups
         for taught in report.by_sender:
             if taught.sender and not taught.own:
-                with self._guard.work_for(taught.sender, Place.COUNT):
-                    self._registry.entry(taught.sender).note_training(taught)
+                with self.guard.work_for(taught.sender, Place.COUNT):
+                    self.registry.entry(taught.sender).note_training(taught)
         if problem := report.refused or report.skipped:
             log.warning("step %d changed nothing: %s", report.step, IN_WORDS.get(problem, problem))
         else:
@@ -143,17 +136,17 @@ class StepReporter:
                 extra={"fields": fields},
             )
         self._note_mismatch(report)
-        await self._tracker.track(report)
+        await self.tracker.track(report)
 
     def _note_mismatch(self, report: StepReport) -> None:
         """Write an event and a log line if the mismatch rose above its limits, or fell below them again."""
         if report.mismatch_kl is None:
             return
-        self._counters.mismatch_report = report
+        self.counters.mismatch_report = report
         change = self._mismatch.note(report)
         if change is None:
             return
-        self._context.events.write(
+        self.context.events.write(
             "mismatch",
             step=report.step,
             change=change.value,

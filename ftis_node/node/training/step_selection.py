@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -30,94 +31,81 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class StepGroups:
     """State transitions of TAKEN groups, and the slots that they free."""
 
-    def __init__(
-        self, *, buffer: ReplayBuffer, reader: ReplayReader, disk: DiskThread, slots: SlotPool, limits: BufferLimits
-    ) -> None:
-        self._buffer = buffer
-        self._reader = reader
-        self._disk = disk
-        self._slots = slots
-        self._limits = limits
+    buffer: ReplayBuffer
+    reader: ReplayReader
+    disk: DiskThread
+    slots: SlotPool
+    limits: BufferLimits
 
     async def release(self, step: int, reason: ReleaseReason) -> None:
         """Release the groups of a step: TAKEN -> RELEASED."""
-        await self._disk(self._buffer.release_step, step, reason)
+        await self.disk(self.buffer.release_step, step, reason)
 
     async def note_failed(self, step: int) -> None:
         """Count a failure against each group of a step."""
-        await self._disk(self._buffer.note_failed, step)
+        await self.disk(self.buffer.note_failed, step)
 
     async def reconcile(self, state: LearnerState) -> None:
         """Make the groups of steps that are not in the learner's checkpoint ready again: TAKEN -> READY."""
         last_groups = None if state.last_groups is None else [bytes.fromhex(name) for name in state.last_groups]
-        returned = await self._disk(self._buffer.reconcile, state.step, last_groups)
+        returned = await self.disk(self.buffer.reconcile, state.step, last_groups)
         if returned:
             log.warning("the learner is at step %d: %d groups are ready again", state.step, returned)
 
     async def release_poisoned(self) -> dict[bytes, HeldGroup | None]:
         """Release and return groups on which the learner failed repeatedly, so that they cannot block the node."""
-        poisoned = await self._disk(self._buffer.release_poisoned)
+        poisoned = await self.disk(self.buffer.release_poisoned)
         if poisoned:
             log.warning(
                 "the learner failed %d times on the same %d groups: they are released", MAX_FAILED_STEPS, len(poisoned)
             )
-        return {group_id: self._reader.held(group_id) for group_id in poisoned}
+        return {group_id: self.reader.held(group_id) for group_id in poisoned}
 
     async def prune(self) -> None:
         """Keep the buffer within its limits."""
-        await self._limits.prune()
+        await self.limits.prune()
 
     def free_slots(self) -> None:
         """Free all slots except those of own groups that are READY or TAKEN, or in generation."""
-        self._slots.set_held(self._reader.own_held())
+        self.slots.set_held(self.reader.own_held())
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class StepSelection:
     """Selects the groups of a step from the buffer: READY -> TAKEN, or RELEASED if the rule discards them."""
 
-    def __init__(
-        self,
-        *,
-        context: NodeContext,
-        buffer: ReplayBuffer,
-        reader: ReplayReader,
-        disk: DiskThread,
-        peers: PeerManager,
-        guard: PeerGuard,
-        division: Division | None = None,
-        own_domain: OwnDomain | None = None,
-    ) -> None:
-        self._context = context
-        self._buffer = buffer
-        self._reader = reader
-        self._disk = disk
-        self._peers = peers
-        self._guard = guard
-        self._division = division
-        self._own_domain = own_domain
+    context: NodeContext
+    buffer: ReplayBuffer
+    reader: ReplayReader
+    disk: DiskThread
+    peers: PeerManager
+    guard: PeerGuard
+    division: Division | None
+    own_domain: OwnDomain | None
 
     async def take(self, step: int, *, own: int, foreign: int) -> list[StoredGroup]:
         """Take up to `own` and `foreign` groups, by signer, for a step."""
-        events, rule = self._context.events, self._rule(step)
-        groups, discarded = await self._disk(self._buffer.take, step, own=own, foreign=foreign, rule=rule)
+        events, rule = self.context.events, self._rule(step)
+        groups, discarded = await self.disk(self.buffer.take, step, own=own, foreign=foreign, rule=rule)
         write_taken(events, groups, step=step)
         for passed_over in discarded:
             events.write("released", group=passed_over.id, reason=ReleaseReason.DISCARDED)
-        note_signals(self._division, step, groups, discarded, guard=self._guard, events=events)
+        note_signals(self.division, step, groups, discarded, guard=self.guard, events=events)
         return groups
 
     def _rule(self, step: int) -> ChoiceRule:
-        section, domain = self._context.manifest.step, self._own_domain
+        section, domain = self.context.manifest.step, self.own_domain
         if section.group_selection == "sapo":
             return partial(choose_sapo, seed=step, domain=domain)
-        neighbor = self._peers.share_cap().neighbor
+        neighbor = self.peers.share_cap().neighbor
         if section.prompt_sharing == "horizontal":
             return partial(choose_same_prompts, neighbor=neighbor)
         if section.group_selection == "useful":
-            rates = pass_rates(self._reader.own_rewards())
+            rates = pass_rates(self.reader.own_rewards())
             return partial(choose_useful, pass_rates=rates, neighbor=neighbor, domain=domain, turn=step)
         return partial(choose_newest, neighbor=neighbor, domain=domain, turn=step)
 

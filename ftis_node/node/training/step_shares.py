@@ -191,36 +191,36 @@ def never_starts(needs: StepQuota, outlook: StepInputs) -> bool:
     return not needs.foreign or (not outlook.has_members and outlook.alone_s >= needs.foreign_wait_s)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class StepShares:
     """Computes the shares of a step from the manifest, adjusted if the node generates nothing or its budget is used."""
 
-    def __init__(self, *, context: NodeContext, budget: GenerateBudget, slots: SlotPool, reader: ReplayReader) -> None:
-        self._context = context
-        self._budget = budget
-        self._slots = slots
-        self._reader = reader
+    context: NodeContext
+    budget: GenerateBudget
+    slots: SlotPool
+    reader: ReplayReader
 
     @property
     def makes_more(self) -> bool:
         """Return whether more own groups will be stored: budget is left, or a group is still in generation."""
-        return self._context.settings.generates and not (self._budget.is_used_up and not self._slots.waiting)
+        return self.context.settings.generates and not (self.budget.is_used_up and not self.slots.waiting)
 
     @property
     def is_learned_out(self) -> bool:
         """Return whether the budget of training tokens (`budget.learn_tokens`) is used up."""
-        limit = self._context.settings.budget.learn_tokens
-        return limit is not None and self._reader.trained_tokens() >= limit
+        limit = self.context.settings.budget.learn_tokens
+        return limit is not None and self.reader.trained_tokens() >= limit
 
     def of_next_step(self, needs: StepQuota | None = None) -> tuple[int, int]:
         """Return the own and foreign groups of the next step, by signer. `needs` defaults to the manifest's quota."""
-        needs = needs or StepQuota.of(self._context.manifest)
-        settings = self._context.settings
+        needs = needs or StepQuota.of(self.context.manifest)
+        settings = self.context.settings
         if settings.role == "exchange":  # the trainer beside it makes the own groups
             return needs.own, needs.foreign
         generates = settings.generates
         if not generates or self.makes_more or not needs.foreign:
             return shares_of_step(needs, generates=generates)
-        own_left, _ = self._reader.ready_counts()
+        own_left, _ = self.reader.ready_counts()
         return shares_of_step(needs, generates=False, own_left=own_left)
 
 
