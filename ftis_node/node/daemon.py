@@ -14,7 +14,7 @@
 
     | loop      | consumes               | produces                           | waits for           | unblocked by  |
     |-----------|------------------------|------------------------------------|---------------------|---------------|
-    | generate  | prompts                | scored groups                      | a free slot         | train         |
+    | generate  | prompts                | scored groups                      | a slot, budget, disk| train         |
     | publish   | scored groups          | envelopes to intake, announcements | a scored group      | generate      |
     | pull      | announcements          | envelopes to intake, confirmations | an announcement     | gossip        |
     | intake    | envelopes              | READY groups, refusals             | an envelope         | publish, pull |

@@ -62,15 +62,13 @@ class AnnouncementHandler:
     counters: NodeCounters
 
     def __post_init__(self) -> None:
-        self._own_tokenizer = self.about.tokenizer_prefix
         self._reset_at = self.reader.reset_at() + self.context.settings.validation.max_clock_skew_s
-        self._num_shards = self.context.manifest.wire.announcement_shards
         self._trackers: dict[str, SequenceTracker] = {}
         self.queue = PullQueue()
         self._refused: dict[bytes, None] = {}  # not to be pulled again
         self._refused_of: dict[tuple[str, bytes], None] = {}  # (peer, group): not to be requested from it again
         self._malformed: dict[tuple[str, bytes], None] = {}  # (peer, hash of a malformed payload): charged once
-        self._announce_limiter = AnnounceRateLimiter(max_per_minute=self.context.settings.rate_limits.groups_per_minute)
+        self._limiter = AnnounceRateLimiter(max_per_minute=self.context.settings.rate_limits.groups_per_minute)
         self.changed = asyncio.Event()
         self.reminders = ReconfirmQueue()
         self.reminded = asyncio.Event()  # set when `reminders` has a confirmation to send
@@ -90,7 +88,6 @@ class AnnouncementHandler:
                 self._take(message)
 
     def _take(self, message: Message) -> None:
-        """Handle one announcement, as pubsub delivered it."""
         if not self._is_rate_allowed(message.sender):
             return
         for announcement in self.handle(message.sender, message.payload):
@@ -109,7 +106,7 @@ class AnnouncementHandler:
         if self.peers.is_banned(peer_id):
             self._count_refusal(peer_id, "announcement_banned")
             return False
-        if self.peers.is_trusted(peer_id) or self._announce_limiter.admits(peer_id, now=time.monotonic()):
+        if self.peers.is_trusted(peer_id) or self._limiter.admits(peer_id, now=time.monotonic()):
             return True
         self._count_refusal(peer_id, "announcement_flood")
         self.peers.note(peer_id, Behaviour.RATE_LIMITED, reason="announcement_flood")
@@ -171,8 +168,8 @@ class AnnouncementHandler:
         if announcement.sender == announcer:
             announcement = replace(announcement, sender=None)
         sender = announcement.sender or announcer
-        as_text = announcement.tokenizer != self._own_tokenizer
-        if sender == self.context.identity.peer_id or not self._is_usable(announcement, as_text=as_text):
+        as_text = announcement.tokenizer != self.about.tokenizer_prefix
+        if sender == self.context.peer_id or not self._is_usable(announcement, as_text=as_text):
             return None
         if sender != announcer and self.peers.is_banned(sender):
             return None
@@ -223,19 +220,18 @@ class AnnouncementHandler:
         return item.id in self._refused or self._is_stored(item.id, item.sender, item.number)
 
     def _is_stored(self, group_id: bytes, sender: str, number: int) -> bool:
-        reader = self.reader
-        return reader.is_known(group_id) or reader.has_number(sender, number)
+        return self.reader.is_known(group_id) or self.reader.has_number(sender, number)
 
     def _is_assigned(self, announcement: Announcement, sender: str) -> bool:
         if self.members is None:
             return False
-        own_id = self.context.identity.peer_id
+        own_id = self.context.peer_id
         members = eligible_members(
             sender,
             peer_id=own_id,
             known=self.members.known,
             shard_members=self.members.of_own_shard,
-            num_shards=self._num_shards,
+            num_shards=self.context.manifest.wire.announcement_shards,
         )
         if members is None:
             return False
@@ -249,9 +245,7 @@ class AnnouncementHandler:
         )
 
     def _pulls(self, peer_id: str) -> bool:
-        """Return whether a peer pulls groups and is not banned. A peer without a known record does; a generator does
-        not.
-        """
+        """Return whether a peer pulls groups and is not banned. A generator does not pull; an unknown role does."""
         if self.peers.is_banned(peer_id):
             return False
         record = self.registry.record_of(peer_id)

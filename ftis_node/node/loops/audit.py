@@ -1,17 +1,11 @@
 """The audit loop: compares a peer's log-probs with the learner's, if the peer claims to sample from the same weights.
 
-    consumes: foreign groups just stored (intake)     produces: false claims released unused, and a lower reputation
-    waits for: a group that can be compared           unblocked by: intake
-
 A peer may send any log-probs, and the importance weights of its completions depend on them. If a group names weights
 that this node has too, its log-probs can be checked. The loop recomputes them for a random sample of such groups.
 Results differ a little between dtypes and kernels, so the limit is far above those differences. No audit covers
 log-probs of weights that this node does not have. For those, the cap and the filter of the loss bound the harm.
 
 The check loop: sends the first completions of a new version to the learner, which still has that version.
-
-    consumes: groups of own weights (intake)       produces: the mismatch in the learner's next report
-    waits for: an own group of the newest version  unblocked by: intake
 
 Generation runs ahead of the learner, so most groups of a step come from an earlier version. Only new groups compare
 engine and learner under the same weights. The loop sends one group per version, and drops a group of an older version.
@@ -23,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import WorkerError
@@ -76,7 +70,7 @@ class CheckLoop:
             with waiting_for("an own group"):
                 accepted = await self.next_own()
             sender = accepted.group.sender  # this node, or a peer that samples with its weights
-            passes = (Exception,) if sender == self.context.identity.peer_id else ()
+            passes = (Exception,) if sender == self.context.peer_id else ()
             with self.guard.work_for(sender, Place.AUDIT, passes=passes):
                 await self._send_if_new(accepted)
 
@@ -131,10 +125,9 @@ class AuditLoop:
     counters: NodeCounters
     guard: PeerGuard
     takes_turns: bool
-    dice: random.Random | None = None
+    dice: random.Random = field(default_factory=random.SystemRandom)
 
     def __post_init__(self) -> None:
-        self._dice = self.dice or random.SystemRandom()
         self._waiting: asyncio.Queue[Accepted] = asyncio.Queue(MAX_WAITING)
 
     def offer(self, accepted: Accepted) -> None:
@@ -142,7 +135,7 @@ class AuditLoop:
         if self._waiting.full() or self.takes_turns:  # with turns, the learner has no GPU memory now
             return
         with self.guard.work_for(accepted.group.sender, Place.AUDIT):  # called by the intake loop
-            if self._is_comparable(accepted.group) and self._dice.random() < self._share(accepted.group):
+            if self._is_comparable(accepted.group) and self.dice.random() < self._share(accepted.group):
                 self._waiting.put_nowait(accepted)
 
     async def run(self) -> None:
@@ -163,13 +156,10 @@ class AuditLoop:
     def _is_comparable(self, group: Group) -> bool:
         """Return whether the group claims that the learner's present weights sampled all of its tokens."""
         version = self.context.state.policy_version
-        if group.policy_version != version or group.policy_version_newest != version:
+        if group.policy_version != version or group.policy_version_newest != version or group.mean_logprobs:
             return False
-        if group.mean_logprobs:
-            return False
-        if (
-            group.weights_of == self.context.identity.peer_id
-        ):  # an honest follower may have other weights of the same version number, from before a learner restart
+        if group.weights_of == self.context.peer_id:
+            # An honest follower may have other weights of the same version number, from before a learner restart.
             return version == 0 or version > self.context.state.last_reused_version
         is_named = bool(HUB_ID.fullmatch(self.about.model)) or self.context.settings.validation.audit_folders
         return version == 0 and is_named and group.model == self.about.model

@@ -297,7 +297,7 @@ class ShardsLoop:
             shard for peer in self._registry.peers.values() if peer.record for shard in peer.record.read_shards
         )
         chosen = choose_shards(
-            self._context.identity.peer_id,
+            self._context.peer_id,
             num_shards=self._num_shards,
             count=count,
             readers=readers,

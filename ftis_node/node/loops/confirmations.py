@@ -3,11 +3,7 @@
 A confirmation goes to the sender of accepted groups, with the ids of the groups that this node stores.
 The first ones to a sender go at once. Under load those of half a second go together in one message.
 
-The deliver loop frees the slots of a generator's own groups once a peer has confirmed them:
-
-    consumes: confirmations of peers     produces: freed slots
-    waits for: a confirmation; age       unblocked by: a learner that pulls, time
-
+The deliver loop frees the slots of a generator's own groups once a peer has confirmed them.
 It replaces the train loop in a node that does not learn: a generator or an exchange node. Learners pull only groups
 that they will use. So a generator makes as many groups as learners pull, plus one for each slot. If no learner pulls a
 group, it becomes stale and its slot is free again.

@@ -1,12 +1,7 @@
 """The directory loop: publishes this node's record in the directory, and reads the records of peers.
 
-consumes: own record, peers' records     produces: the peer table; catch-up requests for new members
-waits for: the clock                     unblocked by: time
-
-Log lines about the swarm, one for each change of state that matters to an operator.
-
-The functions are pure. The directory loop passes the state every second, which rarely gives a line. A changed number of
-peers gives no line, because it changes often; `ftis-node status` shows it.
+It logs one line for each change of the swarm's state that matters to an operator. A changed number of peers gives no
+line, because it changes often; `ftis-node status` shows it.
 """
 
 from __future__ import annotations
@@ -241,7 +236,7 @@ class DirectoryLoop:
         learner, last_number = self.learner.state, self.buffer.last_number()
         return PeerRecord(
             run_id=self.context.manifest.run_id,
-            peer_id=self.context.identity.peer_id,
+            peer_id=self.context.peer_id,
             name=self.about.name if self.context.settings.swarm.publish_name else "",
             model=self.about.model,
             parameters=learner.parameters if learner else 0,

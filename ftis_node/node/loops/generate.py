@@ -1,17 +1,9 @@
 """The generate loop: takes a free slot, chooses a prompt, and generates and scores a group of completions.
 
-Inputs and outputs:
-
-    consumes: prompts in the node's own order     produces: scored groups, onto the publish queue
-    waits for: a free slot                        unblocked by: the weight sync after a step (train loop)
-               disk space in the home                           the disk_space loop
-               budget left                                      nothing: generation is over (group_limits.py)
-
-Prompt order: the sequence of problems that a node generates for, by seed and peer.
-
-Nodes of a swarm use different orders, so that they rarely generate for the same prompt. A task with a data file is
-sampled without replacement in each epoch. If the number of problems is practically unlimited, a hash of k gives the
-k-th index. The k-th prompt depends only on k, seed and peer, so a restarted node continues at its position.
+Nodes of a swarm use the problems of a task in different orders, by seed and peer, so that they rarely generate for the
+same prompt. A task with a data file is sampled without replacement in each epoch. If the number of problems is
+practically unlimited, a hash of k gives the k-th index. The k-th prompt depends only on k, seed and peer, so a
+restarted node continues at its position.
 """
 
 from __future__ import annotations
@@ -187,7 +179,7 @@ class GenerateLoop:
         scores = await self.scorer.score(prompt.item, texts, cost=cost)
         group = Group(
             run_id=self.context.manifest.run_id,
-            sender=self.context.identity.peer_id,
+            sender=self.context.peer_id,
             number=0,  # the publish loop sets it when it signs the group, so that numbers have no gaps
             prompt_ref=prompt.item.ref,
             prompt_hash=hash_prompt(prompt.token_ids),

@@ -1,8 +1,5 @@
 """The intake loop: validates every envelope, own or foreign, by the same rules, and stores the accepted groups.
 
-    consumes: envelopes, from the publish and pull loops     produces: READY groups, refusals
-    waits for: an envelope                                   unblocked by: a put on its queue
-
     own and known peers' --validate, one after the other--+
                                                           +--> judged --one commit for all that wait--> verdicts
     unknown peers'       --validate, one after the other--+
@@ -122,7 +119,7 @@ class IntakeLoop:
             duplicate_reason=self.peers.duplicate_reason,
             reset_at=self.reader.reset_at(),
             limits=self.peers.limits,
-            own_id=self.context.identity.peer_id,
+            own_id=self.context.peer_id,
             newest_offered=self.newest_offered,
         )
 

@@ -1,8 +1,5 @@
 """The publish loop: numbers and signs a scored group, submits it to validation, and announces it.
 
-    consumes: scored groups (generate loop)     produces: envelopes to intake, announcements to peers
-    waits for: a scored group                   unblocked by: the generate loop
-
 A group is announced only after it is on disk, so that every peer that requests it gets it. Sequence numbers are
 consecutive, and only groups that pass validation get one. So a gap always means that announcements were lost.
 
@@ -11,9 +8,6 @@ small groups wait for the end of a short window, and one message announces them 
 so does one with a member that reads no batches.
 
 The re-announce loop: repeats announcements of unconfirmed own groups, with growing pauses, while they are fresh.
-
-    consumes: own announcements, confirmations     produces: announcements
-    waits for: the clock                           unblocked by: time
 
 A restart loses the confirmations. After it, each READY group counts as announced once and not confirmed. A peer that
 holds a group confirms each repeated announcement (announcements.py). So a lost confirmation does not block a slot.
@@ -158,7 +152,7 @@ class PublishLoop:
         envelope = seal_group(group, self.context.identity, codec=self.context.settings.swarm.codec)
         data = envelope.to_bytes()
         with waiting_for("the validation verdict"):  # queued behind groups of peers; the intake loop has time limits
-            verdict = await self.intake.submit(data, origin=self.context.identity.peer_id, made=group)
+            verdict = await self.intake.submit(data, origin=self.context.peer_id, made=group)
         if not isinstance(verdict, Accepted):
             log.error("an own group failed validation: %s", verdict.refusal.detail)
             self.slots.cancel()

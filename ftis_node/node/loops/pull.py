@@ -1,9 +1,5 @@
 """The pull loop: fetches announced groups of peers and submits their envelopes to validation.
 
-    consumes: announcements; answers of peers     produces: envelopes to intake, confirmations to their senders
-    waits for: an announcement                    unblocked by: gossip
-               space on the disk and in memory                  the disk_space loop; intake
-
                        +--> [listen]  (announcements.py) --+
     gossip --messages--+                                   +--> queue --> [dispatch] --batches--> fetch --> intake
                        +--> [repair]  (backfill.py) -------+      ^                                 |

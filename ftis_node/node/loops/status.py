@@ -1,8 +1,4 @@
-"""The status loop: takes a snapshot of all gauges once a second, for the local HTTP port and `status.json`.
-
-consumes: gauges of all components     produces: the snapshot, `status.json`
-waits for: the clock                   unblocked by: time
-"""
+"""The status loop: takes a snapshot of all gauges once a second, for the local HTTP port and `status.json`."""
 
 from __future__ import annotations
 
@@ -60,13 +56,12 @@ class StatusLoop:
     space: DiskSpace
     disk: DiskThread
     evaluations: EvaluationHistory
-    http_refused: Counter[str] | None = None
+    http_refused: Counter[str]
 
     def __post_init__(self) -> None:
         self._started_at = self._refreshed_at = time.monotonic()
         self._members: Collection[str] = ()
         self._shortage = FileShortage()
-        self.http_refused: Counter[str] = Counter() if self.http_refused is None else self.http_refused
         self.latest = Status()
         self.first: Status | None = None
 
@@ -111,7 +106,7 @@ class StatusLoop:
     def _snapshot(self, state: str, counts: BufferFigures) -> Status:
         return Status(
             node=NodeStatus(
-                peer_id=self.context.identity.peer_id,
+                peer_id=self.context.peer_id,
                 name=self.about.name,
                 version=__version__,
                 role=self.context.settings.role,

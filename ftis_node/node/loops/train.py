@@ -1,9 +1,5 @@
 """The train loop: trains a step on READY groups. The weight sync delivers the new weights to the generator.
 
-    consumes: groups of one step     produces: weights n+1, evaluations
-    waits for: enough READY groups, or the limit `step.foreign_wait_s` (then only own groups)
-    unblocked by: intake
-
 The slots of a step become free only after the generator serves the new version. If the learner dies in a step, the
 step's groups return to READY. The exception is a completed step, whose groups the learner's checkpoint names. A group
 on which the learner fails several times is released, so that no group can block the node.

@@ -1,18 +1,8 @@
-"""Periodic work: the peers loop on peers and buffer, the disk space loop on the home's files.
+"""Periodic work: the peers loop saves peers and bounds the buffer, the disk space loop keeps the home within its limit.
 
-The peers loop:
+Groups also arrive during a long training step, so the peers loop enforces the buffer's bounds in memory and on disk.
 
-    consumes: the connected peers' addresses     produces: `peers.sqlite`; a buffer within its bounds
-    waits for: the clock                         unblocked by: time
-
-Groups also arrive during a long training step, so the loop enforces the buffer's bounds in memory and on disk.
-
-The disk space loop rotates logs, reclaims space in a nearly full home, and pauses the node while the home is full:
-
-    consumes: the home's files     produces: rotated logs, the event log's snapshot, reclaimed space, an open or closed
-                                   `DiskSpace`
-    waits for: the clock           unblocked by: time
-
+The disk space loop rotates logs, reclaims space in a nearly full home, and pauses the node while the home is full.
 Generation and pulling wait on `DiskSpace`. During a pause the node trains on the groups in its buffer and serves peers.
 """
 
@@ -41,7 +31,6 @@ if TYPE_CHECKING:
     from ftis_node.node.supervision.background import DiskThread
     from ftis_node.node.training.group_limits import BufferLimits
     from ftis_node.replay.buffer import ReplayBuffer
-    from ftis_node.telemetry.events import EventLog
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +81,6 @@ class DiskSpaceLoop:
     space: DiskSpace
     buffer: ReplayBuffer
     disk: DiskThread
-    period_s: float = DISK_PERIOD_S
 
     def __post_init__(self) -> None:
         self._snapshot = EventLogSnapshot(self.home)
@@ -102,7 +90,7 @@ class DiskSpaceLoop:
         """Run until canceled. Raise OSError for a home that cannot be read."""
         while True:
             await self.check()
-            await asyncio.sleep(self.period_s)
+            await asyncio.sleep(DISK_PERIOD_S)
 
     async def check(self) -> None:
         """Rotate long logs, renew the event log's snapshot, remove files if the disk is nearly full, report its use."""

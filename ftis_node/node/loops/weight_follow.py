@@ -1,8 +1,5 @@
 """The follow loop: a generator fetches and serves the weights of its learner, with the delay of its settings.
 
-    consumes: offers and chunks of the followed learner     produces: a new version in the generation worker
-    waits for: a newer offer; its file; its delay           unblocked by: the learner's offer loop, time
-
     offer --signature, rules--> fetch (weight_download.py) --> complete file --delay--> engine --proof--> served
                                                               the newest due version; never an older one
 
@@ -36,10 +33,9 @@ from ftis_node.validation.weights_rules import Follower, refuse_offer
 from ftis_node.workers.weight_store import probe_token_ids
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from ftis_node.config.home import Home
     from ftis_node.gossip.interface import Gossip
-    from ftis_node.models import ModelSource
+    from ftis_node.models import ModelSource, PromptTokenizer
     from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
     from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.protocols import Generation, Learning

@@ -1,8 +1,5 @@
 """The offer loop: hashes, signs and stores a learner's new weights for the generators that follow it.
 
-    consumes: published weights and their proof (train loop)     produces: a signed offer; chunks for each request
-    waits for: new weights                                       unblocked by: the train loop
-
 The train loop waits only for the hard link to the file. A version that arrives during hashing replaces a version that
 still waits in the queue. The learner's weight store overwrites its old files. So the loop keeps a separate hard link to
 each file until no generator needs it (`swarm/transit.py`).
@@ -136,7 +133,7 @@ class OfferLoop:
             digests = await in_background(digests_of, pending.path)
         offer = WeightsOffer(
             run_id=self.context.manifest.run_id,
-            peer_id=self.context.identity.peer_id,
+            peer_id=self.context.peer_id,
             version=pending.weights.version,
             created_at=time.time(),
             model=self.about.model,

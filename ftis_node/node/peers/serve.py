@@ -26,8 +26,8 @@ from ftis_node.swarm.topology import shard_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
+    from ftis_node.config.home import Home
     from ftis_node.gossip.interface import Gossip
     from ftis_node.models import PromptTokenizer
     from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription

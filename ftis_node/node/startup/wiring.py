@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import MISSING, fields
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -38,7 +39,6 @@ from ftis_node.swarm.demand import OwnDomain
 from ftis_node.tasks import part_names
 
 if TYPE_CHECKING:
-    from collections import Counter
     from collections.abc import Coroutine
 
     from _typeshed import DataclassInstance
@@ -194,9 +194,7 @@ class Wiring:
     def disk_space_loop(self) -> DiskSpaceLoop:
         return self._make(DiskSpaceLoop)
 
-    def status_loop(
-        self, *, watchdog: Watchdog | None = None, http_refused: Counter[str] | None = None
-    ) -> StatusLoop:
+    def status_loop(self, *, watchdog: Watchdog | None = None, http_refused: Counter[str] | None = None) -> StatusLoop:
         workers = self._make(WorkerReporter)
         watchdog = watchdog or Watchdog(self.node.context.settings.observe)
         return self._make(
@@ -204,7 +202,7 @@ class Wiring:
             workers=workers,
             health=self._make(HealthReporter, workers=workers, watchdog=watchdog),
             buffer=self._make(BufferReporter),
-            **({} if http_refused is None else {"http_refused": http_refused}),
+            http_refused=Counter() if http_refused is None else http_refused,
         )
 
     def offer_loop(self) -> OfferLoop:

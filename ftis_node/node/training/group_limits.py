@@ -24,8 +24,7 @@ from ftis_node.replay.reader import ReplayReader
 from ftis_node.telemetry.status import BudgetStatus, ReplayStatus, amount
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from ftis_node.config.home import Home
     from ftis_node.config.limits import BudgetSection
     from ftis_node.node.context import NodeContext
     from ftis_node.node.peers.manager import PeerManager

@@ -149,7 +149,7 @@ class TimedStepGate:
             max_age_s=self.context.manifest.step.max_age_s,
             policy_version=self.context.state.policy_version,
             max_version_lag=self.context.manifest.step.max_version_lag,
-            peer_id=self.context.identity.peer_id,
+            peer_id=self.context.peer_id,
         )
         stale = await self.disk(self.buffer.release_stale, freshness)
         for group in stale:
