@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from ftis_node.generation.weight_loader import ProofToCome
     from ftis_node.learner.client import OnPublished
     from ftis_node.learner.messages import AuditReply, TrainGroup, TrainReply
-    from ftis_node.records.envelope import PeerRecord
     from ftis_node.workers.weight_store import PublishedWeights
 
 OFF = "off"
@@ -170,16 +169,6 @@ class NullLearner:
     async def save(self) -> int:
         """Return step 0: there are no trained weights to save."""
         return 0
-
-
-class NullBackfill:
-    """Null object for the backfill loop of a generator node, which pulls no groups of peers."""
-
-    async def catch_up(self, peer_id: str) -> None:
-        """Do nothing."""
-
-    def note_record(self, record: PeerRecord) -> None:
-        """Do nothing."""
 
 
 def _refuse(what: str) -> NoReturn:

@@ -11,7 +11,7 @@ import logging
 import re
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from ftis_node import __version__
 from ftis_node.errors import RecordError
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from ftis_node.gossip.interface import Gossip, SwarmState
     from ftis_node.node.context import NodeContext, NodeDescription
+    from ftis_node.node.loops.backfill import BackfillLoop
     from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.protocols import Generation, Learning
     from ftis_node.node.training.evaluation import OwnStats
@@ -122,16 +123,12 @@ def _standing(state: SwarmState, addresses: Sequence[str]) -> LogLine:
     return LogLine(logging.INFO, f"working alone so far: {reason}")
 
 
-class BackfillSource(Protocol):
-    """Interface to the backfill loop, which gets new members and their records; a null object also implements it."""
-
-    async def catch_up(self, peer_id: str) -> None: ...
-    def note_record(self, record: PeerRecord) -> None: ...
-
-
 @dataclass(kw_only=True, eq=False, repr=False)
 class DirectoryLoop:
-    """Loop with two periods: it checks for new members every second; every period it renews and reads records."""
+    """Loop with two periods: it checks for new members every second; every period it renews and reads records.
+
+    `backfill` gets new members and their records. It is None in a generator node, which pulls no groups.
+    """
 
     context: NodeContext
     about: NodeDescription
@@ -140,7 +137,7 @@ class DirectoryLoop:
     generation: Generation
     buffer: ReplayBuffer
     registry: PeerRegistry
-    backfill: BackfillSource
+    backfill: BackfillLoop | None
     stats: OwnStats
 
     def __post_init__(self) -> None:
@@ -200,7 +197,8 @@ class DirectoryLoop:
         """Catch up with a few members at a time, so that a slow one delays no other."""
         async with self._catching_up:
             with self.gossip.guard.work_for(peer_id, Place.CATCH_UP):
-                await self.backfill.catch_up(peer_id)
+                if self.backfill is not None:
+                    await self.backfill.catch_up(peer_id)
 
     async def _renew_records(self) -> None:
         period_s = self.context.settings.swarm.directory_period_s
@@ -230,7 +228,8 @@ class DirectoryLoop:
             record = replace(record, domain=validated_domain(record.domain, self.context.manifest.task))
             peer = self.registry.seen(peer_id)
             peer.record, peer.wire_schema = record, SCHEMA
-            self.backfill.note_record(record)
+            if self.backfill is not None:
+                self.backfill.note_record(record)
 
     def _own_record(self) -> PeerRecord:
         learner, last_number = self.learner.state, self.buffer.last_number()

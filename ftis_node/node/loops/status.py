@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.telemetry.status import EndWord, LimitsStatus, NodeStatus, RunStatus, Status
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Collection
 
     from ftis_node.config.home import Home

@@ -23,27 +23,33 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from ftis_node.errors import WorkerDiedError, WorkerError, WorkerTaskError
 from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.replay.faulty_groups import MAX_FAILED_STEPS
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.workers.weight_store import PublishedWeights
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from ftis_node.generation.weight_loader import ProofToCome
     from ftis_node.learner.messages import LearnerState, TrainReply
     from ftis_node.node.context import NodeContext
     from ftis_node.node.protocols import Generation, Learning
+    from ftis_node.node.supervision.background import DiskThread
     from ftis_node.node.training.evaluation import Evaluator
+    from ftis_node.node.training.group_limits import BufferLimits, SlotPool
     from ftis_node.node.training.step_gate import StepGate
     from ftis_node.node.training.step_peers import StepPeers
     from ftis_node.node.training.step_report import StepReporter
-    from ftis_node.node.training.step_selection import StepGroups, StepSelection
+    from ftis_node.node.training.step_selection import StepSelection
     from ftis_node.node.training.step_shares import StepShares
-    from ftis_node.replay.buffer import StoredGroup
+    from ftis_node.replay.buffer import ReplayBuffer, StoredGroup
+    from ftis_node.replay.reader import ReplayReader
     from ftis_node.telemetry.events import EventLog
     from ftis_node.workers.weight_store import WeightProof
 
-DeliverWeights: TypeAlias = "Callable[[PublishedWeights, ProofToCome | WeightProof | None], Awaitable[None]]"
+DeliverWeights: TypeAlias = (
+    "Callable[[PublishedWeights, ProofToCome | WeightProof | None], Coroutine[None, None, None]]"
+)
 """Receiver of new weights: `update_engine`, or `OfferLoop.take` of a learner node."""
 
 log = logging.getLogger(__name__)
@@ -62,7 +68,7 @@ class WeightSync:
         if not isinstance(news, PublishedWeights):
             self._proof.set_result(news)
         elif self._task is None:
-            self._task = asyncio.create_task(self._work(news), name="hand-over")
+            self._task = asyncio.create_task(self._deliver(news, self._proof), name="hand-over")
 
     async def finish(self, reply: TrainReply) -> None:
         """Wait until the generator serves the new weights and has verified them."""
@@ -70,9 +76,6 @@ class WeightSync:
             await self._task
         elif reply.weights is not None:  # a repeated step: the learner reported no progress
             await self._deliver(reply.weights, reply.proof)
-
-    async def _work(self, weights: PublishedWeights) -> None:
-        await self._deliver(weights, self._proof)
 
     async def abandon(self) -> None:
         """Finish the transfer without a proof after the learner died."""
@@ -87,13 +90,7 @@ class WeightSync:
             self._task.cancel()
 
 
-async def update_engine(
-    weights: PublishedWeights,
-    proof: ProofToCome | WeightProof | None,
-    *,
-    generation: Generation,
-    events: EventLog,
-) -> None:
+async def update_engine(weights: PublishedWeights, proof: Proof, *, generation: Generation, events: EventLog) -> None:
     """Wait until the generator serves a version and has verified it. A worker that dies restarts with that version."""
     try:
         await generation.update_weights(weights, proof)
@@ -102,8 +99,7 @@ async def update_engine(
         await generation.start()
     done_at_s = weights.step_done_at_s
     after_step_s = None if done_at_s is None else round(time.monotonic() - done_at_s, 4)
-    way = generation.hand_over
-    events.write("served", version=weights.version, after_step_s=after_step_s, way=way)
+    events.write("served", version=weights.version, after_step_s=after_step_s, way=generation.hand_over)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -119,7 +115,11 @@ class TrainLoop:
     learner: Learning
     generation: Generation
     deliver: DeliverWeights
-    groups: StepGroups
+    buffer: ReplayBuffer
+    reader: ReplayReader
+    disk: DiskThread
+    slots: SlotPool
+    limits: BufferLimits
     peers: StepPeers
     step_shares: StepShares
     reporter: StepReporter
@@ -173,7 +173,7 @@ class TrainLoop:
         step = self.step + 1
         batch = self.peers.batch(groups)
         if groups and not batch:
-            await self.groups.release(step, ReleaseReason.REFUSED)
+            await self.disk(self.buffer.release_step, step, ReleaseReason.REFUSED)
             return
         under_way = WeightSync(self.deliver)
         try:
@@ -186,11 +186,11 @@ class TrainLoop:
         except (WorkerDiedError, WorkerTaskError) as error:
             if isinstance(error, WorkerTaskError):
                 if all(group.own for group in groups):
-                    await self.groups.note_failed(step)
+                    await self.disk(self.buffer.note_failed, step)
                     raise
                 self.learner.restart(f"failed step {step}")  # back to its checkpoint: the step may be half applied
             self.context.events.write("step_lost", step=step, error=str(error))
-            await self.groups.note_failed(step)
+            await self.disk(self.buffer.note_failed, step)
             with waiting_for(f"weights {step} in the generator"):
                 await under_way.abandon()
             with waiting_for("the learner worker"):
@@ -201,18 +201,25 @@ class TrainLoop:
             under_way.cancel()
         changed_nothing = reply.report.refused and reply.report.num_updates == 0
         reason = ReleaseReason.REFUSED if changed_nothing else ReleaseReason.TRAINED
-        await self.groups.release(step, reason)
+        await self.disk(self.buffer.release_step, step, reason)
         self.peers.settle(reply.report, groups, is_trained=reason is ReleaseReason.TRAINED)
         self.context.state.saved_step = reply.saved_step
-        await self.groups.prune()
-        self.groups.free_slots()
+        await self.limits.prune()
+        self.slots.set_held(self.reader.own_held())
 
     async def resume(self, state: LearnerState) -> None:
         """Reconcile buffer and state with the learner's checkpoint, at the start and after the learner dies."""
-        await self.groups.reconcile(state)
-        for group_id, held in (await self.groups.release_poisoned()).items():
-            self.peers.note_poisoned(group_id, held)
-        self.groups.free_slots()
+        last_groups = None if state.last_groups is None else [bytes.fromhex(name) for name in state.last_groups]
+        num_returned = await self.disk(self.buffer.reconcile, state.step, last_groups)
+        if num_returned:
+            log.warning("the learner is at step %d: %d groups are ready again", state.step, num_returned)
+        poisoned = await self.disk(self.buffer.release_poisoned)
+        if poisoned:
+            num_failed, num_groups = MAX_FAILED_STEPS, len(poisoned)
+            log.warning("the learner failed %d times on the same %d groups: they are released", num_failed, num_groups)
+        for group_id in poisoned:
+            self.peers.note_poisoned(group_id, self.reader.held(group_id))
+        self.slots.set_held(self.reader.own_held())
         self.context.state.last_reused_version = self.step + 1  # weights are offered before their step is recorded
         if state.last_report is not None and state.step > self.step:
             await self.reporter.note(state.last_report)  # the daemon ended before the learner's reply arrived

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,16 +73,11 @@ def view_of(survey: RunSurvey) -> SwarmView:
     """Return the view of the directory's records. The time of a record is by its peer's clock."""
     now = time.time()
     rows = [swarm_row(record, seen_at=min(record.created_at, now)) for record in survey.records]
-    return make_view(rows, run=_summary(survey), now=now, num_unreadable=survey.num_unreadable)
-
-
-def _summary(survey: RunSurvey) -> RunSummary:
-    if survey.manifest is None:
-        return RunSummary(survey.run_id)
-    try:
-        return RunSummary.of(parse_canonical(survey.manifest, source=f"run {survey.run_id}"))
-    except ConfigError:  # a manifest of another version of ftis-node
-        return RunSummary(survey.run_id)
+    run = RunSummary(survey.run_id)
+    if survey.manifest is not None:
+        with suppress(ConfigError):  # a manifest of another version of ftis-node
+            run = RunSummary.of(parse_canonical(survey.manifest, source=f"run {survey.run_id}"))
+    return make_view(rows, run=run, now=now, num_unreadable=survey.num_unreadable)
 
 
 def survey_run(run_id: str, peers: tuple[str, ...]) -> SwarmView:
@@ -90,12 +85,9 @@ def survey_run(run_id: str, peers: tuple[str, ...]) -> SwarmView:
     from ftis_node.gossip.directory.lookup import survey_remotely
     from ftis_node.gossip.settings import NetworkSettings
 
-    folder = Path(tempfile.mkdtemp(prefix="ftis-look-"))
-    settings = NetworkSettings(sockets_dir=folder, peers=peers)
-    try:
+    with tempfile.TemporaryDirectory(prefix="ftis-look-", ignore_cleanup_errors=True) as folder:
+        settings = NetworkSettings(sockets_dir=Path(folder), peers=peers)
         return view_of(asyncio.run(survey_remotely(settings, run_id=run_id, timeout_s=TIMEOUT_S)))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

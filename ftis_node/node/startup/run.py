@@ -18,7 +18,6 @@ from ftis_node.node.http_api.exchange_api import ExchangeApi
 from ftis_node.node.http_api.local_api import LocalApi
 from ftis_node.node.http_api.monitoring_api import MonitoringApi, serve_observed
 from ftis_node.node.peers.operator_actions import PeerControl
-from ftis_node.node.protocols import NullBackfill
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.migrations import opened
 from ftis_node.node.startup.preflight import check_finished, check_saved
@@ -34,10 +33,6 @@ from ftis_node.telemetry.log import log_block, unwatched
 from ftis_node.telemetry.otlp import exported_metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from aiohttp.web import Application
-
     from ftis_node.config.home import Home
     from ftis_node.config.node import NodeSettings
     from ftis_node.node.components import NodeComponents
@@ -62,31 +57,20 @@ async def run_node(
     status = wiring.status_loop(watchdog=watchdog, http_refused=refused)
     await status.refresh()
     work = await work_of_role(wiring, last_step=steps)
-    work.loops.update(
-        {
-            "peers": wiring.peers_loop().run(),
-            "disk_space": wiring.disk_space_loop().run(),
-            "status": status.run(),
-        }
-    )
+    work.loops["peers"] = wiring.peers_loop().run()
+    work.loops["disk_space"] = wiring.disk_space_loop().run()
+    work.loops["status"] = status.run()
     control = PeerControl(node.peers, wiring.peer_table.rows)
+    max_bytes = node.context.manifest.wire.max_envelope_bytes
+    exchange_api = None if work.exchange is None else ExchangeApi(work.exchange, max_group_bytes=max_bytes)
     api = LocalApi(
         status,
         wiring.peer_table,
         control=control,
         token_file=node.home.control_token,
-        add_exchange=_routes_of(work, node),
+        add_exchange=None if exchange_api is None else exchange_api.add_routes,
     )
     await run_loops(node, work=work, status=status, api=api, observed=observed)
-
-
-def _routes_of(work: RoleLoops, node: NodeComponents) -> Callable[[Application, str], None] | None:
-    """Return what adds the routes of an exchange node; None in another role."""
-    exchange = work.exchange
-    if exchange is None:
-        return None
-    max_bytes = node.context.manifest.wire.max_envelope_bytes
-    return ExchangeApi(exchange, max_group_bytes=max_bytes).add_routes
 
 
 async def work_of_role(wiring: Wiring, *, last_step: int | None) -> RoleLoops:
@@ -144,16 +128,14 @@ async def _generator_work(wiring: Wiring) -> RoleLoops:
         "intake": wiring.intake.run(),
         "deliver": wiring.deliver_loop().run(),
         "reannounce": wiring.reannounce_loop().run(),
-        "directory": wiring.directory_loop(NullBackfill()).run(),
+        "directory": wiring.directory_loop(None).run(),
     }
     return RoleLoops(loops, _wait_until_generated(wiring))
 
 
 async def _exchange_work(wiring: Wiring) -> RoleLoops:
     """Return the work of a node that exchanges the groups of a trainer on this machine. It ends by a signal."""
-    publish = wiring.publish_loop(
-        asyncio.Queue(maxsize=1)
-    )  # nothing enters the queue: the exchange calls the loop itself
+    publish = wiring.publish_loop(asyncio.Queue(maxsize=1))  # it stays empty: the exchange calls the loop itself
     exchange = wiring.group_exchange(publish)
     await exchange.resume()
     loops = {

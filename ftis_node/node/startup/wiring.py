@@ -28,12 +28,12 @@ from ftis_node.node.peers.serve import Announcer, PeerRequestHandler
 from ftis_node.node.peers.swarm_status import PeerTable, SwarmReporter
 from ftis_node.node.supervision.watchdog import Watchdog
 from ftis_node.node.supervision.worker_status import HealthReporter, WorkerReporter
-from ftis_node.node.training.evaluation import Evaluator, OwnStats, StepTracker
+from ftis_node.node.training.evaluation import Evaluator, OwnStats
 from ftis_node.node.training.group_limits import BufferLimits, BufferReporter
 from ftis_node.node.training.step_gate import TimedStepGate
 from ftis_node.node.training.step_peers import StepPeers
 from ftis_node.node.training.step_report import StepReporter
-from ftis_node.node.training.step_selection import StepGroups, StepSelection
+from ftis_node.node.training.step_selection import StepSelection
 from ftis_node.node.training.step_shares import StepShares
 from ftis_node.swarm.demand import OwnDomain
 from ftis_node.tasks import part_names
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
     from _typeshed import DataclassInstance
 
-    from ftis_node.node.loops.directory import BackfillSource
     from ftis_node.node.loops.train import DeliverWeights
     from ftis_node.node.training.step_gate import StepGate
     from ftis_node.records.group import Group
@@ -118,7 +117,7 @@ class Wiring:
 
     @cached_property
     def reporter(self) -> StepReporter:
-        return self._make(StepReporter, tracker=self._make(StepTracker))
+        return self._make(StepReporter)
 
     @cached_property
     def served(self) -> PeerRequestHandler:
@@ -182,7 +181,7 @@ class Wiring:
             backfill=self.backfill,
         )
 
-    def directory_loop(self, backfill: BackfillSource) -> DirectoryLoop:
+    def directory_loop(self, backfill: BackfillLoop | None) -> DirectoryLoop:
         return self._make(DirectoryLoop, backfill=backfill, stats=self._make(OwnStats))
 
     def deliver_loop(self) -> DeliverLoop:
@@ -221,7 +220,6 @@ class Wiring:
             TrainLoop,
             gate=gate,
             deliver=deliver or update,
-            groups=self._make(StepGroups),
             peers=self._make(StepPeers),
             last_step=last_step,
         )

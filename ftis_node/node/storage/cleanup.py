@@ -23,14 +23,15 @@ from typing import TYPE_CHECKING
 from ftis_node.config.disk_room import is_disk_full
 from ftis_node.config.limits import usual_home_bytes
 from ftis_node.errors import ConfigError
+from ftis_node.memory.choice import CHECKPOINT_PREFIX
 from ftis_node.models import parameter_count, read_shape
 from ftis_node.node.protocols import dtype_of, serves_adapters
-from ftis_node.node.startup.preflight import checkpoint_bytes
+from ftis_node.node.startup.preflight import checkpoint_bytes, checkpoint_step
 from ftis_node.node.storage.usage import HomeLimit
 from ftis_node.node.supervision.background import in_background
 from ftis_node.telemetry.events import event_log_files
 from ftis_node.telemetry.terminal_text import size
-from ftis_node.workers.durable import keep_newest, newest_complete
+from ftis_node.workers.durable import keep_newest
 from ftis_node.workers.weight_store import VERSIONS_AS_A_RESERVE, VERSIONS_AT_ONCE
 
 if TYPE_CHECKING:
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from ftis_node.replay.buffer import ReplayBuffer
     from ftis_node.workers.shared_weights import Way
 
-CHECKPOINT_PREFIX = "step-"  # a copy, because learner/checkpoint/checkpoint.py imports torch
 DAMAGED_PREFIX = "damaged-"
 TURNED_OVER = re.compile(r".+\.log\.\d+")
 GROUPS_BYTES = 16 << 20  # groups in progress, event log lines, the buffer's journal
@@ -112,7 +112,7 @@ async def reclaim(
     `measure` returns the present disk use of the home.
     """
     target_bytes = (await measure()).used_bytes - missing_bytes
-    saved_step = _saved_step(home) if learns else None
+    saved_step = checkpoint_step(home) if learns else None
     steps: tuple[tuple[str, Callable[[int], Awaitable[object]]], ...] = (
         ("free pages", lambda _: disk(buffer.shrink)),
         ("used groups", lambda num_bytes: disk(buffer.evict_released, num_bytes, saved_step=saved_step)),
@@ -132,12 +132,6 @@ async def reclaim(
 def rotate_logs(home: Home, *, max_bytes: int) -> list[Path]:
     """Rotate the log files of the home that are too long; return their paths. Raise OSError."""
     return [path for path in home.logs.glob("*.log") if rotate_log(path, max_bytes=max_bytes)]
-
-
-def _saved_step(home: Home) -> int:
-    """Return the step of the newest checkpoint; 0 before the first."""
-    newest = newest_complete(home.checkpoints, CHECKPOINT_PREFIX)
-    return 0 if newest is None else int(newest.name.removeprefix(CHECKPOINT_PREFIX))
 
 
 def _old_logs(home: Home) -> Iterator[Path]:

@@ -18,7 +18,7 @@ import msgspec
 from ftis_node.generation.evaluate import evaluate
 from ftis_node.records.peer_messages import PeerStats
 from ftis_node.telemetry.status import EvalStatus
-from ftis_node.telemetry.tracking import TrackedRun, Tracking, numbers_of
+from ftis_node.telemetry.tracking import TrackedRun, Tracking
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,12 +27,8 @@ if TYPE_CHECKING:
     from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
     from ftis_node.generation.evaluate import Generator
-    from ftis_node.gossip.interface import Gossip
-    from ftis_node.learner.messages import StepReport
     from ftis_node.models import PromptTokenizer
     from ftis_node.node.context import NodeContext, NodeCounters
-    from ftis_node.node.peers.swarm_status import SwarmReporter
-    from ftis_node.node.protocols import Generation
     from ftis_node.tasks.base import Task
     from ftis_node.tasks.scorer import IsolatedScorer
 
@@ -55,31 +51,6 @@ def make_tracking(
         settings={"run": manifest.model_dump(mode="json"), "run_id": manifest.run_id, "model": model, "peer": peer_id},
     )
     return Tracking.to(settings.tracking.to, run)
-
-
-@dataclass(kw_only=True, eq=False, repr=False)
-class StepTracker:
-    """Sends one step's report, the generation rate and the swarm section to the trackers."""
-
-    tracking: Tracking
-    generation: Generation
-    gossip: Gossip
-    swarm: SwarmReporter
-
-    async def track(self, report: StepReport) -> None:
-        """Log the numbers of one step. Does nothing without a tracker."""
-        if not self.tracking:
-            return
-        swarm = self.swarm.status(members=await self.gossip.members())
-        report_fields = msgspec.to_builtins(report)
-        del report_fields["step"]  # the axis
-        numbers = numbers_of(report_fields, prefix="learner") | numbers_of(msgspec.to_builtins(swarm), prefix="swarm")
-        self.tracking.log(report.step, {"generation/tokens_per_s": self.generation.tokens_per_s, **numbers})
-
-
-def track_evaluation(tracking: Tracking, evaluation: EvalStatus) -> None:
-    """Log one evaluation under a key with the task's name."""
-    tracking.log(evaluation.step, {f"eval/{evaluation.task}/pass_at_1": evaluation.pass_at_1})
 
 
 class EvaluationHistory:
@@ -131,7 +102,7 @@ class Evaluator:
         self.context.events.write(
             "eval", step=entry.step, task=entry.task, pass_at_1=entry.pass_at_1, n=entry.n, duration_s=duration_s
         )
-        track_evaluation(self.tracking, entry)
+        self.tracking.log(entry.step, {f"eval/{entry.task}/pass_at_1": entry.pass_at_1})
         log.info(
             "step %d: pass@1 %.3f on %d problems of %s",
             entry.step,

@@ -25,7 +25,6 @@ from ftis_node.telemetry.status import BudgetStatus, ReplayStatus, amount
 
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
-    from ftis_node.config.limits import BudgetSection
     from ftis_node.node.context import NodeContext
     from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.supervision.background import DiskThread
@@ -128,11 +127,6 @@ class GenerateBudget:
                 )
             with waiting_for("nothing: its budget of tokens is used up" if self.is_used_up else "a group under way"):
                 await self._changed.wait()
-
-
-def generate_budget(limits: BudgetSection, *, num_tokens: int, num_groups: int) -> GenerateBudget:
-    """Return the budget for a home that has generated `num_tokens` in `num_groups` groups."""
-    return GenerateBudget(limits.generate_tokens, num_tokens=num_tokens, num_groups=num_groups)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -2,76 +2,27 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ftis_node.algorithms import pass_rates
 from ftis_node.node.training.step_shares import note_signals
-from ftis_node.replay.faulty_groups import MAX_FAILED_STEPS
 from ftis_node.replay.lifecycle import ReleaseReason, choose_newest, choose_same_prompts, choose_sapo, choose_useful
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ftis_node.learner.messages import LearnerState
     from ftis_node.node.context import NodeContext
     from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.supervision.background import DiskThread
-    from ftis_node.node.training.group_limits import BufferLimits, SlotPool
     from ftis_node.node.training.step_shares import Division
     from ftis_node.replay.buffer import ReplayBuffer, StoredGroup
     from ftis_node.replay.lifecycle import ChoiceRule
-    from ftis_node.replay.reader import HeldGroup, ReplayReader
+    from ftis_node.replay.reader import ReplayReader
     from ftis_node.swarm.demand import OwnDomain
     from ftis_node.swarm.peer_guard import PeerGuard
     from ftis_node.telemetry.events import EventLog
-
-log = logging.getLogger(__name__)
-
-
-@dataclass(kw_only=True, eq=False, repr=False)
-class StepGroups:
-    """State transitions of TAKEN groups, and the slots that they free."""
-
-    buffer: ReplayBuffer
-    reader: ReplayReader
-    disk: DiskThread
-    slots: SlotPool
-    limits: BufferLimits
-
-    async def release(self, step: int, reason: ReleaseReason) -> None:
-        """Release the groups of a step: TAKEN -> RELEASED."""
-        await self.disk(self.buffer.release_step, step, reason)
-
-    async def note_failed(self, step: int) -> None:
-        """Count a failure against each group of a step."""
-        await self.disk(self.buffer.note_failed, step)
-
-    async def reconcile(self, state: LearnerState) -> None:
-        """Make the groups of steps that are not in the learner's checkpoint ready again: TAKEN -> READY."""
-        last_groups = None if state.last_groups is None else [bytes.fromhex(name) for name in state.last_groups]
-        returned = await self.disk(self.buffer.reconcile, state.step, last_groups)
-        if returned:
-            log.warning("the learner is at step %d: %d groups are ready again", state.step, returned)
-
-    async def release_poisoned(self) -> dict[bytes, HeldGroup | None]:
-        """Release and return groups on which the learner failed repeatedly, so that they cannot block the node."""
-        poisoned = await self.disk(self.buffer.release_poisoned)
-        if poisoned:
-            log.warning(
-                "the learner failed %d times on the same %d groups: they are released", MAX_FAILED_STEPS, len(poisoned)
-            )
-        return {group_id: self.reader.held(group_id) for group_id in poisoned}
-
-    async def prune(self) -> None:
-        """Keep the buffer within its limits."""
-        await self.limits.prune()
-
-    def free_slots(self) -> None:
-        """Free all slots except those of own groups that are READY or TAKEN, or in generation."""
-        self.slots.set_held(self.reader.own_held())
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
