@@ -21,7 +21,7 @@ from ftis_node.lab.experiment.in_process import InProcessNodeFactory
 from ftis_node.lab.experiment.rounds import NO_DELAY
 from ftis_node.node.loops import backfill as repair
 from ftis_node.node.loops import directory, status, upkeep
-from ftis_node.node.startup import shared, wiring
+from ftis_node.node.startup import wiring
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.factories import gossip_limits
 from ftis_node.node.startup.run import run_node
@@ -163,24 +163,25 @@ class FullNode:
                 stack.enter_context(unhandled_errors(lambda where, error: self.unhandled.append(f"{where}: {error!r}")))
                 for module, name, seconds in PERIODS:
                     stack.enter_context(patch.object(module, name, seconds))
-                stack.enter_context(patch.object(shared, "PullLoop", self._made(shared.PullLoop, "pull")))
+                stack.enter_context(patch.object(wiring, "PullLoop", self._made(wiring.PullLoop, "pull")))
                 stack.enter_context(patch.object(wiring, "AuditLoop", self._made(wiring.AuditLoop, "audit")))
                 made_directory = self._made(wiring.DirectoryLoop, "directory", is_up)
                 stack.enter_context(patch.object(wiring, "DirectoryLoop", made_directory))
                 self.monitor.install()
                 await run_node(self.parts, steps=None)
 
-    def _made(self, kind: Any, name: str, made: asyncio.Event | None = None) -> Callable[..., Any]:
-        """Makes a loop as the node does, and keeps it here, too."""
+    def _made(self, kind: Any, name: str, made: asyncio.Event | None = None) -> Any:
+        """The class of a loop that the node makes, which keeps the loop here, too."""
+        node = self
 
-        def make(**arguments: Any) -> Any:
-            loop = kind(**arguments)
-            setattr(self, name, loop)
-            if made is not None:
-                made.set()
-            return loop
+        class Kept(kind):  # type: ignore[misc]
+            def __init__(self, **arguments: Any) -> None:
+                super().__init__(**arguments)
+                setattr(node, name, self)
+                if made is not None:
+                    made.set()
 
-        return make
+        return Kept
 
     def accepted_of(self, peer_id: str) -> int:
         """Groups of a peer that were stored."""
@@ -193,7 +194,7 @@ class FullNode:
         for peer_id in peer_ids:
             if not peers.is_trusted(peer_id):
                 peers.trust(peer_id)  # it would be banned within a second, and reach no further point
-        for pauses in (guard._pauses, self.pull._slots.backoff, self.pull._repair._pauses):
+        for pauses in (guard._pauses, self.pull._slots.backoff, self.pull.backfill._pauses):
             pauses._pauses.clear()
 
 

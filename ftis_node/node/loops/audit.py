@@ -60,9 +60,7 @@ class CheckLoop:
     next_own: Callable[[], Awaitable[Accepted]]
     learner: Learning
     guard: PeerGuard
-
-    def __post_init__(self) -> None:
-        self._sent_version: int | None = None
+    _sent_version: int | None = field(default=None, init=False)
 
     async def run(self) -> None:
         """Run until canceled."""
@@ -126,9 +124,7 @@ class AuditLoop:
     guard: PeerGuard
     takes_turns: bool
     dice: random.Random = field(default_factory=random.SystemRandom)
-
-    def __post_init__(self) -> None:
-        self._waiting: asyncio.Queue[Accepted] = asyncio.Queue(MAX_WAITING)
+    _waiting: asyncio.Queue[Accepted] = field(default_factory=lambda: asyncio.Queue(MAX_WAITING), init=False)
 
     def offer(self, accepted: Accepted) -> None:
         """Queue a foreign group if it can be compared and the sample includes it. The intake loop calls this."""

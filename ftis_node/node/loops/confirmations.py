@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftis_node.node.supervision.task_monitor import waiting_for
-from ftis_node.replay.lifecycle import Freshness, ReleaseReason
+from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.swarm.delivery import ReconfirmQueue
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.rate_limits import SendWindow
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ftis_node.node.loops.announcements import AnnouncementHandler
     from ftis_node.node.peers.serve import Confirmations
     from ftis_node.node.supervision.background import DiskThread
-    from ftis_node.node.training.group_limits import SlotPool
+    from ftis_node.node.training.group_limits import BufferLimits, SlotPool
     from ftis_node.replay.buffer import ReplayBuffer
     from ftis_node.replay.reader import ReplayReader
     from ftis_node.validation import ValidationResult
@@ -127,6 +127,7 @@ class DeliverLoop:
     reader: ReplayReader
     disk: DiskThread
     slots: SlotPool
+    limits: BufferLimits
     confirmations: Confirmations
 
     async def run(self) -> None:
@@ -137,18 +138,9 @@ class DeliverLoop:
                 await asyncio.sleep(POLL_INTERVAL_S)
 
     async def _release(self) -> None:
-        step = self.context.manifest.step
-        freshness = Freshness(
-            now=time.time(),
-            max_age_s=step.max_age_s,
-            policy_version=self.context.state.policy_version,
-            max_version_lag=step.max_version_lag,
-        )
         delivered = await self.disk(self.buffer.release_delivered, self.confirmations.confirmed_ids.keys())
-        stale = await self.disk(self.buffer.release_stale, freshness)
-        for groups, reason in ((delivered, ReleaseReason.DELIVERED), (stale, ReleaseReason.STALE)):
-            for group in groups:
-                self.context.events.write("released", group=group.id, reason=reason)
-        if delivered or stale:
+        for group in delivered:
+            self.context.events.write("released", group=group.id, reason=ReleaseReason.DELIVERED)
+        if await self.limits.release_stale() or delivered:
             await self.disk(self.buffer.prune, max_disk_bytes=self.context.settings.buffer.max_disk_bytes)
             self.slots.set_held(self.reader.own_held())

@@ -16,7 +16,7 @@ returns the verdict of an accepted group only after the group is on disk.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ftis_node.node.peers.manager import REASON as FAULT
@@ -65,12 +65,12 @@ class Arrival:
         return self.made is not None
 
 
+@dataclass(frozen=True, slots=True)
 class _Lane:
     """A bounded queue of envelopes, with the context of their validation."""
 
-    def __init__(self, context: ValidationContext) -> None:
-        self.context = context
-        self.arrivals: asyncio.Queue[Arrival] = asyncio.Queue(QUEUE_CAPACITY)
+    context: ValidationContext
+    arrivals: asyncio.Queue[Arrival] = field(default_factory=lambda: asyncio.Queue(QUEUE_CAPACITY))
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -19,7 +19,7 @@ import asyncio
 import logging
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
@@ -60,9 +60,7 @@ class ReannounceLoop:
     reader: ReplayReader
     counters: NodeCounters
     confirmations: Confirmations
-
-    def __post_init__(self) -> None:
-        self._former: set[bytes] = set()  # READY since an earlier start, and not announced since this start
+    _former: set[bytes] = field(default_factory=set, init=False)  # READY since an earlier start, not announced since
 
     async def run(self) -> None:
         """Run until canceled."""

@@ -97,10 +97,7 @@ class PullSlots:
     def _has_slot_for(self, peer_id: str) -> bool:
         if self.backoff.has_failed(peer_id):
             return not any(map(self.backoff.has_failed, self._asking))
-        if self._is_proven(peer_id):
+        if self._registry.has_sent_groups(peer_id):
             return self._asking[peer_id] < max(1, self._num_slots // 2)
-        num_unproven = sum(not self._is_proven(peer) for peer in self._asking)
+        num_unproven = sum(not self._registry.has_sent_groups(peer) for peer in self._asking)
         return not self._asking[peer_id] and num_unproven < max(1, self._num_slots - 1)
-
-    def _is_proven(self, peer_id: str) -> bool:
-        return self._registry.has_sent_groups(peer_id)

@@ -47,9 +47,8 @@ if TYPE_CHECKING:
     from ftis_node.telemetry.events import EventLog
     from ftis_node.workers.weight_store import WeightProof
 
-DeliverWeights: TypeAlias = (
-    "Callable[[PublishedWeights, ProofToCome | WeightProof | None], Coroutine[None, None, None]]"
-)
+Proof: TypeAlias = "ProofToCome | WeightProof | None"
+DeliverWeights: TypeAlias = "Callable[[PublishedWeights, Proof], Coroutine[None, None, None]]"
 """Receiver of new weights: `update_engine`, or `OfferLoop.take` of a learner node."""
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ftis_node.node.storage.cleanup import reclaim, rotate_logs
@@ -47,9 +47,7 @@ class PeersLoop:
     gossip: Gossip
     peers: PeerManager
     limits: BufferLimits
-
-    def __post_init__(self) -> None:
-        self._clock = SteadyClock()
+    _clock: SteadyClock = field(default_factory=SteadyClock, init=False)
 
     async def run(self) -> None:
         """Run until canceled."""

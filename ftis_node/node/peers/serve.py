@@ -7,7 +7,7 @@ requests, too. Only the sender of a group can sign its text form, which peers wi
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -73,21 +73,24 @@ class Confirmations:
         return True
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Announcer:
     """Builds announcements and publishes them in this node's gossip shard."""
 
-    def __init__(self, *, context: NodeContext, about: NodeDescription, gossip: Gossip) -> None:
-        self._gossip = gossip
-        self._tokenizer = about.tokenizer_prefix
-        self._shard = shard_of(context.peer_id, context.manifest.wire.announcement_shards)
+    context: NodeContext
+    about: NodeDescription
+    gossip: Gossip
+
+    def __post_init__(self) -> None:
+        self._shard = shard_of(self.context.peer_id, self.context.manifest.wire.announcement_shards)
 
     async def may_batch(self) -> bool:
         """Return whether an announcement may have further groups in `more`."""
-        return await self._gossip.all_read_batches()
+        return await self.gossip.all_read_batches()
 
     async def announce(self, announcement: Announcement) -> bool:
         """Announce an own group, with those in `more`. Return False if the network is down."""
-        return await self._gossip.announce(announcement.to_bytes(), shard=self._shard)
+        return await self.gossip.announce(announcement.to_bytes(), shard=self._shard)
 
     def announcement_of(self, held: HeldGroup) -> Announcement:
         """Return the announcement of a stored group, as token ids: the buffer stores only ids of our tokenizer."""
@@ -96,7 +99,7 @@ class Announcer:
             number=held.number,
             envelope_bytes=held.num_bytes,
             num_tokens=held.num_tokens,
-            tokenizer=self._tokenizer,
+            tokenizer=self.about.tokenizer_prefix,
             policy_version=held.policy_version,
             created_at=held.created_at,
             sender=None if held.own else held.sender,
@@ -121,9 +124,7 @@ class PeerRequestHandler:
     registry: PeerRegistry
     counters: NodeCounters
     confirmations: Confirmations
-
-    def __post_init__(self) -> None:
-        self._deliveries = SentBodies()
+    _deliveries: SentBodies = field(default_factory=SentBodies, init=False)
 
     async def lookup(self, ids: Sequence[bytes]) -> list[bytes]:
         """Return the envelopes of those groups that are in the buffer."""
@@ -189,7 +190,7 @@ class PeerRequestHandler:
         node sent the group to the peer, or the peer is the followed learner or has sent good groups. For other peers,
         `ReannounceLoop` first fetches the group back, because this node may have sent it before a restart.
         """
-        is_believed = peer_id == self.context.settings.roles.follow or self.peers.is_known(peer_id)
+        is_believed = peer_id == self.context.settings.roles.follow or not self.peers.is_new_peer(peer_id)
         for group_id in ids:
             if not self.reader.is_own(group_id):
                 continue

@@ -12,7 +12,7 @@ The functions are pure: the caller passes the states.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.telemetry.status import GenerationStatus, HealthStatus, LearnerStatus, LoopStatus, ModelStatus
@@ -28,87 +28,9 @@ if TYPE_CHECKING:
 
 STEP_FIGURES = (
     *("loss", "reward_mean", "kept_fraction", "truncated_fraction", "mean_kl", "grad_norm", "tokens_per_s"),
-    *("micro_batch_tokens", "out_of_memory"),
+    *("micro_batch_tokens", "out_of_memory", "learning_rate", "kl_to_start"),
 )
-OPTIMIZER_FIGURES = ("learning_rate", "kl_to_start")
 MISMATCH_FIGURES = ("mismatch_kl", "mismatch_share", "mismatch_version")
-
-
-class WorkerReporter:
-    """Builds the sections from the workers' clients and the report of the newest step."""
-
-    def __init__(
-        self,
-        *,
-        context: NodeContext,
-        about: NodeDescription,
-        generation: Generation,
-        learner: Learning,
-        counters: NodeCounters,
-    ) -> None:
-        self._context = context
-        self._about = about
-        self._generation = generation
-        self._learner = learner
-        self._counters = counters
-        self._groups_made, self._step = LastChange(), LastChange()
-
-    @property
-    def states(self) -> dict[str, str]:
-        """Return the state of each worker by name."""
-        return {"generation": str(self._generation.state), "learner": str(self._learner.worker_state)}
-
-    def note(self, counts: BufferFigures) -> None:
-        """Note the times of the last group and the last step, when their counts change."""
-        self._groups_made.note(counts.groups_own)
-        self._step.note(self._context.state.step)
-
-    def model(self) -> ModelStatus:
-        """Return the model's section."""
-        learner = self._learner.state
-        return ModelStatus(
-            name=self._about.model,
-            parameters=learner.parameters if learner else 0,
-            trainable_parameters=learner.trainable_parameters if learner else 0,
-            tokenizer_fingerprint=self._about.tokenizer,
-            policy_version=self._context.state.policy_version,
-            training=self._about.training,
-        )
-
-    def generation(self, counts: BufferFigures) -> GenerationStatus:
-        """Return the generation worker's section."""
-        client = self._generation
-        return GenerationStatus(
-            engine=client.engine,
-            state=str(client.state),
-            tokens_per_s=round(client.tokens_per_s, 1),
-            groups_made=counts.groups_own,
-            tokens_made=counts.tokens_own,
-            restarts=client.restarts,
-            policy_version=client.policy_version,
-            hand_over=client.hand_over,
-            last_group_at=self._groups_made.at,
-        )
-
-    def learner(self, counts: BufferFigures) -> LearnerStatus:
-        """Return the learner's section, with the report of its newest step."""
-        client, counters = self._learner, self._counters
-        fields: dict[str, Any] = {}
-        if report := counters.last_report:
-            fields |= {name: getattr(report, name) for name in (*STEP_FIGURES, *OPTIMIZER_FIGURES)}
-        if measured := counters.mismatch_report:
-            fields |= {name: getattr(measured, name) for name in MISMATCH_FIGURES}
-        return LearnerStatus(
-            state=str(client.worker_state),
-            step=self._context.state.step,
-            own_groups=counts.trained_own,
-            foreign_groups=counts.trained_foreign,
-            restarts=client.restarts,
-            last_step_at=self._step.at,
-            layout=client.state.layout if client.state else None,
-            kernels=client.state.kernels if client.state else None,
-            **fields,
-        )
 
 
 @dataclass(slots=True)
@@ -123,6 +45,76 @@ class LastChange:
         if self._value is not None and value != self._value:
             self.at = round(time.time(), 3)
         self._value = value
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class WorkerReporter:
+    """Builds the sections from the workers' clients and the report of the newest step."""
+
+    context: NodeContext
+    about: NodeDescription
+    generation: Generation
+    learner: Learning
+    counters: NodeCounters
+    _groups_made: LastChange = field(default_factory=LastChange, init=False)
+    _step: LastChange = field(default_factory=LastChange, init=False)
+
+    @property
+    def states(self) -> dict[str, str]:
+        """Return the state of each worker by name."""
+        return {"generation": str(self.generation.state), "learner": str(self.learner.worker_state)}
+
+    def note(self, counts: BufferFigures) -> None:
+        """Note the times of the last group and the last step, when their counts change."""
+        self._groups_made.note(counts.groups_own)
+        self._step.note(self.context.state.step)
+
+    def model_status(self) -> ModelStatus:
+        """Return the model's section."""
+        learner = self.learner.state
+        return ModelStatus(
+            name=self.about.model,
+            parameters=learner.parameters if learner else 0,
+            trainable_parameters=learner.trainable_parameters if learner else 0,
+            tokenizer_fingerprint=self.about.tokenizer,
+            policy_version=self.context.state.policy_version,
+            training=self.about.training,
+        )
+
+    def generation_status(self, counts: BufferFigures) -> GenerationStatus:
+        """Return the generation worker's section."""
+        client = self.generation
+        return GenerationStatus(
+            engine=client.engine,
+            state=str(client.state),
+            tokens_per_s=round(client.tokens_per_s, 1),
+            groups_made=counts.groups_own,
+            tokens_made=counts.tokens_own,
+            restarts=client.restarts,
+            policy_version=client.policy_version,
+            hand_over=client.hand_over,
+            last_group_at=self._groups_made.at,
+        )
+
+    def learner_status(self, counts: BufferFigures) -> LearnerStatus:
+        """Return the learner's section, with the report of its newest step."""
+        client, counters = self.learner, self.counters
+        fields: dict[str, Any] = {}
+        if report := counters.last_report:
+            fields |= {name: getattr(report, name) for name in STEP_FIGURES}
+        if measured := counters.mismatch_report:
+            fields |= {name: getattr(measured, name) for name in MISMATCH_FIGURES}
+        return LearnerStatus(
+            state=str(client.worker_state),
+            step=self.context.state.step,
+            own_groups=counts.trained_own,
+            foreign_groups=counts.trained_foreign,
+            restarts=client.restarts,
+            last_step_at=self._step.at,
+            layout=client.state.layout if client.state else None,
+            kernels=client.state.kernels if client.state else None,
+            **fields,
+        )
 
 
 def worker_problems(states: Mapping[str, str]) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -120,9 +120,7 @@ class OwnStats:
     context: NodeContext
     counters: NodeCounters
     evaluations: EvaluationHistory
-
-    def __post_init__(self) -> None:
-        self._samples: deque[tuple[float, int]] = deque(maxlen=NUM_SAMPLES)
+    _samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=NUM_SAMPLES), init=False)
 
     def sample(self, *, last_number: int) -> None:
         """Note how many groups have been sent; the rate is an average since the oldest of the noted numbers."""

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftis_node.node.supervision.task_monitor import waiting_for
-from ftis_node.replay.lifecycle import ReleaseReason
+from ftis_node.replay.lifecycle import Freshness, ReleaseReason
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.telemetry.status import BudgetStatus, ReplayStatus, amount
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.supervision.background import DiskThread
     from ftis_node.replay.buffer import ReplayBuffer
+    from ftis_node.replay.lifecycle import Candidate
     from ftis_node.replay.reader import BufferFigures
 
 log = logging.getLogger(__name__)
@@ -196,6 +198,21 @@ class BufferLimits:
         keep = {"keep": limits.max_ready_groups, "keep_bytes": limits.max_ready_bytes}
         for group in await self.disk(self.buffer.evict_foreign, **keep, cap=self.peers.share_cap()):
             self.context.events.write("released", group=group.id, reason=ReleaseReason.EVICTED)
+
+    async def release_stale(self) -> list[Candidate]:
+        """Release and return the READY groups that are too old, by the run's limits of age and version."""
+        step = self.context.manifest.step
+        freshness = Freshness(
+            now=time.time(),
+            max_age_s=step.max_age_s,
+            policy_version=self.context.state.policy_version,
+            max_version_lag=step.max_version_lag,
+            peer_id=self.context.peer_id,
+        )
+        stale = await self.disk(self.buffer.release_stale, freshness)
+        for group in stale:
+            self.context.events.write("released", group=group.id, reason=ReleaseReason.STALE)
+        return stale
 
     async def prune(self) -> None:
         """Delete released groups beyond the disk bound, oldest first; keep the groups of steps after the checkpoint."""

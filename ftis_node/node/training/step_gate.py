@@ -21,15 +21,12 @@ from ftis_node.node.training.step_shares import (
     never_starts,
     substitute_foreign,
 )
-from ftis_node.replay.lifecycle import Freshness, ReleaseReason
 
 if TYPE_CHECKING:
     from ftis_node.gossip.interface import Gossip
     from ftis_node.node.context import NodeContext
-    from ftis_node.node.supervision.background import DiskThread
     from ftis_node.node.training.group_limits import BufferLimits, SlotPool
     from ftis_node.node.training.step_shares import StepShares
-    from ftis_node.replay.buffer import ReplayBuffer
     from ftis_node.replay.reader import ReplayReader
 
 log = logging.getLogger(__name__)
@@ -61,9 +58,7 @@ class TimedStepGate:
     step_shares: StepShares
     limits: BufferLimits
     slots: SlotPool
-    buffer: ReplayBuffer
     reader: ReplayReader
-    disk: DiskThread
     gossip: Gossip
 
     def __post_init__(self) -> None:
@@ -144,16 +139,6 @@ class TimedStepGate:
         )
 
     async def _release_unusable(self) -> None:
-        freshness = Freshness(
-            now=time.time(),
-            max_age_s=self.context.manifest.step.max_age_s,
-            policy_version=self.context.state.policy_version,
-            max_version_lag=self.context.manifest.step.max_version_lag,
-            peer_id=self.context.peer_id,
-        )
-        stale = await self.disk(self.buffer.release_stale, freshness)
-        for group in stale:
-            self.context.events.write("released", group=group.id, reason=ReleaseReason.STALE)
-        if stale:
+        if await self.limits.release_stale():
             self.slots.set_held(self.reader.own_held())
         await self.limits.evict_foreign()

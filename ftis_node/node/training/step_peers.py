@@ -12,7 +12,7 @@ above 0, since a peer of weight 0 could not be measured again. A restart resets 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ftis_node.learner.messages import TrainGroup
@@ -98,9 +98,7 @@ class StepPeers:
     registry: PeerRegistry
     counters: NodeCounters
     guard: PeerGuard
-
-    def __post_init__(self) -> None:
-        self._peer_weights = PeerWeights()
+    _peer_weights: PeerWeights = field(default_factory=PeerWeights, init=False)
 
     def batch(self, groups: Sequence[StoredGroup]) -> list[TrainGroup]:
         """Return the groups in the learner's form, without foreign groups whose conversion fails."""
