@@ -134,7 +134,6 @@ POINTS: dict[Place, tuple[str, ...]] = {
         "node/loops/pull.py:PullLoop._note_outcome",
         "node/loops/pull.py:PullLoop._note_useless",
         "node/loops/pull.py:PullLoop._pull",
-        "node/loops/pull.py:PullLoop._pull_now",
         "node/loops/pull.py:PullLoop._settle",
         "node/loops/pull.py:PullLoop._spend_the_rest",
         "node/loops/pull.py:_is_useless",
@@ -186,7 +185,6 @@ GENERATORS = (
     "node/loops/weight_download.py:VersionStore.put",
 )
 LEARNERS = (
-    "node/loops/weight_offer.py:OfferLoop._note_begin",
     "node/loops/weight_offer.py:OfferLoop.give",
     "node/loops/weight_offer.py:OfferLoop.give>open_weights_request",
 )

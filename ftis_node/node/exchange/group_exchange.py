@@ -181,7 +181,10 @@ class GroupExchange:
             prompt_ref=item.ref,
             prompt_hash=hash_prompt(self.tokenizer.encode_prompt(item.prompt)),
             tokens=tokens,
-            finish_reasons=tuple(self._finish_reason(int(ids[-1])) for ids in tokens.ids_of_each()),
+            finish_reasons=tuple(
+                FinishReason.STOP if int(ids[-1]) in self.tokenizer.eos_ids else FinishReason.LENGTH
+                for ids in tokens.ids_of_each()
+            ),
             rewards=rewards,
             statuses=statuses,
             policy_versions=versions,
@@ -210,6 +213,3 @@ class GroupExchange:
             given = len(prompt_ids) // 4
             return refuse("prompt_mismatch", f"problem {item.ref} has other tokens here ({len(expected)}, not {given})")
         return None
-
-    def _finish_reason(self, last_id: int) -> FinishReason:
-        return FinishReason.STOP if last_id in self.tokenizer.eos_ids else FinishReason.LENGTH

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.gossip.interface import Fetched, FetchOutcome
 from ftis_node.node.loops.announcements import MAX_SENDERS
-from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.node.supervision.task_monitor import pause, waiting_for
 from ftis_node.records.bounds import MAX_INTEGER
 from ftis_node.records.peer_messages import BackfillRequest
 from ftis_node.swarm.peer_guard import PeerBackoff, Place
@@ -90,16 +90,14 @@ class BackfillLoop:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._keep_filling_gaps(), name="repair-gaps")
             while True:
-                with waiting_for("the clock"):
-                    await asyncio.sleep(PERIOD_S)
+                await pause(PERIOD_S)
                 for peer_id in await self._silent_members():
                     self._querying.add(peer_id)
                     tasks.create_task(self._query_silent(peer_id), name=f"repair-silent-{peer_id[-6:]}")
 
     async def _keep_filling_gaps(self) -> None:
         while True:
-            with waiting_for("the clock"):
-                await asyncio.sleep(PERIOD_S)
+            await pause(PERIOD_S)
             await self._fill_gaps()
             self._report_progress()
 
@@ -271,8 +269,7 @@ class ShardsLoop:
         await self._choose(count=min(FIRST_SHARDS, self._num_shards))
         while True:
             before, counted_at = self._num_announcements(), time.monotonic()
-            with waiting_for("the clock"):
-                await asyncio.sleep(SHARDS_INTERVAL_S)
+            await pause(SHARDS_INTERVAL_S)
             announcements_per_s = (self._num_announcements() - before) / (time.monotonic() - counted_at)
             count = num_affordable(
                 announcements_per_s,

@@ -16,9 +16,10 @@ import logging
 import time
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
-from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.node.supervision.task_monitor import pause, waiting_for
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.swarm.delivery import ReconfirmQueue
 from ftis_node.swarm.peer_guard import Place
@@ -68,15 +69,10 @@ class ConfirmationLoop:
         while True:
             with waiting_for("a gathered confirmation"):
                 await self._has_gathered.wait()
-            with waiting_for("the clock"):
-                await asyncio.sleep(WINDOW_S)
+            await pause(WINDOW_S)
             self._has_gathered.clear()
-            while due := self._take_gathered():
+            while due := [*islice(iter(self._gathered.take, None), MAX_SENDING)]:
                 await asyncio.gather(*(self._send(sender, ids) for sender, ids in due))
-
-    def _take_gathered(self) -> list[tuple[str, list[bytes]]]:
-        taken = (self._gathered.take() for _ in range(MAX_SENDING))
-        return [due for due in taken if due is not None]
 
     async def _confirm_again(self) -> None:
         while True:
@@ -134,8 +130,7 @@ class DeliverLoop:
         """Run until canceled."""
         while True:
             await self._release()
-            with waiting_for("the clock"):
-                await asyncio.sleep(POLL_INTERVAL_S)
+            await pause(POLL_INTERVAL_S)
 
     async def _release(self) -> None:
         delivered = await self.disk(self.buffer.release_delivered, self.confirmations.confirmed_ids.keys())

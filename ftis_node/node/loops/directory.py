@@ -17,7 +17,7 @@ from ftis_node import __version__
 from ftis_node.errors import RecordError
 from ftis_node.gossip.interface import SwarmPhase
 from ftis_node.gossip.multiaddr import is_public
-from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.node.supervision.task_monitor import pause, waiting_for
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
 from ftis_node.records.parsing import SCHEMA
 from ftis_node.swarm.peer_guard import Place
@@ -164,8 +164,7 @@ class DirectoryLoop:
             self._members = present
             self._report_changes(present)
             self.registry.own_record = self._own_record()
-            with waiting_for("the clock"):
-                await asyncio.sleep(MEMBER_LOOKUP_INTERVAL_S)
+            await pause(MEMBER_LOOKUP_INTERVAL_S)
 
     def _log_changes(self, present: set[str]) -> None:
         """Log the peers that joined or left, at most MAX_NAMED of them by name."""
@@ -212,8 +211,7 @@ class DirectoryLoop:
                 guarded = self.gossip.guard.work_for(peer_id, Place.RECORD)
                 with waiting_for("a peer's record", endless=False), guarded:
                     await self._read_record(peer_id)
-            with waiting_for("the clock"):
-                await asyncio.sleep(period_s)
+            await pause(period_s)
 
     async def _read_record(self, peer_id: str) -> None:
         data = await self.gossip.get_record(peer_id)

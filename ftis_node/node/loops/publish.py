@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
-from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.node.supervision.task_monitor import pause, waiting_for
 from ftis_node.records.bounds import MAX_MORE_GROUPS
 from ftis_node.records.envelope import announce_group, join_announcements, open_envelope, seal_group
 from ftis_node.swarm.peer_guard import Place
@@ -68,18 +68,14 @@ class ReannounceLoop:
         for group_id in self._former:
             self.confirmations.pending.announced(group_id, now=-math.inf)
         while True:
-            with waiting_for("the clock"):
-                await asyncio.sleep(REANNOUNCE_PERIOD_S)
-            await self._check_claims()
+            await pause(REANNOUNCE_PERIOD_S)
+            claims = self.confirmations.unverified.take(MAX_CHECKED)
+            await asyncio.gather(*(self._check(peer_id, group_id) for peer_id, group_id in claims))
             if await self.gossip.members():
                 await self._announce_again()
 
-    async def _check_claims(self) -> None:
-        """Check confirmations of groups that this process did not send: fetch the group back from the peer."""
-        claims = self.confirmations.unverified.take(MAX_CHECKED)
-        await asyncio.gather(*(self._check(peer_id, group_id) for peer_id, group_id in claims))
-
     async def _check(self, peer_id: str, group_id: bytes) -> None:
+        """Check a confirmation of a group that this process did not send: fetch the group back from the peer."""
         if group_id in self.confirmations.confirmed_ids or self.reader.held(group_id) is None:
             return
         with self.gossip.guard.work_for(peer_id, Place.CONFIRM):
@@ -175,8 +171,7 @@ class PublishLoop:
             with waiting_for("a gathered announcement"):
                 await self._has_gathered.wait()
             self._has_gathered.clear()
-            with waiting_for("the clock"):
-                await asyncio.sleep(self._window.wait_s(ALL, now=time.monotonic()))
+            await pause(self._window.wait_s(ALL, now=time.monotonic()))
             await self._announce()
 
     async def _announce(self) -> None:

@@ -182,7 +182,8 @@ class PullLoop:
     async def _pull_and_release(self, batch: PullRequest) -> None:
         try:
             with self.gossip.guard.work_for(batch.source.peer_id, Place.PULL) as work:
-                await self._pull(batch)
+                async with self._in_memory.of(len(batch.items) * self.context.manifest.wire.max_envelope_bytes):
+                    await self._pull(batch)
             if work.failed:  # do not request the unsettled groups from this peer again
                 self._queue.missed(batch, missing=[item.id for item in batch.items])
         finally:
@@ -223,11 +224,6 @@ class PullLoop:
             self._allowance.spend(max(0, more_bytes), now=time.monotonic())
 
     async def _pull(self, batch: PullRequest) -> None:
-        most_bytes = len(batch.items) * self.context.manifest.wire.max_envelope_bytes
-        async with self._in_memory.of(most_bytes):
-            await self._pull_now(batch)
-
-    async def _pull_now(self, batch: PullRequest) -> None:
         peer_id, as_text = batch.source
         ids = [item.id for item in batch.items]
         timeout_s = self.context.settings.swarm.pull_timeout_s

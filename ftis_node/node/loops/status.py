@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import msgspec
 from ftis_node import __version__
 from ftis_node.config.disk_room import replace_file
 from ftis_node.node.supervision.process_limits import FileShortage, num_open_files, open_files
-from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.node.supervision.task_monitor import pause
 from ftis_node.telemetry.status import EndWord, LimitsStatus, NodeStatus, RunStatus, Status
 
 if TYPE_CHECKING:
@@ -70,8 +69,7 @@ class StatusLoop:
         while True:
             for _ in range(PERIODS_PER_SAVE):
                 await self._shortage.passed_over(self.refresh)
-                with waiting_for("the clock"):
-                    await asyncio.sleep(PERIOD_S)
+                await pause(PERIOD_S)
             await self._shortage.passed_over(partial(self.disk, self.save))
 
     async def refresh(self, *, state: str = "running", end: EndWord | None = None) -> Status:

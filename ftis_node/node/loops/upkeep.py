@@ -17,7 +17,7 @@ from ftis_node.node.storage.cleanup import reclaim, rotate_logs
 from ftis_node.node.storage.event_log_snapshot import EventLogSnapshot
 from ftis_node.node.storage.usage import HomeUse, measure_usage
 from ftis_node.node.supervision.background import in_background
-from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.node.supervision.task_monitor import pause
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.telemetry.clock import SteadyClock
 from ftis_node.telemetry.terminal_text import size
@@ -59,8 +59,7 @@ class PeersLoop:
             for _ in range(PERIODS_PER_SAVE):
                 await self.limits.enforce()
                 self._note_jump()
-                with waiting_for("the clock"):
-                    await asyncio.sleep(PEERS_PERIOD_S)
+                await pause(PEERS_PERIOD_S)
 
     def _note_jump(self) -> None:
         """Log a jump of the machine's clock, because validation compares the times that peers send with it."""

@@ -24,7 +24,7 @@ from ftis_node.models import model_fingerprint
 from ftis_node.node.loops.weight_download import Download, OfferWithdrawnError, VersionStore
 from ftis_node.node.protocols import serves_adapters
 from ftis_node.node.supervision.background import in_background
-from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.node.supervision.task_monitor import pause, waiting_for
 from ftis_node.records.weights import WeightsPart, WeightsRequest, open_offer
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.transit import VersionsInTransit, should_fetch
@@ -116,8 +116,7 @@ class FollowLoop:
                 if received is not None and self._should_fetch(received):
                     with waiting_for(f"the file of weights {received.offer.version}"):  # the learner may be off
                         await self._fetch(received)
-            with waiting_for("the clock"):
-                await asyncio.sleep(self._settings.poll_interval_s)
+            await pause(self._settings.poll_interval_s)
 
     async def _poll(self) -> ReceivedOffer | None:
         """Return the learner's newest offer; None without an answer, or if the offer is refused."""

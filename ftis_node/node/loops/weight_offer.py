@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.learner.checkpoint.saving import MAX_UNSAVED_STEPS
 from ftis_node.models import model_fingerprint
+from ftis_node.node.loops.weight_download import HASHES_PER_ITEM
 from ftis_node.node.supervision.background import in_background
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.records.bounds import DIGEST_BYTES, MAX_CHUNK_BYTES, MAX_INTEGER
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 OFFERED = "offered"  # folder beside the published versions: hard links need one file system
-HASHES_PER_ITEM = MAX_CHUNK_BYTES // DIGEST_BYTES
 MAX_READERS = 256  # downloads with a start time; beyond that, drop the oldest
 
 
@@ -182,7 +182,9 @@ class OfferLoop:
             return
         self._requested_at[held.offer.version] = time.monotonic()
         if question.part is WeightsPart.HASHES:
-            self._note_begin(peer_id, held)
+            self._begun_at[peer_id, held.offer.sha256] = time.monotonic()
+            if len(self._begun_at) > MAX_READERS:
+                del self._begun_at[next(iter(self._begun_at))]
             for at in range(0, len(held.chunk_hashes), HASHES_PER_ITEM * DIGEST_BYTES):
                 yield held.chunk_hashes[at : at + HASHES_PER_ITEM * DIGEST_BYTES]
             return
@@ -194,11 +196,6 @@ class OfferLoop:
                 )
         if last == held.offer.num_chunks > question.first:
             self._note_end(peer_id, held)
-
-    def _note_begin(self, peer_id: str, held: OfferedVersion) -> None:
-        self._begun_at[peer_id, held.offer.sha256] = time.monotonic()
-        if len(self._begun_at) > MAX_READERS:
-            del self._begun_at[next(iter(self._begun_at))]
 
     def _note_end(self, peer_id: str, held: OfferedVersion) -> None:
         """Record that the last chunk was sent. The duration is None if the peer did not request the hashes first."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -58,21 +58,16 @@ def stopped_peers(home: Home) -> Iterator[PeerControl]:
 
     Raise HomeInUseError if a node has just started on it.
     """
-    with opened(home):
+    with opened(home), closing(EventLog(home.events)) as events:
         settings = read_object(home.settings) if home.settings.exists() else {}
         status = read_object(home.status) if home.status.exists() else {}
-        events = EventLog(home.events)
         node, saved = status.get("node"), status.get("peers")
         own_id = str(node.get("peer_id", "")) if isinstance(node, dict) else ""
         rows = [row for row in saved if isinstance(row, dict)] if isinstance(saved, list) else []
         admission = _admission_of(settings, home)
-        book = PeerManager(home.peers, own_id=own_id, settings=admission, events=events)
-        try:
+        with closing(PeerManager(home.peers, own_id=own_id, settings=admission, events=events)) as book:
             known = [{"peer_id": peer_id} for peer_id in book.known()]
             yield PeerControl(book, lambda: [*rows, *known])
-        finally:
-            book.close()
-            events.close()
 
 
 def _admission_of(settings: Mapping[str, Any], home: Home) -> Admission:

@@ -7,6 +7,7 @@ requests, too. Only the sender of a group can sign its text form, which peers wi
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
@@ -165,8 +166,7 @@ class PeerRequestHandler:
 
     def _find(self, request: BackfillRequest) -> list[bytes]:
         """Return the announcements of the requested groups. Runs in the disk thread, on a separate connection."""
-        reader = ReplayReader(self.home.replay)
-        try:
+        with closing(ReplayReader(self.home.replay)) as reader:
             found = reader.find_held(
                 sender=request.sender,
                 first_number=request.first_number,
@@ -175,8 +175,6 @@ class PeerRequestHandler:
                 limit=MAX_ANSWERS,
             )
             return [self.announcer.announcement_of(held).to_bytes() for held in found]
-        finally:
-            reader.close()
 
     def sent(self, peer_id: str, group_id: bytes) -> None:
         """Note that this node sent the group to a peer."""

@@ -25,7 +25,7 @@ from ftis_node.node.startup.startup_summary import end_lines, finished_lines, re
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.background import until_signalled
 from ftis_node.node.supervision.process_limits import apply_limits
-from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.node.supervision.task_monitor import pause, waiting_for
 from ftis_node.node.supervision.watchdog import ServiceManager, Watchdog
 from ftis_node.replay.integrity import reporting_damage
 from ftis_node.swarm.topology import shard_of
@@ -158,8 +158,7 @@ async def _until_canceled() -> None:
 async def _wait_until_generated(wiring: Wiring) -> None:
     """Wait until the token budget is used up and every group is published; without a budget, wait forever."""
     while wiring.step_shares.makes_more:
-        with waiting_for("the clock"):
-            await asyncio.sleep(BUDGET_POLL_S)
+        await pause(BUDGET_POLL_S)
     log.info("all that the budget allows is generated and announced: the node ends")
 
 
@@ -211,16 +210,17 @@ async def _run(
                 finally:
                     watchdog.events = None
     except asyncio.CancelledError:  # by a signal, which is a clean end
-        _check_saved(parts)
-        _log_end(observed, home, settings, watchdog, parts)
+        _report_end(observed, home, settings, watchdog, parts)
         raise
-    _check_saved(parts)
-    _log_end(observed, home, settings, watchdog, parts)
+    _report_end(observed, home, settings, watchdog, parts)
 
 
-def _log_end(
+def _report_end(
     observed: MonitoringApi, home: Home, settings: NodeSettings, watchdog: Watchdog, parts: NodeComponents | None
 ) -> None:
+    """Log the summary of the end. Raise MachineError if a full disk kept the last steps from being saved."""
+    if parts is not None and parts.context.settings.learns:
+        check_saved(parts.home, parts.source, parts.context.settings, step=parts.context.state.step)
     if watchdog.has_fault:
         return
     if parts is None or observed.status is None or observed.status.first is None:
@@ -228,8 +228,3 @@ def _log_end(
         return
     first, latest = observed.status.first, observed.status.latest
     log_block(log, end_lines(first, latest, home, settings=settings, counters=parts.counters))
-
-
-def _check_saved(parts: NodeComponents | None) -> None:
-    if parts is not None and parts.context.settings.learns:
-        check_saved(parts.home, parts.source, parts.context.settings, step=parts.context.state.step)

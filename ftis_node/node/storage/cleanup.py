@@ -113,10 +113,11 @@ async def reclaim(
     """
     target_bytes = (await measure()).used_bytes - missing_bytes
     saved_step = checkpoint_step(home) if learns else None
+    old_logs = (path for path in sorted(home.logs.iterdir()) if TURNED_OVER.fullmatch(path.name))
     steps: tuple[tuple[str, Callable[[int], Awaitable[object]]], ...] = (
         ("free pages", lambda _: disk(buffer.shrink)),
         ("used groups", lambda num_bytes: disk(buffer.evict_released, num_bytes, saved_step=saved_step)),
-        ("old logs", lambda num_bytes: in_background(_remove_first, _old_logs(home), num_bytes)),
+        ("old logs", lambda num_bytes: in_background(_remove_first, old_logs, num_bytes)),
         ("old events", lambda num_bytes: _remove_old_events(home, num_bytes)),
         ("old checkpoints", lambda _: in_background(_remove_old_checkpoints, home)),
     )
@@ -132,10 +133,6 @@ async def reclaim(
 def rotate_logs(home: Home, *, max_bytes: int) -> list[Path]:
     """Rotate the log files of the home that are too long; return their paths. Raise OSError."""
     return [path for path in home.logs.glob("*.log") if rotate_log(path, max_bytes=max_bytes)]
-
-
-def _old_logs(home: Home) -> Iterator[Path]:
-    return (path for path in sorted(home.logs.iterdir()) if TURNED_OVER.fullmatch(path.name))
 
 
 async def _remove_old_events(home: Home, num_bytes: int) -> None:

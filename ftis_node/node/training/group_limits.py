@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -146,11 +147,8 @@ class BufferReporter:
         return await self.disk(self._count)
 
     def _count(self) -> BufferFigures:
-        reader = ReplayReader(self.home.replay)
-        try:
+        with closing(ReplayReader(self.home.replay)) as reader:
             return reader.figures()
-        finally:
-            reader.close()
 
     def status(self, counts: BufferFigures) -> ReplayStatus:
         """Return the buffer's section."""
