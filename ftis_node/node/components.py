@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ftis_node.memory.placement import WorkerPlacement
-from ftis_node.node.storage.usage import DiskSpace
+from ftis_node.node.storage.disk_space import DiskSpace
 from ftis_node.node.training.group_limits import GenerateBudget
 from ftis_node.telemetry.tracking import Tracking
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
     from ftis_node.node.exchange.messages import OwnGroup
     from ftis_node.node.peers.manager import PeerManager
-    from ftis_node.node.storage.usage import DiskSpace
+    from ftis_node.node.storage.disk_space import DiskSpace
     from ftis_node.node.supervision.background import DiskThread
     from ftis_node.node.training.group_limits import SlotPool
     from ftis_node.node.training.step_selection import StepSelection

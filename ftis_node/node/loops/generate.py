@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ftis_node.models import PromptTokenizer
     from ftis_node.node.context import NodeContext, NodeDescription
     from ftis_node.node.protocols import Generation
-    from ftis_node.node.storage.usage import DiskSpace
+    from ftis_node.node.storage.disk_space import DiskSpace
     from ftis_node.node.training.group_limits import GenerateBudget, SlotPool
     from ftis_node.node.training.step_shares import Division
     from ftis_node.tasks.base import Task, TaskItem

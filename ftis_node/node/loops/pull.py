@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ftis_node.node.loops.intake import IntakeLoop
     from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.peers.registry import PeerRegistry
-    from ftis_node.node.storage.usage import DiskSpace
+    from ftis_node.node.storage.disk_space import DiskSpace
     from ftis_node.node.training.step_shares import StepShares
     from ftis_node.replay.reader import ReplayReader
     from ftis_node.swarm.demand import DomainPortion, OwnDomain

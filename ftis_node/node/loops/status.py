@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ftis_node.gossip.interface import Gossip
     from ftis_node.node.context import NodeContext, NodeDescription
     from ftis_node.node.peers.swarm_status import PeerTable, SwarmReporter
-    from ftis_node.node.storage.usage import DiskSpace
+    from ftis_node.node.storage.disk_space import DiskSpace
     from ftis_node.node.supervision.background import DiskThread
     from ftis_node.node.supervision.worker_status import HealthReporter, WorkerReporter
     from ftis_node.node.training.evaluation import EvaluationHistory

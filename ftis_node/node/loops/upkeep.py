@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ftis_node.node.storage.cleanup import reclaim, rotate_logs
+from ftis_node.node.storage.disk_space import HomeUse, measure_usage
 from ftis_node.node.storage.event_log_snapshot import EventLogSnapshot
-from ftis_node.node.storage.usage import HomeUse, measure_usage
 from ftis_node.node.supervision.background import in_background
 from ftis_node.node.supervision.task_monitor import pause
 from ftis_node.swarm.peer_guard import Place
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ftis_node.gossip.interface import Gossip
     from ftis_node.node.context import NodeContext
     from ftis_node.node.peers.manager import PeerManager
-    from ftis_node.node.storage.usage import DiskSpace
+    from ftis_node.node.storage.disk_space import DiskSpace
     from ftis_node.node.supervision.background import DiskThread
     from ftis_node.node.training.group_limits import BufferLimits
     from ftis_node.replay.buffer import ReplayBuffer

@@ -30,8 +30,8 @@ from ftis_node.node.startup.recovery import log_unknown_steps, release_damaged
 from ftis_node.node.startup.startup_summary import mark_end, mark_start, start_lines
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.storage.cleanup import num_versions, version_bytes
+from ftis_node.node.storage.disk_space import DiskSpace
 from ftis_node.node.storage.event_log_snapshot import EventLogSnapshot
-from ftis_node.node.storage.usage import DiskSpace
 from ftis_node.node.supervision.background import DiskThread, first_of_ours
 from ftis_node.node.training.evaluation import EvaluationHistory, make_tracking
 from ftis_node.node.training.group_limits import GenerateBudget, SlotPool

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ftis_node.models import ModelSource, PromptTokenizer
     from ftis_node.node.startup.factories import NodeFactory
     from ftis_node.node.startup.run_plan import RunPlan
-    from ftis_node.node.storage.usage import HomeLimit
+    from ftis_node.node.storage.disk_space import HomeLimit
     from ftis_node.tasks.base import Task
     from ftis_node.telemetry.log import OnProgress
 

@@ -27,7 +27,7 @@ from ftis_node.memory.choice import CHECKPOINT_PREFIX
 from ftis_node.models import parameter_count, read_shape
 from ftis_node.node.protocols import dtype_of, serves_adapters
 from ftis_node.node.startup.preflight import checkpoint_bytes, checkpoint_step
-from ftis_node.node.storage.usage import HomeLimit
+from ftis_node.node.storage.disk_space import HomeLimit
 from ftis_node.node.supervision.background import in_background
 from ftis_node.telemetry.events import event_log_files
 from ftis_node.telemetry.terminal_text import size
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ftis_node.config.home import Home
     from ftis_node.config.node import NodeSettings
     from ftis_node.models import ModelSource
-    from ftis_node.node.storage.usage import HomeUse
+    from ftis_node.node.storage.disk_space import HomeUse
     from ftis_node.node.supervision.background import DiskThread
     from ftis_node.replay.buffer import ReplayBuffer
     from ftis_node.workers.shared_weights import Way
