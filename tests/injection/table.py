@@ -263,7 +263,7 @@ EXCEPTIONS: dict[str, str] = {
     "node/training/evaluation.py:make_tracking": "this node's own report",
     "node/loops/train.py:TrainLoop._train_in_turn": "groups of several peers; each is guarded in `StepPeers`",
     "node/loops/train.py:TrainLoop._train": "groups of several peers; each is guarded in `StepPeers`",
-    "node/training/step_selection.py:write_taken": "ids and numbers of groups that are stored",
+    "node/training/step_gate.py:write_taken": "ids and numbers of groups that are stored",
     "validation/*rules.py:*": "a part of `judge`",
 }
 """Patterns of points where nothing is injected, and why nothing of a peer can raise there alone."""

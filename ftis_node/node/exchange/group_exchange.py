@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ftis_node.node.storage.disk_space import DiskSpace
     from ftis_node.node.supervision.background import DiskThread
     from ftis_node.node.training.group_limits import SlotPool
-    from ftis_node.node.training.step_selection import StepSelection
+    from ftis_node.node.training.step_gate import StepSelection
     from ftis_node.replay.buffer import ReplayBuffer, StoredGroup
     from ftis_node.swarm.peer_guard import PeerGuard
     from ftis_node.tasks.base import Task, TaskItem

@@ -37,10 +37,9 @@ if TYPE_CHECKING:
     from ftis_node.node.supervision.background import DiskThread
     from ftis_node.node.training.evaluation import Evaluator
     from ftis_node.node.training.group_limits import BufferLimits, SlotPool
-    from ftis_node.node.training.step_gate import StepGate
+    from ftis_node.node.training.step_gate import StepGate, StepSelection
     from ftis_node.node.training.step_peers import StepPeers
     from ftis_node.node.training.step_report import StepReporter
-    from ftis_node.node.training.step_selection import StepSelection
     from ftis_node.node.training.step_shares import StepShares
     from ftis_node.replay.buffer import ReplayBuffer, StoredGroup
     from ftis_node.replay.reader import ReplayReader

@@ -24,13 +24,11 @@ from ftis_node.node.peers.registry import PeerRegistry
 from ftis_node.node.peers.serve import Confirmations
 from ftis_node.node.protocols import NullGeneration, NullLearner
 from ftis_node.node.startup.factories import NodeInputs
-from ftis_node.node.startup.preflight import checkpoint_step
 from ftis_node.node.startup.prepare import prepare
 from ftis_node.node.startup.recovery import log_unknown_steps, release_damaged
 from ftis_node.node.startup.startup_summary import mark_end, mark_start, start_lines
 from ftis_node.node.startup.wiring import Wiring
-from ftis_node.node.storage.cleanup import num_versions, version_bytes
-from ftis_node.node.storage.disk_space import DiskSpace
+from ftis_node.node.storage.disk_space import DiskSpace, checkpoint_step, num_versions, version_bytes
 from ftis_node.node.storage.event_log_snapshot import EventLogSnapshot
 from ftis_node.node.supervision.background import DiskThread, first_of_ours
 from ftis_node.node.training.evaluation import EvaluationHistory, make_tracking

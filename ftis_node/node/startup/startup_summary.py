@@ -17,7 +17,7 @@ from ftis_node.config.home_files import raised_budgets, start_command
 from ftis_node.config.roles import ROLES
 from ftis_node.errors import FileError
 from ftis_node.files import read_file, read_object
-from ftis_node.node.startup.preflight import checkpoint_step
+from ftis_node.node.storage.disk_space import checkpoint_step
 from ftis_node.telemetry.health_summary import BUDGET_UNITS, duration
 from ftis_node.telemetry.status import EndWord, Status
 

@@ -19,7 +19,7 @@ from ftis_node.node.loops.generate import GenerateLoop
 from ftis_node.node.loops.intake import IntakeLoop
 from ftis_node.node.loops.publish import PublishLoop, ReannounceLoop
 from ftis_node.node.loops.pull import PullLoop
-from ftis_node.node.loops.status import StatusLoop
+from ftis_node.node.loops.status import HealthReporter, StatusLoop, WorkerReporter
 from ftis_node.node.loops.train import TrainLoop, update_engine
 from ftis_node.node.loops.upkeep import DiskSpaceLoop, PeersLoop
 from ftis_node.node.loops.weight_follow import FollowLoop
@@ -27,13 +27,11 @@ from ftis_node.node.loops.weight_offer import OfferLoop, newest_offered
 from ftis_node.node.peers.serve import Announcer, PeerRequestHandler
 from ftis_node.node.peers.swarm_status import PeerTable, SwarmReporter
 from ftis_node.node.supervision.watchdog import Watchdog
-from ftis_node.node.supervision.worker_status import HealthReporter, WorkerReporter
 from ftis_node.node.training.evaluation import Evaluator, OwnStats
 from ftis_node.node.training.group_limits import BufferLimits, BufferReporter
-from ftis_node.node.training.step_gate import TimedStepGate
+from ftis_node.node.training.step_gate import StepSelection, TimedStepGate
 from ftis_node.node.training.step_peers import StepPeers
 from ftis_node.node.training.step_report import StepReporter
-from ftis_node.node.training.step_selection import StepSelection
 from ftis_node.node.training.step_shares import StepShares
 from ftis_node.swarm.demand import OwnDomain
 from ftis_node.tasks import part_names

@@ -1,13 +1,25 @@
-"""The disk use of a home, measured from its files, and the rule that compares it with the limit.
+"""The disk space of a home: its use, measured from its files, its limit, and the cleanup of a nearly full home.
 
     free     the smaller of the space below the limit and the free space of the disk
     reserve  space for the next checkpoint, groups in progress and log lines
 
-    free < reserve + cushion     nearly full: the node removes files that are not needed (cleanup.py)
+    free < reserve + cushion     nearly full: the node removes files that are not needed
     free < reserve               full: the node pauses
     free >= reserve + cushion/2  after full: the node continues
 
-All are in bytes.
+All are in bytes. The cleanup removes the least needed data first, and only as much as necessary:
+
+    0  free pages of the buffer's file
+    1  released groups, oldest first: peers can fetch them from other nodes
+    2  rotated logs, then rotated event logs, oldest first
+    3  checkpoints that were set aside as damaged, then all except the newest
+
+It never removes READY groups, groups of a step, the newest checkpoint, the identity, or files of other programs.
+
+Logs of workers are rotated by size. A worker writes to a file that it inherited, and cannot open another one. So
+rotation copies the content to `generation.log.1` and truncates the file. The worker appends, so it continues at the
+start of the file. A line that the worker writes between copy and truncation is lost. A pipe instead would let a full
+pipe block the worker.
 """
 
 from __future__ import annotations
@@ -15,21 +27,44 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftis_node.config.disk_room import free_bytes
+from ftis_node.config.disk_room import free_bytes, is_disk_full
+from ftis_node.config.limits import usual_home_bytes
+from ftis_node.errors import ConfigError, ModelError
+from ftis_node.memory.choice import CHECKPOINT_PREFIX
+from ftis_node.models import parameter_count, read_shape
+from ftis_node.node.protocols import dtype_of, serves_adapters
+from ftis_node.node.supervision.background import in_background
+from ftis_node.telemetry.events import event_log_files
 from ftis_node.telemetry.terminal_text import size
-from ftis_node.workers.durable import TEMPORARY_MARK
+from ftis_node.workers.durable import TEMPORARY_MARK, keep_newest, newest_complete
+from ftis_node.workers.weight_store import VERSIONS_AS_A_RESERVE, VERSIONS_AT_ONCE
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+
     from ftis_node.config.home import Home
+    from ftis_node.config.node import NodeSettings
+    from ftis_node.models import ModelSource
+    from ftis_node.node.supervision.background import DiskThread
+    from ftis_node.replay.buffer import ReplayBuffer
+    from ftis_node.workers.shared_weights import Way
 
 CHECKPOINT = re.compile(r"step-\d+")
 CUSHION_SHARE = 16  # of the limit
 MAX_CUSHION_BYTES = 1 << 30
 UNLIMITED_BYTES = 1 << 60
+DAMAGED_PREFIX = "damaged-"
+TURNED_OVER = re.compile(r".+\.log\.\d+")
+GROUPS_BYTES = 16 << 20  # groups in progress, event log lines, the buffer's journal
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+FLOAT32_BYTES = 4
+MOMENTS_BYTES = {"float32": 8, "offload": 8, "8bit": 2}  # of both Adam moments, per parameter
 
 
 class DiskSpace:
@@ -124,3 +159,140 @@ def _files(root: Path) -> list[tuple[Path, int]]:
             except FileNotFoundError:
                 continue
     return found
+
+
+def checkpoint_step(home: Home) -> int:
+    """Return the step of the home's newest checkpoint, 0 without one."""
+    newest = newest_complete(home.checkpoints, CHECKPOINT_PREFIX)
+    return 0 if newest is None else int(newest.name.removeprefix(CHECKPOINT_PREFIX))
+
+
+def checkpoint_bytes(source: ModelSource, settings: NodeSettings) -> int:
+    """Return the bytes of one checkpoint: float32 weights and Adam's moments, of the full model or the adapter."""
+    num_trained = parameter_count(source)
+    if settings.lora:
+        with suppress(ModelError):  # without a known shape, use the full model as an upper bound
+            num_trained = read_shape(source).adapter_parameters(settings.lora_adapter.rank)
+    return num_trained * (FLOAT32_BYTES + MOMENTS_BYTES[settings.learner.optimizer_states])
+
+
+def limit_of(settings: NodeSettings, source: ModelSource) -> HomeLimit:
+    """Return the home's limit. Raise ConfigError if the node's minimum is above the limit."""
+    checkpoint = checkpoint_bytes(source, settings) if settings.learns else 0
+    limits, reserve = settings.limits, checkpoint + GROUPS_BYTES
+    if not limits.home_bytes:
+        num_followed = (
+            settings.roles.max_pending_versions + 1 if settings.role == "generator" else 0
+        )  # plus the download
+        usual = usual_home_bytes(
+            limits,
+            buffer_bytes=max(settings.buffer.max_disk_bytes, settings.buffer.max_ready_bytes),
+            checkpoint_bytes=checkpoint,
+            keep_checkpoints=settings.learner.keep_checkpoints,
+            weights_bytes=(num_versions(settings) + num_followed) * version_bytes(settings, source),
+        )
+        return HomeLimit(usual, reserve)
+    limit = HomeLimit(limits.home_bytes, reserve)
+    needed = checkpoint + reserve + limit.cushion_bytes
+    if needed > limits.home_bytes:
+        raise ConfigError(
+            f"limits.home_bytes is {size(limits.home_bytes)}, and this model needs {size(needed)} at least (a "
+            "checkpoint, the next one beside it, groups): allow more, train an adapter (--lora), or remove the limit"
+        )
+    return limit
+
+
+def num_versions(settings: NodeSettings, way: Way = "file") -> int:
+    """Return the number of versions on disk between learner and generator, plus those that a learner node offers.
+
+    With the `way` "ipc" the learner writes a file only for an engine that cannot map its GPU memory.
+    """
+    if not settings.generates and not settings.learns:
+        return 0
+    at_once = VERSIONS_AS_A_RESERVE if way == "ipc" else VERSIONS_AT_ONCE
+    return at_once + (0 if settings.generates else settings.roles.max_published_versions)
+
+
+def version_bytes(settings: NodeSettings, source: ModelSource) -> int:
+    """Return the size of the weights in one weight sync, in bytes."""
+    if serves_adapters(settings):
+        num_values = read_shape(source).adapter_parameters(settings.lora_adapter.rank)
+    else:
+        num_values = parameter_count(source)
+    return num_values * DTYPE_BYTES[dtype_of(settings)]
+
+
+async def reclaim(
+    missing_bytes: int,
+    *,
+    home: Home,
+    buffer: ReplayBuffer,
+    disk: DiskThread,
+    learns: bool,
+    measure: Callable[[], Awaitable[HomeUse]],
+) -> AsyncIterator[tuple[str, int]]:
+    """Remove files until `missing_bytes` are free or no file is removable; yield each kind with the freed bytes.
+
+    `measure` returns the present disk use of the home.
+    """
+    target_bytes = (await measure()).used_bytes - missing_bytes
+    saved_step = checkpoint_step(home) if learns else None
+    old_logs = (path for path in sorted(home.logs.iterdir()) if TURNED_OVER.fullmatch(path.name))
+    steps: tuple[tuple[str, Callable[[int], Awaitable[object]]], ...] = (
+        ("free pages", lambda _: disk(buffer.shrink)),
+        ("used groups", lambda num_bytes: disk(buffer.evict_released, num_bytes, saved_step=saved_step)),
+        ("old logs", lambda num_bytes: in_background(_remove_first, old_logs, num_bytes)),
+        ("old events", lambda num_bytes: _remove_old_events(home, num_bytes)),
+        ("old checkpoints", lambda _: in_background(_remove_old_checkpoints, home)),
+    )
+    for what, remove in steps:
+        before = (await measure()).used_bytes
+        if before <= target_bytes:
+            return
+        await remove(before - target_bytes)
+        if (freed_bytes := before - (await measure()).used_bytes) > 0:
+            yield what, freed_bytes
+
+
+def rotate_logs(home: Home, *, max_bytes: int) -> list[Path]:
+    """Rotate the log files of the home that are too long; return their paths. Raise OSError."""
+    return [path for path in home.logs.glob("*.log") if rotate_log(path, max_bytes=max_bytes)]
+
+
+async def _remove_old_events(home: Home, num_bytes: int) -> None:
+    """Remove the oldest event logs, so that the rest is contiguous. Run in the event loop, which also rotates them."""
+    _remove_first((path for path in event_log_files(home.events) if path != home.events), num_bytes)
+
+
+def _remove_first(paths: Iterator[Path], num_bytes: int) -> None:
+    """Remove files in order until `num_bytes` are freed."""
+    for path in paths:
+        if num_bytes <= 0:
+            return
+        num_bytes -= path.stat().st_size
+        path.unlink()
+
+
+def _remove_old_checkpoints(home: Home) -> None:
+    for path in home.checkpoints.glob(f"{DAMAGED_PREFIX}*"):
+        shutil.rmtree(path)
+    keep_newest(home.checkpoints, CHECKPOINT_PREFIX, keep=1)
+
+
+def rotate_log(path: Path, *, max_bytes: int) -> bool:
+    """Move the content of `path` to `<name>.1`, replacing that file, if it has `max_bytes` or more.
+
+    Return whether the file was rotated. On a full disk the content is lost instead. Raise OSError.
+    """
+    if not path.is_file() or path.stat().st_size < max_bytes:
+        return False
+    older = path.with_name(f"{path.name}.1")
+    older.unlink(missing_ok=True)  # before the copy, so that there are never three files
+    try:
+        shutil.copyfile(path, older)
+    except OSError as error:
+        older.unlink(missing_ok=True)
+        if not is_disk_full(error, path.parent):
+            raise
+    os.truncate(path, 0)
+    return True

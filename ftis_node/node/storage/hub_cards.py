@@ -10,15 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from ftis_node import __version__
 from ftis_node.config.manifest import read_own_manifest
 from ftis_node.errors import ConfigError, FileError
 from ftis_node.files import read_object
 from ftis_node.models.source import HUB_ID
-from ftis_node.node.startup.startup_summary import read_last_status
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.replay.rollout_rows import rows_schema
 from ftis_node.tasks.registry import hub_datasets, task_licenses
+from ftis_node.telemetry.status import Status
 from ftis_node.telemetry.terminal_text import printable
 
 if TYPE_CHECKING:
@@ -115,7 +117,7 @@ def read_run_record(home: Home, *, base: str | None = None, step: int | None = N
     """
     if not home.run_toml.exists() or not home.settings.exists():
         raise ConfigError(f"no node has run with the home {home.root}: give the right one with --home")
-    settings, status = read_object(home.settings), read_last_status(home)
+    settings, (status, num_peers) = read_object(home.settings), _last_status(home)
     model = str(settings.get("model", ""))
     last = status.learner.step if step is None else step
     own_tokens, foreign_tokens = _trained_tokens(home)
@@ -127,21 +129,23 @@ def read_run_record(home: Home, *, base: str | None = None, step: int | None = N
         seed=seed if isinstance(seed := settings.get("seed"), int) else 0,
         own_groups=status.learner.own_groups,
         foreign_groups=status.learner.foreign_groups,
-        num_peers=_num_peers(home),
+        num_peers=num_peers,
         own_tokens=own_tokens,
         foreign_tokens=foreign_tokens,
         evaluations=tuple(entry for entry in status.eval if entry.step <= last),
     )
 
 
-def _num_peers(home: Home) -> int:
-    """Return the number of peers in the last status that sent accepted groups; 0 if the status is damaged."""
+def _last_status(home: Home) -> tuple[Status, int]:
+    """Return the last status, and the number of peers in it that sent accepted groups; empty if it is damaged."""
     try:
-        rows = read_object(home.status).get("peers")
-    except (OSError, FileError):
-        return 0
+        document = read_object(home.status)
+        status = msgspec.convert(document, Status)
+    except (OSError, FileError, msgspec.ValidationError):
+        return Status(), 0
+    rows = document.get("peers")
     accepted = [row.get("groups_accepted") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-    return sum(isinstance(number, int) and number > 0 for number in accepted)
+    return status, sum(isinstance(number, int) and number > 0 for number in accepted)
 
 
 def _trained_tokens(home: Home) -> tuple[int, int] | tuple[None, None]:

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from ftis_node.node.storage import cleanup as module
-from ftis_node.node.storage.cleanup import rotate_log
+from ftis_node.node.storage.disk_space import rotate_log
 
 if TYPE_CHECKING:
     from pathlib import Path
