@@ -49,6 +49,11 @@ ComponentT = TypeVar("ComponentT", bound="DataclassInstance")
 NODE_PARTS = {part.name for part in fields(NodeComponents)}
 
 
+def _shared(kind: type[ComponentT]) -> cached_property[ComponentT]:
+    """Return a property of `Wiring`: a component that it makes at the first use, for all who use it."""
+    return cached_property(lambda wiring: wiring.make(kind))
+
+
 class Wiring:
     """Maker of the loops and components of one node. It makes a component that several loops share once.
 
@@ -56,12 +61,24 @@ class Wiring:
     of this class, that has its name.
     """
 
+    announcements = _shared(AnnouncementHandler)
+    announcer = _shared(Announcer)
+    backfill = _shared(BackfillLoop)
+    evaluator = _shared(Evaluator)
+    limits = _shared(BufferLimits)
+    peer_table = _shared(PeerTable)
+    pull = _shared(PullLoop)
+    reporter = _shared(StepReporter)
+    served = _shared(PeerRequestHandler)
+    step_shares = _shared(StepShares)
+    swarm = _shared(SwarmReporter)
+
     def __init__(self, node: NodeComponents) -> None:
         self.node = node
         self.guard = node.gossip.guard
         self.takes_turns = node.arrangement.takes_turns
 
-    def _make(self, kind: type[ComponentT], **given: Any) -> ComponentT:
+    def make(self, kind: type[ComponentT], **given: Any) -> ComponentT:
         """Return a component. `given` are the dependencies that are not found by the name of their field."""
         needed = {each.name for each in fields(kind) if each.default is MISSING and each.default_factory is MISSING}
         found = {name: getattr(self.node if name in NODE_PARTS else self, name) for name in needed - given.keys()}
@@ -69,19 +86,7 @@ class Wiring:
 
     @cached_property
     def intake(self) -> IntakeLoop:
-        return self._make(IntakeLoop, newest_offered=partial(newest_offered, self.node.context, self.node.learner))
-
-    @cached_property
-    def announcements(self) -> AnnouncementHandler:
-        return self._make(AnnouncementHandler)
-
-    @cached_property
-    def backfill(self) -> BackfillLoop:
-        return self._make(BackfillLoop)
-
-    @cached_property
-    def pull(self) -> PullLoop:
-        return self._make(PullLoop)
+        return self.make(IntakeLoop, newest_offered=partial(newest_offered, self.node.context, self.node.learner))
 
     @cached_property
     def own_domain(self) -> OwnDomain | None:
@@ -89,41 +94,9 @@ class Wiring:
         share, domain = self.node.context.manifest.step.own_domain_fraction, self.node.about.domain
         return OwnDomain(part_names(domain), share) if share is not None and domain else None
 
-    @cached_property
-    def step_shares(self) -> StepShares:
-        return self._make(StepShares)
-
-    @cached_property
-    def limits(self) -> BufferLimits:
-        return self._make(BufferLimits)
-
-    @cached_property
-    def announcer(self) -> Announcer:
-        return self._make(Announcer)
-
-    @cached_property
-    def swarm(self) -> SwarmReporter:
-        return self._make(SwarmReporter)
-
-    @cached_property
-    def evaluator(self) -> Evaluator:
-        return self._make(Evaluator)
-
-    @cached_property
-    def peer_table(self) -> PeerTable:
-        return self._make(PeerTable)
-
-    @cached_property
-    def reporter(self) -> StepReporter:
-        return self._make(StepReporter)
-
-    @cached_property
-    def served(self) -> PeerRequestHandler:
-        return self._make(PeerRequestHandler)
-
     @property
     def selection(self) -> StepSelection:
-        return self._make(StepSelection)
+        return self.make(StepSelection)
 
     def rollout_loops(self) -> dict[str, Coroutine[None, None, None]]:
         """Return the loops that bring own and foreign groups into the buffer, without the train loop."""
@@ -149,24 +122,24 @@ class Wiring:
         )
 
     def generate_loop(self, scored: asyncio.Queue[Group]) -> GenerateLoop:
-        return self._make(GenerateLoop, scored=scored, position=self.node.buffer.prompt_position())
+        return self.make(GenerateLoop, scored=scored, position=self.node.buffer.prompt_position())
 
     def publish_loop(self, scored: asyncio.Queue[Group]) -> PublishLoop:
-        return self._make(PublishLoop, scored=scored, last_number=self.node.buffer.last_number())
+        return self.make(PublishLoop, scored=scored, last_number=self.node.buffer.last_number())
 
     def group_exchange(self, publish: PublishLoop) -> GroupExchange:
-        return self._make(GroupExchange, publish_scored=publish.publish)
+        return self.make(GroupExchange, publish_scored=publish.publish)
 
     def check_loop(self) -> CheckLoop:
-        return self._make(CheckLoop, next_own=self.intake.next_own)
+        return self.make(CheckLoop, next_own=self.intake.next_own)
 
     def audit_loop(self) -> AuditLoop:
-        audit = self._make(AuditLoop)
+        audit = self.make(AuditLoop)
         self.intake.on_foreign = audit.offer
         return audit
 
     def reannounce_loop(self) -> ReannounceLoop:
-        return self._make(ReannounceLoop)
+        return self.make(ReannounceLoop)
 
     def shards_loop(self) -> ShardsLoop:
         node = self.node
@@ -180,44 +153,44 @@ class Wiring:
         )
 
     def directory_loop(self, backfill: BackfillLoop | None) -> DirectoryLoop:
-        return self._make(DirectoryLoop, backfill=backfill, stats=self._make(OwnStats))
+        return self.make(DirectoryLoop, backfill=backfill, stats=self.make(OwnStats))
 
     def deliver_loop(self) -> DeliverLoop:
-        return self._make(DeliverLoop)
+        return self.make(DeliverLoop)
 
     def peers_loop(self) -> PeersLoop:
-        return self._make(PeersLoop)
+        return self.make(PeersLoop)
 
     def disk_space_loop(self) -> DiskSpaceLoop:
-        return self._make(DiskSpaceLoop)
+        return self.make(DiskSpaceLoop)
 
     def status_loop(self, *, watchdog: Watchdog | None = None, http_refused: Counter[str] | None = None) -> StatusLoop:
-        workers = self._make(WorkerReporter)
+        workers = self.make(WorkerReporter)
         watchdog = watchdog or Watchdog(self.node.context.settings.observe)
-        return self._make(
+        return self.make(
             StatusLoop,
             workers=workers,
-            health=self._make(HealthReporter, workers=workers, watchdog=watchdog),
-            buffer=self._make(BufferReporter),
+            health=self.make(HealthReporter, workers=workers, watchdog=watchdog),
+            buffer=self.make(BufferReporter),
             http_refused=Counter() if http_refused is None else http_refused,
         )
 
     def offer_loop(self) -> OfferLoop:
-        return self._make(OfferLoop)
+        return self.make(OfferLoop)
 
     def follow_loop(self) -> FollowLoop:
-        return self._make(FollowLoop)
+        return self.make(FollowLoop)
 
     def step_gate(self) -> TimedStepGate:
-        return self._make(TimedStepGate, stored=self.intake.stored)
+        return self.make(TimedStepGate, stored=self.intake.stored)
 
     def train_loop(self, gate: StepGate, *, last_step: int | None, deliver: DeliverWeights | None = None) -> TrainLoop:
         """Return the train loop. `deliver` takes new weights; None delivers them to this node's generation worker."""
         update = partial(update_engine, generation=self.node.generation, events=self.node.context.events)
-        return self._make(
+        return self.make(
             TrainLoop,
             gate=gate,
             deliver=deliver or update,
-            peers=self._make(StepPeers),
+            peers=self.make(StepPeers),
             last_step=last_step,
         )
