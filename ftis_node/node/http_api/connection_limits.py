@@ -105,7 +105,6 @@ class HttpGuard:
         return True
 
     def forget(self, connection: _Connection) -> None:
-        """Forget a closed connection."""
         self._open.pop(connection.transport, None)
 
     def note_fault(self, error: BaseException) -> None:

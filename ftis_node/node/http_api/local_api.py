@@ -78,11 +78,9 @@ class LocalApi:
     _num_streams: int = field(default=0, init=False)
 
     async def show_status(self, request: web.Request) -> web.Response:
-        """Return the snapshot."""
         return web.Response(body=self.status.latest.to_json(), content_type="application/json")
 
     async def show_peers(self, request: web.Request) -> web.Response:
-        """Return the peer table."""
         return web.json_response(self.peer_table.rows())
 
     async def show_swarm(self, request: web.Request) -> web.Response:
@@ -141,7 +139,6 @@ def write_token(token_file: Path) -> str:
 
 
 def add_control(app: web.Application, control: PeerControl, token: str) -> None:
-    """Add the routes of the operator's actions."""
     for action in ACTIONS:
         app.router.add_post(f"/peers/{action}", partial(_handle, control, action, token))
 

@@ -40,11 +40,9 @@ class MonitoringApi:
     refused: Counter[str] = field(default_factory=Counter)
 
     def newest(self) -> Status:
-        """Return the newest snapshot."""
         return self.status.latest if self.status else STARTING
 
     async def show_metrics(self, request: web.Request) -> web.Response:
-        """Return the snapshot for Prometheus."""
         return web.Response(body=render_metrics(self.newest()), headers={"Content-Type": CONTENT_TYPE})
 
     async def show_health(self, request: web.Request) -> web.Response:
@@ -60,7 +58,6 @@ class MonitoringApi:
 
 
 def add_probes(app: web.Application, observed: MonitoringApi) -> None:
-    """Add the three routes."""
     app.router.add_get("/metrics", observed.show_metrics)
     app.router.add_get("/healthz", observed.show_health)
     app.router.add_get("/readyz", observed.show_readiness)

@@ -63,7 +63,6 @@ class CheckLoop:
     _sent_version: int | None = field(default=None, init=False)
 
     async def run(self) -> None:
-        """Run until canceled."""
         while True:
             with waiting_for("an own group"):
                 accepted = await self.next_own()
@@ -135,7 +134,6 @@ class AuditLoop:
                 self._waiting.put_nowait(accepted)
 
     async def run(self) -> None:
-        """Run until canceled."""
         while True:
             with waiting_for("a group to compare"):
                 accepted = await self._waiting.get()

@@ -127,7 +127,6 @@ class DeliverLoop:
     confirmations: Confirmations
 
     async def run(self) -> None:
-        """Run until canceled."""
         while True:
             await self._release()
             await pause(POLL_INTERVAL_S)

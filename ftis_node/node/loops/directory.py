@@ -146,7 +146,6 @@ class DirectoryLoop:
         self._catching_up = asyncio.Semaphore(MAX_CATCHING_UP)
 
     async def run(self) -> None:
-        """Run until canceled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch_members(tasks), name="directory-members")
             tasks.create_task(self._renew_records(), name="directory-records")

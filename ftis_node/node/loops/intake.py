@@ -61,7 +61,6 @@ class Arrival:
 
     @property
     def own(self) -> bool:
-        """Return whether this node generated the group."""
         return self.made is not None
 
 
@@ -141,7 +140,6 @@ class IntakeLoop:
         return await self._newest_own.get()
 
     async def run(self) -> None:
-        """Run until canceled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._judge_all(self._known), name="intake-validate")
             tasks.create_task(self._judge_all(self._new_peers), name="intake-validate-strangers")

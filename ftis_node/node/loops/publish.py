@@ -63,7 +63,6 @@ class ReannounceLoop:
     _former: set[bytes] = field(default_factory=set, init=False)  # READY since an earlier start, not announced since
 
     async def run(self) -> None:
-        """Run until canceled."""
         self._former.update(self.reader.own_ready())
         for group_id in self._former:
             self.confirmations.pending.announced(group_id, now=-math.inf)
@@ -129,7 +128,6 @@ class PublishLoop:
         self._has_gathered = asyncio.Event()
 
     async def run(self) -> None:
-        """Run until canceled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._publish_all(), name="publish-groups")
             tasks.create_task(self._announce_gathered(), name="publish-announce")

@@ -98,7 +98,6 @@ class PullLoop:
         self._in_memory = HeldBytes(self.context.settings.limits.bodies_in_memory_bytes)
 
     async def run(self) -> None:
-        """Run until canceled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.announcements.listen(), name="pull-listen")
             tasks.create_task(self._dispatch(tasks), name="pull-dispatch")

@@ -57,7 +57,6 @@ class PullSlots:
 
     @property
     def num_in_use(self) -> int:
-        """Return the number of pulls in flight."""
         return self._asking.total()
 
     async def acquire(self) -> None:

@@ -67,7 +67,6 @@ class LastChange:
     _value: int | None = None
 
     def note(self, value: int) -> None:
-        """Note the present count."""
         if self._value is not None and value != self._value:
             self.at = round(time.time(), 3)
         self._value = value
@@ -87,7 +86,6 @@ class WorkerReporter:
 
     @property
     def states(self) -> dict[str, str]:
-        """Return the state of each worker by name."""
         return {"generation": str(self.generation.state), "learner": str(self.learner.worker_state)}
 
     def note(self, counts: BufferFigures) -> None:
@@ -96,7 +94,6 @@ class WorkerReporter:
         self._step.note(self.context.state.step)
 
     def model_status(self) -> ModelStatus:
-        """Return the model's section."""
         learner = self.learner.state
         return ModelStatus(
             name=self.about.model,
@@ -108,7 +105,6 @@ class WorkerReporter:
         )
 
     def generation_status(self, counts: BufferFigures) -> GenerationStatus:
-        """Return the generation worker's section."""
         client = self.generation
         return GenerationStatus(
             engine=client.engine,
@@ -170,11 +166,9 @@ class HealthReporter:
 
     @property
     def has_fault(self) -> bool:
-        """Return whether the watchdog has found a fault."""
         return self.watchdog.has_fault
 
     def status(self) -> HealthStatus:
-        """Return the section."""
         swarm, states = self.gossip.state, self.workers.states
         problems = [*worker_problems(states), *map(str, self.watchdog.board.stuck())]
         waits_for = not_ready(states, swarm_state=str(swarm.state), swarm_reason=swarm.reason)
@@ -226,7 +220,6 @@ class StatusLoop:
         self.first: Status | None = None
 
     async def run(self) -> None:
-        """Run until canceled."""
         while True:
             for _ in range(PERIODS_PER_SAVE):
                 await self._shortage.passed_over(self.refresh)

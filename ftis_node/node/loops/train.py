@@ -127,7 +127,6 @@ class TrainLoop:
 
     @property
     def step(self) -> int:
-        """Return the last completed step."""
         return self.context.state.step
 
     async def run(self) -> None:

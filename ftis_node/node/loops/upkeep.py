@@ -49,7 +49,6 @@ class PeersLoop:
     _clock: SteadyClock = field(default_factory=SteadyClock, init=False)
 
     async def run(self) -> None:
-        """Run until canceled."""
         while True:
             for peer in await self.gossip.connected_peers():
                 with self.gossip.guard.work_for(peer.peer_id, Place.PRESENCE):

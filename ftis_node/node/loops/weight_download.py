@@ -69,7 +69,6 @@ class VersionStore:
 
     @property
     def partial(self) -> Path:
-        """Return the folder of downloads in progress."""
         return self._folder / "partial"
 
     def find(self) -> list[StoredVersion]:
@@ -92,7 +91,6 @@ class VersionStore:
         self._offers[offer.version] = offer
 
     def offer(self, version: int) -> WeightsOffer:
-        """Return the offer of a version."""
         return self._offers[version]
 
     def for_engine(self, version: int) -> tuple[PublishedWeights, WeightProof]:
@@ -109,7 +107,6 @@ class VersionStore:
             self.remove(older)
 
     def remove(self, version: int) -> None:
-        """Remove all files of a version."""
         del self._offers[version]
         shutil.rmtree(self._path(version))
 
@@ -185,7 +182,6 @@ class Download:
         return self._part
 
     def discard(self) -> None:
-        """Delete all files of the download."""
         self._part.unlink(missing_ok=True)
         self._list.unlink(missing_ok=True)
 

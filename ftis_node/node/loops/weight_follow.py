@@ -104,7 +104,6 @@ class FollowLoop:
             await self._serve(served, before=0)
 
     async def run(self) -> None:
-        """Run until canceled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._keep_fetching(), name="follow-fetch")
             tasks.create_task(self._keep_serving(), name="follow-serve")

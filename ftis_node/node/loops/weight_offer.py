@@ -112,7 +112,6 @@ class OfferLoop:
         self._changed.set()
 
     async def run(self) -> None:
-        """Run until canceled."""
         started_from = await in_background(model_fingerprint, self.source)
         while True:
             with waiting_for("new weights"):

@@ -98,7 +98,6 @@ class PeerManager:
 
     @property
     def limits(self) -> ValidationLimits:
-        """Return this node's bounds for validation."""
         return ValidationLimits(self._settings.validation.max_clock_skew_s, self._settings.validation.min_mean_logprob)
 
     def note_addresses(self, peer_id: str, addresses: Sequence[str]) -> None:
@@ -140,7 +139,6 @@ class PeerManager:
         return not self.is_trusted(peer_id) and not self._standings.reputation(peer_id).is_known(now=self._clock())
 
     def standing(self, peer_id: str) -> TrustLevel:
-        """Return the peer's present trust level."""
         if self.is_banned(peer_id):
             return TrustLevel.BANNED
         if self.is_trusted(peer_id):

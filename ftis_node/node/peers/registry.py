@@ -123,11 +123,9 @@ class PeerRegistry:
         return activity
 
     def record_of(self, peer_id: str) -> PeerRecord | None:
-        """Return the directory record of a peer; None if none is known."""
         return activity.record if (activity := self.peers.get(peer_id)) else None
 
     def has_sent_groups(self, peer_id: str) -> bool:
-        """Return whether this node has accepted a group of that peer."""
         return (activity := self.peers.get(peer_id)) is not None and activity.accepted > 0
 
     def note_refusal(self, peer_id: str, what: str, error: RecordError) -> None:

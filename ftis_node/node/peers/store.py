@@ -76,7 +76,6 @@ class PeerStore:
         self._db.execute(f"PRAGMA busy_timeout = {SAVE_BUSY_TIMEOUT_MS}")
 
     def close(self) -> None:
-        """Close the file."""
         self._db.close()
 
     def load(self, standings: ReputationTable, *, now: float) -> None:

@@ -110,11 +110,9 @@ class BootstrapApi:
         return web.Response(text=PAGE.format(text=html.escape("\n".join(lines))), content_type="text/html")
 
     async def show_swarm(self, request: web.Request) -> web.Response:
-        """Return a list with the view of each run."""
         return web.json_response([view.as_dict() for view in self._views])
 
     async def show_metrics(self, request: web.Request) -> web.Response:
-        """Return the counts for Prometheus."""
         members = {view.run.id: len(view.peers) + view.num_omitted + view.num_unreadable for view in self._views}
         num_refused = self._node.counters.records_refused
         body = render_bootstrap_metrics(num_connected=self._num_connected, members=members, num_refused=num_refused)

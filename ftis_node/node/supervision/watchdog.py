@@ -79,17 +79,14 @@ class LoopDelay:
     _late_s: deque[float] = field(default_factory=lambda: deque(maxlen=round(LAG_WINDOW_S / BEAT_S)))
 
     def note(self, late_s: float) -> None:
-        """Add the delay of a beat."""
         self._late_s.append(max(0.0, late_s))
 
     @property
     def mean_s(self) -> float | None:
-        """Return the mean delay; None before the first beat."""
         return sum(self._late_s) / len(self._late_s) if self._late_s else None
 
     @property
     def longest_s(self) -> float | None:
-        """Return the longest delay; None before the first beat."""
         return max(self._late_s, default=None)
 
 

@@ -95,7 +95,6 @@ class GenerateBudget:
 
     @property
     def may_begin(self) -> bool:
-        """Return whether another group may start."""
         if self._limit is None:
             return True
         if not self._num_groups:  # the mean group size is unknown before the first group
@@ -109,7 +108,6 @@ class GenerateBudget:
         return self._limit is not None and not self._num_under_way and self._num_tokens >= self._limit
 
     def begin(self) -> None:
-        """Note the start of a group."""
         self._num_under_way += 1
 
     def end(self, num_tokens: int) -> None:
@@ -151,7 +149,6 @@ class BufferReporter:
             return reader.figures()
 
     def status(self, counts: BufferFigures) -> ReplayStatus:
-        """Return the buffer's section."""
         return ReplayStatus(
             waiting=self.slots.waiting,
             ready=counts.ready,
@@ -162,7 +159,6 @@ class BufferReporter:
         )
 
     def budget(self, counts: BufferFigures) -> BudgetStatus:
-        """Return the budget's section."""
         limits = self.context.settings.budget
         return BudgetStatus(
             generate_tokens=amount(counts.tokens_own, limits.generate_tokens),

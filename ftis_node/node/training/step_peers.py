@@ -52,7 +52,6 @@ class RunningMean:
     steps: int = 0
 
     def add(self, value: float) -> None:
-        """Add a step's value."""
         self.total = DECAY * self.total + (1 - DECAY) * value
         self.norm = DECAY * self.norm + (1 - DECAY)
         self.steps += 1

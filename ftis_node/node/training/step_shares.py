@@ -130,7 +130,6 @@ class StepQuota:
 
     @classmethod
     def of(cls, manifest: RunManifest) -> StepQuota:
-        """Return the run's quota."""
         step = manifest.step
         return cls(
             own=step.own_groups,
@@ -173,7 +172,6 @@ class StepInputs:
 
 
 def may_start(needs: StepQuota, outlook: StepInputs) -> bool:
-    """Return whether the step may start now."""
     if outlook.own_ready < needs.own_waited_for:
         return False
     if outlook.foreign_ready >= needs.foreign:
