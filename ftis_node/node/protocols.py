@@ -1,9 +1,6 @@
-"""Interfaces of the two workers for the loops, and null objects for missing workers.
+"""Interfaces of the two workers for the loops, and null objects for the workers that a node's role lacks.
 
-Null objects for the workers that a node's role lacks: they implement the protocol and do nothing.
-
-So the loops and the status do not depend on the role. `daemon.py` lists the loops of each role. A method that only a
-missing loop calls raises FtisError.
+So the loops and the status do not depend on the role. A method that only a missing loop calls raises FtisError.
 
 Settings on which both workers of a node must agree: dtype, number of threads, and whether to send only adapters.
 """

@@ -8,8 +8,8 @@ log-probs of weights that this node does not have. For those, the cap and the fi
 The check loop: sends the first completions of a new version to the learner, which still has that version.
 
 Generation runs ahead of the learner, so most groups of a step come from an earlier version. Only new groups compare
-engine and learner under the same weights. The loop sends one group per version, and drops a group of an older version.
-If a weight update interrupted a group, it sends only the completions that one version sampled completely.
+engine and learner under the same weights. If a weight update interrupted a group, the loop sends only the completions
+that one version sampled completely.
 """
 
 from __future__ import annotations

@@ -57,7 +57,6 @@ MAX_BATCH_BYTES = 8 << 20
 BUSY_REST_S = 0.5
 PASSING = frozenset({"quota", "scoring_quota", "scoring_failed", "banned"})  # refusals not caused by the group itself
 NOT_THE_GROUP = frozenset({"size", "parse", "unsolicited", "signature"})  # the body is not the requested group
-FAULTS = {FetchOutcome.TOO_LARGE: Behaviour.REFUSED}
 NUM_OTHERS = 3  # members to request a group from if its sender does not have it
 NUM_SHOWN = 4  # ids of abandoned groups in one event
 BURST_S = 2.0  # seconds of the download budget that one burst may use
@@ -291,7 +290,7 @@ class PullLoop:
     def _note_failed(self, batch: PullRequest, outcome: FetchOutcome) -> None:
         peer_id = batch.source.peer_id
         self.registry.seen(peer_id).failed_pulls += 1
-        conduct = FAULTS.get(outcome, Behaviour.PULL_FAILED)
+        conduct = Behaviour.REFUSED if outcome is FetchOutcome.TOO_LARGE else Behaviour.PULL_FAILED
         self.peers.note(peer_id, conduct, reason=f"pull_{outcome.value}")
         self.context.events.write("pull_failed", peer=peer_id, outcome=outcome, num_ids=len(batch.items))
 

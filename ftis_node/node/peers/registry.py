@@ -1,9 +1,7 @@
 """Registry of the peers that this node has met: their directory records and what each one sent, by peer id.
 
-Peers with another wire version: describes one, and detects that this node is outdated.
-
-Pure: numbers in, text out. Messages of such a peer are rejected with the reason `version`, without a penalty. Updating
-the older of the two nodes resolves it.
+Messages of a peer with another wire version are rejected with the reason `version`, without a penalty. Updating the
+older of the two nodes resolves it.
 """
 
 from __future__ import annotations

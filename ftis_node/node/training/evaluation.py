@@ -1,9 +1,4 @@
-"""Evaluation of pass@1, and the figures that a node sends to trackers and to its directory record.
-
-Evaluation decodes greedily on held-out problems, with the node's own engine. The experiment trackers get step reports,
-the generation rate, swarm counters and evaluations. Each numeric field of the report and of the status section `swarm`
-becomes a curve, including new fields. `OwnStats` are the statistics that this node publishes about itself.
-"""
+"""Evaluation of pass@1 by greedy decoding on held-out problems, and the statistics that a node publishes about itself."""
 
 from __future__ import annotations
 

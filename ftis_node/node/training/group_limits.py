@@ -1,14 +1,10 @@
 """Limits on groups: slots of own groups, the token budget of a node, and the bounds of the replay buffer.
 
-`SlotPool` is a semaphore over own groups, from the choice of a prompt to the weight sync of the step that uses them.
-The generate loop takes a slot before generation. It becomes free when the generator serves the new weights of that
-step. So generation runs ahead of training by a bounded number of steps.
+The generate loop takes a slot before generation. It becomes free when the generator serves the weights of the step that
+used the group. So generation runs ahead of training by a bounded number of steps.
 
-`GenerateBudget` is the remaining part of a node's `[budget]`, counted over all starts of its home.
-The buffer stores the token counts of all own groups, also of deleted ones. So a restart neither loses tokens nor counts
-them twice. A group that a crash interrupted does not count.
-
-`BufferLimits` evicts foreign groups beyond the bounds, and deletes released groups from the disk.
+The buffer stores the token counts of all own groups, also of deleted ones. So a restart neither loses tokens of the
+budget nor counts them twice. A group that a crash interrupted does not count.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The peers of a step: weights of their groups before the step, credits and charges to their reputation after it.
 
-Weights of peers' completions in this node's steps, by the agreement of their gradients with the node's own.
+A peer's completions weigh as much as their gradients agree with the node's own:
 
     weight of a peer = clamp(its agreement / the own halves' agreement, MIN_WEIGHT, 1)
 

@@ -1,6 +1,6 @@
 """Reporting of a finished step: state, counters, event log, trackers and log lines.
 
-Limits of the log-prob mismatch between engine and learner by dtype, and a warning at each transition.
+A warning comes when the log-prob mismatch between engine and learner passes its limits, by dtype:
 
     dtype      max_kl  max_share
     float32    1e-4    0.01       two float32 passes on a CPU differ by a KL of 1e-13, and no token is off by 1 %

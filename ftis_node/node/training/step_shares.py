@@ -1,26 +1,22 @@
-"""Shares of own and foreign groups in the next step, and whether this node still generates groups.
+"""Shares of own and foreign groups in the next step, whether a step may start, and the parts of a task mixture.
 
-A step takes I own and J foreign groups; I + J is constant. A step is smaller if foreign groups do not arrive or are
-refused. If the run has `step.backfill_with_own`, the node shares the shortfall evenly with the senders of the present
-foreign groups. Each of them gets the groups of all others. If there is a surplus of foreign groups, the node generates
-fewer extra groups. It divides the surplus by the same number of nodes and keeps the remainder for the next steps. So
-peers that send less than one group per step also count.
+A step takes I own and J foreign groups; I + J is constant. It waits for own groups without a limit, and for foreign
+ones up to the run's patience (`step.foreign_wait_s`). If no peer is connected, it waits for foreign groups only in the
+first `foreign_wait_s` after the start of the node. A step is smaller if foreign groups do not arrive or are refused.
 
-Step policy: decides whether a step may start, and with which groups. Pure functions of counts and times.
-
-A step takes I own and J foreign groups. It waits for own groups without a limit. It waits for foreign ones up to the
-run's patience (`step.foreign_wait_s`). If no peer is connected, it waits only in the first `foreign_wait_s` after the
-start of the node.
+If the run has `step.backfill_with_own`, the node shares the shortfall evenly with the senders of the present foreign
+groups. Each of them gets the groups of all others. If there is a surplus of foreign groups, the node generates fewer
+extra groups. It divides the surplus by the same number of nodes and keeps the remainder for the next steps. So peers
+that send less than one group per step also count.
 
 A learner that generates nothing takes I + J groups of any peers: the first I replace its own ones. A node that has
 stopped generating first uses its remaining own groups, and then does the same. It may end in two cases: the run takes
 no foreign groups, or no peer was connected for the whole patience.
 
-Shares of the parts of a task mixture in this node's generation, if the run has `step.task_allocation = "advantage"`.
-
-A group has a signal if its advantages are not all 0. The train loop counts such groups of each step, own and foreign.
-The generate loop skips problems to match the resulting shares (`algorithms/group_choice.py`). A restart resets the
-shares to the mixture's proportions."""
+If the run has `step.task_allocation = "advantage"`, the parts of a task mixture get shares of the generation. A group
+has a signal if its advantages are not all 0. The train loop counts such groups of each step, own and foreign. The
+generate loop skips problems to match the shares (`algorithms/group_choice.py`). A restart resets the shares.
+"""
 
 from __future__ import annotations
 
