@@ -1,4 +1,4 @@
-"""Evaluation of pass@1 by greedy decoding on held-out problems, and the statistics that a node publishes about itself."""
+"""Evaluation of pass@1 by greedy decoding on held-out problems, and the statistics that a node publishes."""
 
 from __future__ import annotations
 
