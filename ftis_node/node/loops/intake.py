@@ -125,11 +125,7 @@ class IntakeLoop:
     async def submit(
         self, data: bytes, *, origin: str, made: Group | None = None, requested: Container[bytes] | None = None
     ) -> ValidationResult:
-        """Submit an envelope and wait for its verdict. If it is Accepted, the group is on disk.
-
-        `made` is the scored group if this node signed it; None for an envelope of a peer. `requested` holds the ids
-        that this node requested from `origin`; None if it did not request by id.
-        """
+        """Submit an envelope (`Arrival`) and wait for its verdict. If it is Accepted, the group is on disk."""
         arrival = Arrival(data, origin, made, requested, asyncio.get_running_loop().create_future())
         is_new_peer = not arrival.own and self.peers.is_new_peer(origin)
         await (self._new_peers if is_new_peer else self._known).arrivals.put(arrival)

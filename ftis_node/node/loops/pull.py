@@ -87,7 +87,7 @@ class PullLoop:
         self._later = RetryQueue()
         self._confirmations = ConfirmationLoop(announcements=self.announcements, gossip=self.gossip)
         self._slots = PullSlots(
-            self.context.settings.swarm.pulls_in_flight,
+            num_slots=self.context.settings.swarm.pulls_in_flight,
             guard=self.gossip.guard,
             peers=self.peers,
             registry=self.registry,

@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_TRIES = 2  # attempts to load weights if the worker dies meanwhile
-
 
 class ReceivedOffer(NamedTuple):
     """A signed offer, the time of its arrival (s, steady clock), and its age then (s)."""
@@ -61,7 +59,7 @@ class ReceivedOffer(NamedTuple):
 class FollowLoop:
     """Loop that follows one learner. Call `resume` before `run`.
 
-    `folder` stores the versions. `learner` is the null object that has the model's parameter count.
+    `learner` is the null object that has the model's parameter count.
     """
 
     context: NodeContext
@@ -249,13 +247,12 @@ class FollowLoop:
         return True
 
     async def _try(self, weights: PublishedWeights, proof: WeightProof) -> None:
-        """Load the weights; try again if the worker dies, since its death may have another cause."""
-        for _ in range(MAX_TRIES - 1):
-            try:
-                return await self.generation.try_weights(weights, proof)
-            except WorkerDiedError as error:
-                log.warning("version %d: next try follows: %s", weights.version, error)
-        return await self.generation.try_weights(weights, proof)
+        """Load the weights; try once more if the worker dies, since its death may have another cause."""
+        try:
+            await self.generation.try_weights(weights, proof)
+        except WorkerDiedError as error:
+            log.warning("version %d: next try follows: %s", weights.version, error)
+            await self.generation.try_weights(weights, proof)
 
     def _refuse(self, refusal: Refusal, *, version: int | None = None) -> None:
         peer_id = self._settings.follow

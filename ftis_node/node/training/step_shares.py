@@ -218,13 +218,13 @@ class StepShares:
         return shares_of_step(needs, generates=False, own_left=own_left)
 
 
+@dataclass(slots=True)
 class ForeignShortfall:
     """Controller of `extra`: the own groups beyond I in the next step, which replace foreign ones; 0 at the start."""
 
-    def __init__(self) -> None:
-        self.extra = 0
-        self._left = 0
-        self._plenty = 0  # surplus of earlier steps that has not reduced `extra` yet
+    extra: int = 0
+    _left: int = 0
+    _plenty: int = 0  # surplus of earlier steps that has not reduced `extra` yet
 
     def shares(self, own: int, foreign: int) -> tuple[int, int]:
         """Return I and J for the next step."""
