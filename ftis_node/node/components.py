@@ -16,7 +16,6 @@ from ftis_node.telemetry.tracking import Tracking
 
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
-    from ftis_node.generation.evaluate import Generator
     from ftis_node.gossip.interface import Gossip
     from ftis_node.models import ModelSource, PromptTokenizer
     from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
@@ -53,7 +52,6 @@ class NodeComponents:
     scorer: IsolatedScorer
     new_peers_scorer: IsolatedScorer
     generation: Generation
-    evaluated: Generator
     learner: Learning
     gossip: Gossip
     buffer: ReplayBuffer

@@ -156,7 +156,6 @@ def _assembled(stack: AsyncExitStack, prepared: PreparedNode, makers: NodeFactor
         scorer=IsolatedScorer(prepared.task, scored_only=prepared.eval_tasks),
         new_peers_scorer=IsolatedScorer(prepared.task),  # starts its process with the first group of an unknown peer
         generation=generation,
-        evaluated=generation.newest,
         learner=learner,
         gossip=makers.gossip(ingredients),
         buffer=buffer,

@@ -179,6 +179,8 @@ def run_bootstrap_node(
 
     Raise ConfigError for a malformed address, HomeInUseError, UsageError for a taken port, MachineError.
     """
+    from ftis_node.gossip.bootstrap import BootstrapNode
+
     allow_open_files()
     with opened(home):
         settings = NetworkSettings(
@@ -186,22 +188,11 @@ def run_bootstrap_node(
         )
         identity = Identity.load_or_create(home.identity)
         keep_secret(identity.seed)
-        serving = _serve(settings, identity, show, home=home, status_port=status_port, runs=runs)
-        asyncio.run(until_signalled(serving))
+        node = BootstrapNode(settings, identity=identity, pinned_runs=runs)
+        asyncio.run(until_signalled(_serve(node, show, home=home, status_port=status_port)))
 
 
-async def _serve(
-    settings: NetworkSettings,
-    identity: Identity,
-    show: Callable[[list[str]], None],
-    *,
-    home: Home,
-    status_port: int,
-    runs: tuple[str, ...],
-) -> None:
-    from ftis_node.gossip.bootstrap import BootstrapNode
-
-    node = BootstrapNode(settings, identity=identity, pinned_runs=runs)
+async def _serve(node: BootstrapNode, show: Callable[[list[str]], None], *, home: Home, status_port: int) -> None:
     with Watchdog(ObserveSection(), manager=ServiceManager.from_environment()).watching():
         try:
             await node.start()

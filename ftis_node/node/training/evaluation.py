@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from ftis_node.config.home import Home
     from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
-    from ftis_node.generation.evaluate import Generator
     from ftis_node.models import PromptTokenizer
     from ftis_node.node.context import NodeContext, NodeCounters
+    from ftis_node.node.protocols import Generation
     from ftis_node.tasks.base import Task
     from ftis_node.tasks.scorer import IsolatedScorer
 
@@ -67,7 +67,7 @@ class Evaluator:
     """Evaluates the served weights on the run's held-out tasks; each task once a step."""
 
     context: NodeContext
-    evaluated: Generator
+    generation: Generation
     eval_tasks: Sequence[Task]
     tokenizer: PromptTokenizer
     scorer: IsolatedScorer
@@ -84,7 +84,7 @@ class Evaluator:
     async def _evaluate(self, task: Task, *, step: int) -> None:
         began_at, manifest = time.monotonic(), self.context.manifest
         result = await evaluate(
-            self.evaluated,
+            self.generation.newest,
             task,
             self.tokenizer,
             scorer=self.scorer,
