@@ -60,13 +60,13 @@ class HttpGuard:
         self._open: dict[asyncio.BaseTransport, _Connection] = {}
         self._faults = RateLimitedLog()
 
-    def runner(self, app: web.Application, *, shutdown_s: float = SHUTDOWN_S) -> web.AppRunner:
+    def runner(self, app: web.Application) -> web.AppRunner:
         """Return a runner whose requests this guard limits. Set it up, then start it with `listen`."""
         app.middlewares.insert(0, self._watched)
         return web.AppRunner(
             app,
             access_log=None,
-            shutdown_timeout=shutdown_s,
+            shutdown_timeout=SHUTDOWN_S,
             logger=_QuietLog(self),
             max_line_size=MAX_LINE_BYTES,
             max_field_size=MAX_LINE_BYTES,

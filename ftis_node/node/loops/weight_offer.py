@@ -226,11 +226,11 @@ def newest_offered(context: NodeContext, learner: Learning) -> int | None:
     return version + 1 + unsaved * settings.keep_checkpoints
 
 
-def digests_of(path: Path, *, chunk_bytes: int = MAX_CHUNK_BYTES) -> FileDigests:
+def digests_of(path: Path) -> FileDigests:
     """Return size and hashes of a file, in one pass over it."""
     whole, chunks, num_bytes = hashlib.sha256(), [], 0
     with path.open("rb") as file:
-        while chunk := file.read(chunk_bytes):
+        while chunk := file.read(MAX_CHUNK_BYTES):
             whole.update(chunk)
             chunks.append(hashlib.sha256(chunk).digest())
             num_bytes += len(chunk)

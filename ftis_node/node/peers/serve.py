@@ -48,12 +48,12 @@ REANNOUNCE_S = 10.0  # a group without a confirmation is announced again after t
 class Confirmations:
     """Own groups that peers confirmed. `pending` and `unverified` are the queues of the re-announce loop."""
 
-    def __init__(self, registry: PeerRegistry, *, reannounce_s: float = REANNOUNCE_S) -> None:
+    def __init__(self, registry: PeerRegistry) -> None:
         self._registry = registry
         self.confirmed_ids: dict[bytes, None] = {}
         self.num_confirmed = 0
         self._pairs: dict[tuple[str, bytes], None] = {}
-        self.pending = PendingConfirmations(first_wait_s=reannounce_s)
+        self.pending = PendingConfirmations(first_wait_s=REANNOUNCE_S)
         self.unverified = UnverifiedConfirmations()
 
     def confirm(self, peer_id: str, group_id: bytes) -> bool:
