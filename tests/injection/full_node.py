@@ -19,6 +19,7 @@ from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.in_process import InProcessNodeFactory
 from ftis_node.lab.experiment.rounds import NO_DELAY
+from ftis_node.node.daemon import run_node
 from ftis_node.node.loops import backfill as repair
 from ftis_node.node.loops import directory, status, upkeep
 from ftis_node.node.loops.audit import AuditLoop
@@ -26,7 +27,6 @@ from ftis_node.node.loops.directory import DirectoryLoop
 from ftis_node.node.loops.pull import PullLoop
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.factories import gossip_limits
-from ftis_node.node.startup.run import run_node
 from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.task_monitor import TaskMonitor

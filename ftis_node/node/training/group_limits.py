@@ -128,7 +128,7 @@ class GenerateBudget:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class BufferReporter:
-    """Builds the sections from the buffer in the file `replay`."""
+    """Builds the status sections on the buffer and the budget."""
 
     context: NodeContext
     home: Home

@@ -27,11 +27,11 @@ from ftis_node.lab.experiment.in_process import InProcessGeneration, InProcessLe
 from ftis_node.lab.experiment.rounds import NO_DELAY
 from ftis_node.learner.messages import LearnerState, StepReport, TrainReply
 from ftis_node.memory.placement import WorkerPlacement
+from ftis_node.node.daemon import run_node
 from ftis_node.node.loops.train import TrainLoop
 from ftis_node.node.protocols import NullGeneration, NullLearner
 from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.factories import ProcessNodeFactory, generation_boot
-from ftis_node.node.startup.run import run_node
 from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.background import first_of_ours
