@@ -233,9 +233,7 @@ class AnnouncementHandler:
             shard_members=self.members.of_own_shard,
             num_shards=self.context.manifest.wire.announcement_shards,
         )
-        if members is None:
-            return False
-        return is_assigned(
+        return members is not None and is_assigned(
             announcement.id,
             own_id,
             members,

@@ -101,11 +101,8 @@ class GenerateLoop:
 
     def __post_init__(self) -> None:
         self._order = prompt_order(self.context, num_items=len(self.domain))
-        self._sampling = SamplingSettings(
-            temperature=self.context.manifest.sampling.temperature,
-            top_p=self.context.manifest.sampling.top_p,
-            top_k=self.context.manifest.sampling.top_k,
-        )
+        sampling = self.context.manifest.sampling
+        self._sampling = SamplingSettings(sampling.temperature, sampling.top_p, sampling.top_k)
 
     async def run(self) -> None:
         """Run until canceled. Raise WorkerError if the supervisor does not restart the worker any more."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -108,16 +108,13 @@ def _assembled(stack: AsyncExitStack, prepared: PreparedNode, makers: NodeFactor
     """Return all components, not started. `stack` closes the files that they keep open."""
     settings, manifest, home, identity = prepared.settings, prepared.manifest, prepared.home, prepared.identity
     source, step = prepared.source, prepared.manifest.step
-    events = EventLog(home.events, max_bytes=settings.limits.event_file_bytes, kept_files=KEPT_EVENT_FILES)
-    stack.callback(events.close)
-    peers = PeerManager(home.peers, own_id=identity.peer_id, settings=settings.admission, events=events)
-    stack.callback(peers.close)
-    disk = DiskThread()
-    stack.callback(disk.close)
-    buffer = ReplayBuffer(home.replay)
-    stack.callback(buffer.close)
-    reader = ReplayReader(home.replay)
-    stack.callback(reader.close)
+    log_file = EventLog(home.events, max_bytes=settings.limits.event_file_bytes, kept_files=KEPT_EVENT_FILES)
+    events = stack.enter_context(closing(log_file))
+    manager = PeerManager(home.peers, own_id=identity.peer_id, settings=settings.admission, events=events)
+    peers = stack.enter_context(closing(manager))
+    disk = stack.enter_context(closing(DiskThread()))
+    buffer = stack.enter_context(closing(ReplayBuffer(home.replay)))
+    reader = stack.enter_context(closing(ReplayReader(home.replay)))
     remembered = EventLogSnapshot(home).read()
     release_damaged(buffer, events)
     buffer.claim_used(remembered.used)
@@ -199,9 +196,10 @@ async def _start(parts: NodeComponents, on_progress: OnProgress) -> None:
     context, settings = parts.context, parts.context.settings
     done = context.state.step
     model = f"{parts.source.name} ({size(sum(path.stat().st_size for path in parts.source.weights_files))})"
-    components: dict[str, Generation | Learning | Gossip] = {"gossip": parts.gossip}
+    components: dict[str, Generation | Learning | Gossip] = {}
     if settings.generates or settings.learns:
         components |= {"generation": parts.generation, "learner": parts.learner}
+    components["gossip"] = parts.gossip
     waited_for = [*components]
 
     async def start(name: str, part: Generation | Learning | Gossip) -> None:
@@ -219,10 +217,10 @@ async def _start(parts: NodeComponents, on_progress: OnProgress) -> None:
             tasks.create_task(start(name, part), name=f"start-{name}")
     state = parts.learner.state
     assert state is not None, "a started learner has a state"
-    if settings.learns and state.step < done:
-        log.warning("step %d is done, but the newest readable checkpoint is of step %d", done, state.step)
-        context.events.write("checkpoint_fallback", step=state.step, done=done)
     if settings.learns:
+        if state.step < done:
+            log.warning("step %d is done, but the newest readable checkpoint is of step %d", done, state.step)
+            context.events.write("checkpoint_fallback", step=state.step, done=done)
         log_unknown_steps(state, done=done, holds=parts.reader.held, events=context.events)
     log.debug("%s: %s parameters, at step %d", parts.source.name, f"{state.parameters:,}", state.step)
     if settings.role == "learner":
