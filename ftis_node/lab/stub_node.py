@@ -203,7 +203,7 @@ class StubNode:
                 wiring.intake,
                 wiring.pull,
                 wiring.publish_loop(self._scored),
-                wiring.reannounce_loop(),
+                wiring.reannounce_loop,
                 wiring.shards_loop(),
                 wiring.directory_loop(wiring.backfill),
             ):

@@ -115,8 +115,8 @@ async def run_node(
     status = wiring.status_loop(watchdog=watchdog, http_refused=observed.refused)
     await status.refresh()
     work = await _work_of_role(wiring, last_step=steps)
-    work.loops["peers"] = wiring.peers_loop().run()
-    work.loops["disk_space"] = wiring.disk_space_loop().run()
+    work.loops["peers"] = wiring.peers_loop.run()
+    work.loops["disk_space"] = wiring.disk_space_loop.run()
     work.loops["status"] = status.run()
     loops = {name: _without_end(name, loop) for name, loop in work.loops.items()} | {
         "generation worker": node.generation.run(),
@@ -175,7 +175,7 @@ def _full_work(wiring: Wiring, last_step: int | None) -> RoleLoops:
     loops = wiring.rollout_loops() | {
         "check": wiring.check_loop().run(),
         "audit": wiring.audit_loop().run(),
-        "reannounce": wiring.reannounce_loop().run(),
+        "reannounce": wiring.reannounce_loop.run(),
         "shards": wiring.shards_loop().run(),
         "directory": wiring.directory_loop(wiring.backfill).run(),
     }
@@ -184,7 +184,7 @@ def _full_work(wiring: Wiring, last_step: int | None) -> RoleLoops:
 
 def _learner_work(wiring: Wiring, last_step: int | None) -> RoleLoops:
     """Return the work of a node that trains on its peers' groups and offers them its weights."""
-    offers = wiring.offer_loop()
+    offers = wiring.offer_loop
     wiring.node.gossip.serve_weights(offers.give)
     loops = {
         "pull": wiring.pull.run(),
@@ -201,7 +201,7 @@ def _learner_work(wiring: Wiring, last_step: int | None) -> RoleLoops:
 async def _generator_work(wiring: Wiring) -> RoleLoops:
     """Return the work of a node that generates with the weights of the learner that it follows."""
     node, context = wiring.node, wiring.node.context
-    follow = wiring.follow_loop()
+    follow = wiring.follow_loop
     await follow.resume()
     own_shard = shard_of(context.peer_id, context.manifest.wire.announcement_shards)
     await node.gossip.read_shards(frozenset({own_shard}))
@@ -211,8 +211,8 @@ async def _generator_work(wiring: Wiring) -> RoleLoops:
         "generate": wiring.generate_loop(scored).run(),
         "publish": wiring.publish_loop(scored).run(),
         "intake": wiring.intake.run(),
-        "deliver": wiring.deliver_loop().run(),
-        "reannounce": wiring.reannounce_loop().run(),
+        "deliver": wiring.deliver_loop.run(),
+        "reannounce": wiring.reannounce_loop.run(),
         "directory": wiring.directory_loop(None).run(),
     }
     return RoleLoops(loops, _wait_until_generated(wiring))
@@ -227,8 +227,8 @@ async def _exchange_work(wiring: Wiring) -> RoleLoops:
         "publish": publish.run(),
         "pull": wiring.pull.run(),
         "intake": wiring.intake.run(),
-        "deliver": wiring.deliver_loop().run(),
-        "reannounce": wiring.reannounce_loop().run(),
+        "deliver": wiring.deliver_loop.run(),
+        "reannounce": wiring.reannounce_loop.run(),
         "shards": wiring.shards_loop().run(),
         "directory": wiring.directory_loop(wiring.backfill).run(),
     }

@@ -50,12 +50,12 @@ NODE_PARTS = {part.name for part in fields(NodeComponents)}
 
 
 def _shared(kind: type[ComponentT]) -> cached_property[ComponentT]:
-    """Return a property of `Wiring`: a component that it makes at the first use, for all who use it."""
+    """Return a property of `Wiring`: a component that it makes at the first use."""
     return cached_property(lambda wiring: wiring.make(kind))
 
 
 class Wiring:
-    """Maker of the loops and components of one node. It makes a component that several loops share once.
+    """Maker of the loops and components of one node. It makes each of its attributes once, at the first use.
 
     The fields of a component without a default are its dependencies. Each gets the part of the node, or the attribute
     of this class, that has its name.
@@ -72,6 +72,13 @@ class Wiring:
     served = _shared(PeerRequestHandler)
     step_shares = _shared(StepShares)
     swarm = _shared(SwarmReporter)
+
+    deliver_loop = _shared(DeliverLoop)
+    disk_space_loop = _shared(DiskSpaceLoop)
+    follow_loop = _shared(FollowLoop)
+    offer_loop = _shared(OfferLoop)
+    peers_loop = _shared(PeersLoop)
+    reannounce_loop = _shared(ReannounceLoop)
 
     def __init__(self, node: NodeComponents) -> None:
         self.node = node
@@ -138,9 +145,6 @@ class Wiring:
         self.intake.on_foreign = audit.offer
         return audit
 
-    def reannounce_loop(self) -> ReannounceLoop:
-        return self.make(ReannounceLoop)
-
     def shards_loop(self) -> ShardsLoop:
         node = self.node
         return ShardsLoop(
@@ -155,15 +159,6 @@ class Wiring:
     def directory_loop(self, backfill: BackfillLoop | None) -> DirectoryLoop:
         return self.make(DirectoryLoop, backfill=backfill, stats=self.make(OwnStats))
 
-    def deliver_loop(self) -> DeliverLoop:
-        return self.make(DeliverLoop)
-
-    def peers_loop(self) -> PeersLoop:
-        return self.make(PeersLoop)
-
-    def disk_space_loop(self) -> DiskSpaceLoop:
-        return self.make(DiskSpaceLoop)
-
     def status_loop(self, *, watchdog: Watchdog | None = None, http_refused: Counter[str] | None = None) -> StatusLoop:
         workers = self.make(WorkerReporter)
         watchdog = watchdog or Watchdog(self.node.context.settings.observe)
@@ -174,12 +169,6 @@ class Wiring:
             buffer=self.make(BufferReporter),
             http_refused=Counter() if http_refused is None else http_refused,
         )
-
-    def offer_loop(self) -> OfferLoop:
-        return self.make(OfferLoop)
-
-    def follow_loop(self) -> FollowLoop:
-        return self.make(FollowLoop)
 
     def step_gate(self) -> TimedStepGate:
         return self.make(TimedStepGate, stored=self.intake.stored)

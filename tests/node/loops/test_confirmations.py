@@ -73,7 +73,7 @@ async def test_a_strangers_word_stops_no_announcement_and_frees_no_slot(tmp_path
         confirmations.pending = PendingConfirmations(first_wait_s=0.3, max_attempts=8)
         await swarm.publish(alice, 3)
         await eventually(lambda: counters.confirmations_unproven >= 3)
-        await alice.wiring.deliver_loop()._release()
+        await alice.wiring.deliver_loop._release()
         assert confirmations.num_confirmed == 0
         assert len(alice.parts.reader.own_ready()) == 3, "no slot is free"
         assert len(confirmations.pending) == 3, "announced again"
@@ -81,7 +81,7 @@ async def test_a_strangers_word_stops_no_announcement_and_frees_no_slot(tmp_path
         async with swarm.node(2) as bob:
             await eventually(lambda: held(bob) == 3)
             await eventually(lambda: confirmations.num_confirmed == 3)
-            await alice.wiring.deliver_loop()._release()
+            await alice.wiring.deliver_loop._release()
             assert len(alice.parts.reader.own_ready()) == 0, "delivered"
             assert len(confirmations.pending) == 0
 

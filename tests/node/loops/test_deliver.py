@@ -30,7 +30,7 @@ async def test_a_group_that_is_done_with_frees_its_slot(tmp_path: Path, reason: 
         assert node.buffer.admit(group, own=True)
         if reason == "delivered":
             node.confirmations.confirm(PEER, group.envelope.id)
-        loop = Wiring(node).deliver_loop()
+        loop = Wiring(node).deliver_loop
         await loop._release()
         assert [event["reason"] for event in events_of(node, "released")] == [reason]
         assert node.reader.ready_counts() == (0, 0)
@@ -41,7 +41,7 @@ async def test_a_group_that_is_done_with_frees_its_slot(tmp_path: Path, reason: 
 async def test_a_group_that_nobody_has_yet_keeps_its_slot(tmp_path: Path) -> None:
     with components(tmp_path, slots=SlotPool(1, held=1)) as node:
         assert node.buffer.admit(accepted(ME, 1, created_at=time.time()), own=True)
-        loop = Wiring(node).deliver_loop()
+        loop = Wiring(node).deliver_loop
         await loop._release()
         assert events_of(node, "released") == []
         with pytest.raises(TimeoutError):
