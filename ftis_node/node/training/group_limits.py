@@ -13,7 +13,7 @@ import asyncio
 import logging
 import time
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ftis_node.node.supervision.task_monitor import waiting_for
@@ -33,34 +33,35 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class SlotPool:
-    """Semaphore of `capacity` slots. `waiting` slots have a group in generation; the others in use have one in the
-    buffer. For one event loop."""
+    """Semaphore of `capacity` slots. `waiting` slots have a group in generation, `held` slots one in the buffer.
 
-    def __init__(self, capacity: int, *, held: int = 0) -> None:
-        """`held` slots are in use from the start, by groups of an earlier start in the buffer."""
-        self.capacity = capacity
-        self.waiting = 0
-        self._held = held
-        self._changed = asyncio.Event()
+    For one event loop.
+    """
+
+    capacity: int
+    held: int = 0
+    waiting: int = 0
+    _changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     async def charge(self) -> None:
         """Take a slot as soon as one is free. (nothing) -> WAITING."""
-        while self.waiting + self._held >= self.capacity:
+        while self.waiting + self.held >= self.capacity:
             self._changed.clear()
             await self._changed.wait()
         self.waiting += 1
 
     def try_charge(self) -> bool:
         """Take a slot if one is free, and return whether it did."""
-        is_free = self.waiting + self._held < self.capacity
+        is_free = self.waiting + self.held < self.capacity
         self.waiting += is_free
         return is_free
 
     def fill(self) -> None:
         """Note that the group of a charged slot is stored. WAITING -> READY."""
         self.waiting -= 1
-        self._held += 1
+        self.held += 1
 
     def cancel(self) -> None:
         """Free a charged slot without a group. WAITING -> (nothing)."""
@@ -74,34 +75,36 @@ class SlotPool:
 
     def set_held(self, held: int) -> None:
         """Set the number of own groups that the buffer holds, after a release or a resume."""
-        self._held = held
+        self.held = held
         self._changed.set()
 
 
+@dataclass(eq=False)
 class GenerateBudget:
-    """Budget of tokens to generate. A group in generation counts with the mean group size, to limit the excess."""
+    """Budget of tokens to generate. A group in generation counts with the mean group size, to limit the excess.
 
-    def __init__(self, limit: int | None = None, *, num_tokens: int = 0, num_groups: int = 0) -> None:
-        """`num_tokens` in `num_groups` were generated in earlier starts of the home."""
-        self._limit = limit
-        self._num_tokens = num_tokens
-        self._num_groups = num_groups
-        self._num_under_way = 0
-        self._changed = asyncio.Event()
+    `num_tokens` in `num_groups` are generated, also in earlier starts of the home.
+    """
+
+    limit: int | None = None
+    num_tokens: int = 0
+    num_groups: int = 0
+    _num_under_way: int = field(default=0, init=False)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     @property
     def may_begin(self) -> bool:
-        if self._limit is None:
+        if self.limit is None:
             return True
-        if not self._num_groups:  # the mean group size is unknown before the first group
+        if not self.num_groups:  # the mean group size is unknown before the first group
             return not self._num_under_way
-        usual = self._num_tokens / self._num_groups
-        return self._num_tokens + usual * self._num_under_way < self._limit
+        usual = self.num_tokens / self.num_groups
+        return self.num_tokens + usual * self._num_under_way < self.limit
 
     @property
     def is_used_up(self) -> bool:
         """Return whether no further group may start, and none is in generation."""
-        return self._limit is not None and not self._num_under_way and self._num_tokens >= self._limit
+        return self.limit is not None and not self._num_under_way and self.num_tokens >= self.limit
 
     def begin(self) -> None:
         self._num_under_way += 1
@@ -109,8 +112,8 @@ class GenerateBudget:
     def end(self, num_tokens: int) -> None:
         """Note the end of a group of `num_tokens` tokens."""
         self._num_under_way -= 1
-        self._num_tokens += num_tokens
-        self._num_groups += 1
+        self.num_tokens += num_tokens
+        self.num_groups += 1
         self._changed.set()
 
     async def until_more(self) -> None:
@@ -120,7 +123,7 @@ class GenerateBudget:
             if self.is_used_up:
                 log.info(
                     "%d tokens are generated, the budget of %d is used up: generation ends",
-                    *(self._num_tokens, self._limit),
+                    *(self.num_tokens, self.limit),
                 )
             with waiting_for("nothing: its budget of tokens is used up" if self.is_used_up else "a group under way"):
                 await self._changed.wait()

@@ -130,7 +130,7 @@ async def test_a_step_says_what_each_sender_was_worth(tmp_path: Path) -> None:
         node.registry.seen(LIAR.peer_id)
         seen_at = node.registry.entry(HONEST.peer_id).last_seen
         for _ in range(RECENT_STEPS + 5):
-            await loop._reporter.note(report)
+            await loop.reporter.note(report)
         steps = events_of(node, "step")
         assert [each["sender"] for each in steps[0]["by_sender"]] == ["me", HONEST.peer_id, ""]
         assert steps[0]["by_sender"][1]["negative_log_ratios"] == list(bins)
