@@ -63,7 +63,6 @@ DAMAGED_PREFIX = "damaged-"
 TURNED_OVER = re.compile(r".+\.log\.\d+")
 GROUPS_BYTES = 16 << 20  # groups in progress, event log lines, the buffer's journal
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
-FLOAT32_BYTES = 4
 MOMENTS_BYTES = {"float32": 8, "offload": 8, "8bit": 2}  # of both Adam moments, per parameter
 
 
@@ -173,7 +172,7 @@ def checkpoint_bytes(source: ModelSource, settings: NodeSettings) -> int:
     if settings.lora:
         with suppress(ModelError):  # without a known shape, use the full model as an upper bound
             num_trained = read_shape(source).adapter_parameters(settings.lora_adapter.rank)
-    return num_trained * (FLOAT32_BYTES + MOMENTS_BYTES[settings.learner.optimizer_states])
+    return num_trained * (DTYPE_BYTES["float32"] + MOMENTS_BYTES[settings.learner.optimizer_states])
 
 
 def limit_of(settings: NodeSettings, source: ModelSource) -> HomeLimit:
