@@ -83,15 +83,26 @@ class Generation(Generator, Protocol):
     def restarts(self) -> int: ...
     @property
     def tokens_per_s(self) -> float: ...
-    async def start(self) -> None: ...
-    async def run(self) -> None: ...
-    async def stop(self) -> None: ...
-    async def sleep(self, *, discard: bool = False) -> None: ...
-    async def wake(self) -> None: ...
-    async def update_weights(
-        self, weights: PublishedWeights, proof: ProofToCome | WeightProof | None = None
-    ) -> None: ...
-    async def try_weights(self, weights: PublishedWeights, proof: WeightProof) -> None: ...
+    async def start(self) -> None:
+        return
+
+    async def run(self) -> None:
+        return
+
+    async def stop(self) -> None:
+        return
+
+    async def sleep(self, *, discard: bool = False) -> None:
+        return
+
+    async def wake(self) -> None:
+        return
+
+    async def update_weights(self, weights: PublishedWeights, proof: ProofToCome | WeightProof | None = None) -> None:
+        return
+
+    async def try_weights(self, weights: PublishedWeights, proof: WeightProof) -> None:
+        return
 
 
 class Learning(Protocol):
@@ -104,15 +115,25 @@ class Learning(Protocol):
     @property
     def restarts(self) -> int: ...
     async def start(self) -> LearnerState: ...
-    async def run(self) -> None: ...
-    async def stop(self) -> None: ...
-    def restart(self, how: str) -> None: ...
+    async def run(self) -> None:
+        return
+
+    async def stop(self) -> None:
+        return
+
+    def restart(self, how: str) -> None:
+        return
+
     async def train(
         self, groups: Sequence[TrainGroup], *, step: int, on_published: OnPublished | None = None
     ) -> TrainReply: ...
-    async def check(self, group: TrainGroup) -> None: ...
+    async def check(self, group: TrainGroup) -> None:
+        return
+
     async def audit(self, group: TrainGroup) -> AuditReply: ...
-    async def give_memory_back(self) -> None: ...
+    async def give_memory_back(self) -> None:
+        return
+
     async def write_weights(self, refused: str = "") -> PublishedWeights | None: ...
     async def save(self) -> int: ...
 
