@@ -1,7 +1,6 @@
 """Interfaces of the two workers for the loops, and null objects for the workers that a node's role lacks.
 
-So the loops and the status do not depend on the role. A null object inherits the methods that do nothing. A method that
-only a missing loop calls raises FtisError.
+So the loops and the status do not depend on the role. A method that only a missing loop calls raises FtisError.
 
 Settings on which both workers of a node must agree: dtype, number of threads, and whether to send only adapters.
 """
@@ -60,6 +59,119 @@ def threads_of(num_threads: int, *, num_processes: int = 1) -> int:
     return num_threads or max(1, (os.cpu_count() or 2) // 2 // num_processes)
 
 
+class NullGeneration:
+    """Null object for the generation worker of a learner node. Implements `protocols.Generation`."""
+
+    engine = OFF
+    state = OFF
+    hand_over = ""
+    is_alive = False
+    restarts = 0
+    tokens_per_s = 0.0
+
+    def __init__(self, newest_version: Callable[[], int]) -> None:
+        """`newest_version` returns the newest version that this node offers to its generators."""
+        self._newest_version = newest_version
+
+    @property
+    def policy_version(self) -> int:
+        """Return the newest version that this node's generators can serve."""
+        return self._newest_version()
+
+    @property
+    def newest(self) -> NullGeneration:
+        """Return itself; it serves no evaluations."""
+        return self
+
+    async def start(self) -> None:
+        """Do nothing."""
+
+    async def run(self) -> None:
+        """Return at once: there is no worker to supervise."""
+
+    async def stop(self) -> None:
+        """Do nothing."""
+
+    async def sleep(self, *, discard: bool = False) -> None:
+        """Do nothing: no worker holds GPU memory."""
+
+    async def wake(self) -> None:
+        """Do nothing."""
+
+    async def update_weights(self, weights: PublishedWeights, proof: ProofToCome | WeightProof | None = None) -> None:
+        """Do nothing: no engine serves the weights."""
+
+    async def try_weights(self, weights: PublishedWeights, proof: WeightProof) -> None:
+        """Do nothing: no engine serves the weights."""
+
+    async def generate(self, request: GenerateRequest) -> GenerationResult:
+        """Raise FtisError: the generate loop does not run in this role."""
+        _refuse("generates nothing")
+
+
+class NullLearner:
+    """Null object for the learner worker of a generator node. Implements `protocols.Learning`."""
+
+    worker_state = OFF
+    restarts = 0
+
+    def __init__(self, parameters: int) -> None:
+        """`parameters` is the parameter count of the model that the node generates with."""
+        self._state = LearnerState(
+            step=0,
+            policy_version=0,
+            parameters=parameters,
+            trainable_parameters=0,
+            proof=WeightProof(version=0, probe_ids=(), logprobs=()),
+        )
+
+    @property
+    def state(self) -> LearnerState:
+        """Return the state of the initial model at step 0."""
+        return self._state
+
+    async def start(self) -> LearnerState:
+        """Return the state of the initial model at step 0."""
+        return self._state
+
+    async def run(self) -> None:
+        """Return at once: there is no worker to supervise."""
+
+    async def stop(self) -> None:
+        """Do nothing."""
+
+    def restart(self, how: str) -> None:
+        """Do nothing."""
+
+    async def train(
+        self, groups: Sequence[TrainGroup], *, step: int, on_published: OnPublished | None = None
+    ) -> TrainReply:
+        """Raise FtisError: the train loop does not run in this role."""
+        _refuse("trains nothing")
+
+    async def check(self, group: TrainGroup) -> None:
+        """Do nothing: no learner computes log-probs for comparison."""
+
+    async def audit(self, group: TrainGroup) -> AuditReply:
+        """Raise FtisError: the audit loop does not run in this role."""
+        _refuse("audits nothing")
+
+    async def give_memory_back(self) -> None:
+        """Do nothing: no worker holds memory."""
+
+    async def write_weights(self, refused: str = "") -> PublishedWeights | None:
+        """Return None: no learner holds weights."""
+        return None
+
+    async def save(self) -> int:
+        """Return step 0: there are no trained weights to save."""
+        return 0
+
+
+def _refuse(what: str) -> NoReturn:
+    raise FtisError(f"a node of this role {what}")
+
+
 class Generation(Generator, Protocol):
     """Generation worker: `generation.client.GenerationClient`, an engine in this process, or a null object.
 
@@ -83,26 +195,15 @@ class Generation(Generator, Protocol):
     def restarts(self) -> int: ...
     @property
     def tokens_per_s(self) -> float: ...
-    async def start(self) -> None:
-        return
-
-    async def run(self) -> None:
-        return
-
-    async def stop(self) -> None:
-        return
-
-    async def sleep(self, *, discard: bool = False) -> None:
-        return
-
-    async def wake(self) -> None:
-        return
-
-    async def update_weights(self, weights: PublishedWeights, proof: ProofToCome | WeightProof | None = None) -> None:
-        return
-
-    async def try_weights(self, weights: PublishedWeights, proof: WeightProof) -> None:
-        return
+    async def start(self) -> None: ...
+    async def run(self) -> None: ...
+    async def stop(self) -> None: ...
+    async def sleep(self, *, discard: bool = False) -> None: ...
+    async def wake(self) -> None: ...
+    async def update_weights(
+        self, weights: PublishedWeights, proof: ProofToCome | WeightProof | None = None
+    ) -> None: ...
+    async def try_weights(self, weights: PublishedWeights, proof: WeightProof) -> None: ...
 
 
 class Learning(Protocol):
@@ -115,99 +216,14 @@ class Learning(Protocol):
     @property
     def restarts(self) -> int: ...
     async def start(self) -> LearnerState: ...
-    async def run(self) -> None:
-        return
-
-    async def stop(self) -> None:
-        return
-
-    def restart(self, how: str) -> None:
-        return
-
+    async def run(self) -> None: ...
+    async def stop(self) -> None: ...
+    def restart(self, how: str) -> None: ...
     async def train(
         self, groups: Sequence[TrainGroup], *, step: int, on_published: OnPublished | None = None
     ) -> TrainReply: ...
-    async def check(self, group: TrainGroup) -> None:
-        return
-
+    async def check(self, group: TrainGroup) -> None: ...
     async def audit(self, group: TrainGroup) -> AuditReply: ...
-    async def give_memory_back(self) -> None:
-        return
-
+    async def give_memory_back(self) -> None: ...
     async def write_weights(self, refused: str = "") -> PublishedWeights | None: ...
     async def save(self) -> int: ...
-
-
-class NullGeneration(Generation):
-    """Null object for the generation worker of a learner node: nothing serves its weights."""
-
-    engine = OFF
-    state = OFF
-    hand_over = ""
-    is_alive = False
-    restarts = 0
-    tokens_per_s = 0.0
-
-    def __init__(self, newest_version: Callable[[], int]) -> None:
-        """`newest_version` returns the newest version that this node offers to its generators."""
-        self._newest_version = newest_version
-
-    @property
-    def policy_version(self) -> int:
-        """Return the newest version that this node's generators can serve."""
-        return self._newest_version()
-
-    @property
-    def newest(self) -> NullGeneration:
-        """Return itself; it serves no evaluations."""
-        return self
-
-    async def generate(self, request: GenerateRequest) -> GenerationResult:
-        """Raise FtisError: the generate loop does not run in this role."""
-        _refuse("generates nothing")
-
-
-class NullLearner(Learning):
-    """Null object for the learner worker of a generator node: it has the state of the initial model at step 0."""
-
-    worker_state = OFF
-    restarts = 0
-
-    def __init__(self, parameters: int) -> None:
-        """`parameters` is the parameter count of the model that the node generates with."""
-        self._state = LearnerState(
-            step=0,
-            policy_version=0,
-            parameters=parameters,
-            trainable_parameters=0,
-            proof=WeightProof(version=0, probe_ids=(), logprobs=()),
-        )
-
-    @property
-    def state(self) -> LearnerState:
-        return self._state
-
-    async def start(self) -> LearnerState:
-        return self._state
-
-    async def train(
-        self, groups: Sequence[TrainGroup], *, step: int, on_published: OnPublished | None = None
-    ) -> TrainReply:
-        """Raise FtisError: the train loop does not run in this role."""
-        _refuse("trains nothing")
-
-    async def audit(self, group: TrainGroup) -> AuditReply:
-        """Raise FtisError: the audit loop does not run in this role."""
-        _refuse("audits nothing")
-
-    async def write_weights(self, refused: str = "") -> PublishedWeights | None:
-        """Return None: no learner holds weights."""
-        return None
-
-    async def save(self) -> int:
-        """Return step 0: there are no trained weights to save."""
-        return 0
-
-
-def _refuse(what: str) -> NoReturn:
-    raise FtisError(f"a node of this role {what}")
