@@ -188,7 +188,7 @@ async def test_a_node_whose_workers_take_turns_does_its_steps(tmp_path: Path) ->
     told: list[str] = []
     async with running_components(settings, plan, home, makers, on_progress=lambda _, what: told.append(what)) as parts:
         assert told[0] == "looking for the model tiny"
-        assert re.fullmatch(r"loading tiny \(0\.\d MB\) into generator and learner; connecting", told[-4])
+        assert re.fullmatch(r"loading tiny \(\d+ kB\) into generator and learner; connecting", told[-4])
         assert told[-1] == "", "nothing is waited for any more"
         await run_node(parts, steps=3)
         assert parts.context.state.step == 3
