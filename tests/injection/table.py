@@ -235,7 +235,6 @@ EXCEPTIONS: dict[str, str] = {
     "node/peers/registry.py:*": "counts by peer id; its callers are points",
     "node/peers/serve.py:Announcer.*": "this node's own groups",
     "node/peers/serve.py:Confirmations.*": "counts by peer id: its callers are points",
-    "node/loops/generate.py:*": "this node's own groups",
     "node/startup/recovery.py:*": "this node's own files",
     "node/startup/bootstrap.py:BootstrapApi.*": "a request of this machine's users: aiohttp answers an error",
     "node/startup/bootstrap.py:show_nothing": "a request of this machine's users: aiohttp answers an error",

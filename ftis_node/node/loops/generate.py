@@ -1,9 +1,9 @@
 """The generate loop: takes a free slot, chooses a prompt, and generates and scores a group of completions.
 
-Nodes of a swarm use the problems of a task in different orders, by seed and peer, so that they rarely generate for the
-same prompt. A task with a data file is sampled without replacement in each epoch. If the number of problems is
-practically unlimited, a hash of k gives the k-th index. The k-th prompt depends only on k, seed and peer, so a
-restarted node continues at its position.
+Nodes of a swarm use the problems of a task in different orders, by seed and peer. So they rarely generate for the same
+prompt. A task with a data file is sampled without replacement in each epoch. If the number of problems is practically
+unlimited, a hash of k gives the k-th index. The k-th prompt depends only on k, seed and peer, so a restarted node
+continues at its position.
 """
 
 from __future__ import annotations
