@@ -20,7 +20,7 @@ from ftis_node.records.envelope import Announcement, open_envelope, seal_group
 from ftis_node.records.group import GroupHeader, TextCompletion, TextGroup
 from ftis_node.records.peer_messages import open_backfill_request
 from ftis_node.replay.reader import ReplayReader
-from ftis_node.swarm.delivery import MAX_UNVERIFIED, IdsByPeer, PendingConfirmations
+from ftis_node.swarm.delivery import MAX_SENT_BODIES, MAX_UNVERIFIED, IdsByPeer, PendingConfirmations
 from ftis_node.swarm.reputation import Behaviour
 from ftis_node.swarm.topology import shard_of
 
