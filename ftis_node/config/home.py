@@ -52,7 +52,6 @@ TOKEN_HEADER = "X-Ftis-Token"  # of HTTP requests that carry the token of `contr
 
 
 def default_home() -> Path:
-    """Return the platform's data folder for ftis-node."""
     import platformdirs  # slow to import: most commands get --home
 
     return Path(platformdirs.user_data_dir("ftis-node"))

@@ -86,7 +86,6 @@ class LimitsSection(Section):
 
     @property
     def num_daemon_threads(self) -> int:
-        """CPU threads of the daemon on this machine."""
         return self.daemon_threads or max(MIN_THREADS, (os.cpu_count() or MIN_THREADS) // 4)
 
 

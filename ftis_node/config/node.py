@@ -246,17 +246,14 @@ class NodeSettings(BaseSettings):
 
     @property
     def admission(self) -> Admission:
-        """The sections that decide which peers and groups are accepted."""
         return Admission(access=self.access, rate_limits=self.rate_limits, validation=self.validation)
 
     @property
     def generates(self) -> bool:
-        """Whether the node has a generation worker."""
         return ROLES[self.role].generates
 
     @property
     def learns(self) -> bool:
-        """Whether the node has a learner worker."""
         return ROLES[self.role].learns
 
     @model_validator(mode="after")

@@ -30,7 +30,6 @@ PRESET_FILES = "../../ftis_node/config/presets"
 
 
 def render_reference() -> str:
-    """Return the whole page as Markdown."""
     parts = [
         HEADER,
         "## Run manifest\n",

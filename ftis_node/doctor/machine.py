@@ -65,7 +65,6 @@ def check_limits(home: Home, settings: NodeSettings | None) -> Iterator[CheckRes
 
 
 def files_in(reachable: int) -> CheckResult:
-    """Return the result for this limit of open files."""
     text = f"a process may open {reachable} files"
     if reachable < MIN_OPEN_FILES:
         advice = f"{MIN_OPEN_FILES} are needed: raise `ulimit -Hn`, LimitNOFILE of a unit, --ulimit of a container"
@@ -102,7 +101,6 @@ def _usual(home: Home, settings: NodeSettings) -> int | None:
 
 
 def check_python() -> Iterator[CheckResult]:
-    """Yield the version of Python and of the packages that ftis-node needs."""
     yield CheckResult(
         "python.version", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     )
@@ -166,7 +164,6 @@ def read_driver(code: int, output: str) -> Iterator[CheckResult]:
 
 
 def check_memory() -> Iterator[CheckResult]:
-    """Yield the machine's memory."""
     memory = psutil.virtual_memory()
     text = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free"
     short = memory.available < SHORT_RAM_BYTES
@@ -222,7 +219,6 @@ def check_engines(*, has_gpu: bool | None = None) -> Iterator[CheckResult]:
 
 
 def torch_results(answer: ProbeAnswer, *, has_gpu: bool | None) -> Iterator[CheckResult]:
-    """Yield the results that torch's answer means."""
     if answer.was_cut:
         yield _slow_import("torch", answer)
         return

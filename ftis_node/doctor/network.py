@@ -238,7 +238,6 @@ def _peer(probe: AddressProbe, *, others_are_reached: bool) -> CheckResult:
 
 
 def _advice(error: str) -> str:
-    """Return what to do about an error of p2pd."""
     if "connection refused" in error:
         return "nothing listens there: check the port, and that the peer runs"
     if "peer id mismatch" in error:

@@ -35,7 +35,6 @@ class CheckResult:
 
     @property
     def check(self) -> str:
-        """The check of the result: the id up to its dot."""
         return self.id.split(".")[0]
 
     def as_dict(self) -> dict[str, Any]:
@@ -151,7 +150,6 @@ FINDINGS: dict[str, CheckMeaning] = {
 
 
 def as_markdown() -> str:
-    """Return the table."""
     rows = [f"| `{name}` | {entry.means} | {entry.what_to_do} |" for name, entry in FINDINGS.items()]
     return as_links("\n".join(["| id | what it means | what to do |", "|---|---|---|", *rows]))
 

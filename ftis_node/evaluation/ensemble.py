@@ -222,7 +222,6 @@ def _selection_rows(
 
 
 def _gate_chances(seen: Sequence[ExpertOutputs], eval_items: Sequence[TaskItem]) -> list[list[float]]:
-    """Return the probability `[J][N]` that each expert is right about each problem."""
     from ftis_node.generation.gate import train_gate
 
     rewarded = [[is_right(problem) for problem in each.gated] for each in seen]
@@ -243,7 +242,6 @@ def _read_text(path: Path) -> str:
 def _mixture_weights(
     mixtures: Sequence[str], seen: Sequence[ExpertOutputs], *, decay: float
 ) -> dict[str, MixtureWeights]:
-    """Return how each of the mixtures weights the experts."""
     if not mixtures:
         return {}
     from ftis_node.generation.engines.mixture_engine import cached_mixture_weights, uniform_mixture_weights

@@ -55,7 +55,6 @@ def evaluate_model(
 
 
 def check_engine_name(engine: Any) -> None:
-    """Raise ConfigError if no engine has this name."""
     if engine not in ENGINE_NAMES:
         raise ConfigError(f"no engine {engine!r}: use one of {', '.join(ENGINE_NAMES)}")
 
@@ -140,7 +139,6 @@ class PartsProgress:
         self.on_progress((self._num_done + done / total) / self._num_parts, f"{name}: {done} of {total} problems")
 
     def end_part(self) -> None:
-        """Begin the next part."""
         self._num_done += 1
 
 
@@ -201,7 +199,6 @@ class Study:
         return entries
 
     def alone(self, expert: Expert, seen: ExpertOutputs) -> EvaluationRow:
-        """Return an expert's own row."""
         member = expert.member
         entry = evaluation_row(member.name, seen.answered, self.problems, k=self.k)
         return replace(entry, model=member.model, domain=member.domain)
@@ -253,5 +250,4 @@ class Study:
 
 
 def has_one_tokenizer(experts: Sequence[Expert]) -> bool:
-    """Return whether all of them have one tokenizer."""
     return len({expert.tokenizer.fingerprint for expert in experts}) == 1

@@ -69,7 +69,6 @@ class TextFigures:
 
     @property
     def perplexity(self) -> float:
-        """exp(nats per token)."""
         return exp(min(self.nats_per_token, MAX_EXPONENT))
 
 
@@ -212,7 +211,6 @@ def is_right(problem: Answered) -> bool:
 
 
 def _confidence(problem: Answered) -> float:
-    """Return nats per token."""
     logprob = -inf if problem.greedy is None else problem.greedy.mean_logprob
     return logprob if isfinite(logprob) else -inf
 

@@ -132,7 +132,6 @@ class GenerationClient(WorkerClient):
 
     @property
     def state(self) -> WorkerState:
-        """Return the worker's state."""
         return self.worker_state
 
     @property
@@ -142,7 +141,6 @@ class GenerationClient(WorkerClient):
 
     @property
     def load_s(self) -> float | None:
-        """Return the seconds that the worker took to load the newest weights."""
         return self._loader.load_s
 
     @property
@@ -274,7 +272,6 @@ class GenerationClient(WorkerClient):
         self._time_limits.resume()
 
     async def _bring_up(self, life: WorkerProcess) -> None:
-        """Prepare a new worker process before calls reach it."""
         self.engine = (await life.call(Describe(), Description)).engine
         self._loader.served_version = 0
         self._has_discarded = False

@@ -102,7 +102,6 @@ class _Asker:
     retry_pause_s: float
 
     async def ask(self, item: TaskItem) -> Answered:
-        """Answer one problem."""
         prompt_ids = self.tokenizer.encode_prompt(item.prompt)
         if self.completion_limit(len(prompt_ids)) < 1:
             return Answered(item, len(prompt_ids))
@@ -115,7 +114,6 @@ class _Asker:
     async def _answer(
         self, item: TaskItem, prompt_ids: list[int], *, num_completions: int, sampling: SamplingSettings
     ) -> tuple[ScoredAnswer, ...]:
-        """Return completions with their scores."""
         for attempt in range(1, self.attempts + 1):
             try:
                 result = await self.generator.generate(

@@ -37,7 +37,6 @@ class Generated(Message, frozen=True):
 
     @classmethod
     def from_result(cls, result: GenerationResult) -> Generated:
-        """Return the message for `result`."""
         tokens = result.tokens
         return cls(
             token_ids=tokens.token_ids.astype("<i4", copy=False).tobytes(),

@@ -57,7 +57,6 @@ class Service:
         self._engine = engine
 
     async def generate(self, request: Generate, emit: Emitter) -> Generated:
-        """Generate one group."""
         return Generated.from_result(await self._engine.generate(request.request))
 
     async def load_weights(self, request: LoadWeights, emit: Emitter) -> WeightsLoaded:
@@ -82,25 +81,20 @@ class Service:
         return WeightsLoaded(version=self._engine.policy_version, load_s=load_s, difference=difference)
 
     async def probe(self, request: Probe, emit: Emitter) -> Probed:
-        """Return log-probs of fixed tokens."""
         return Probed(logprobs=tuple(await self._engine.probe(request.token_ids)))
 
     async def sleep(self, request: Sleep, emit: Emitter) -> Asleep:
-        """Free the engine's memory for another process."""
         await self._engine.sleep(discard=request.discard)
         return Asleep()
 
     async def wake(self, request: Wake, emit: Emitter) -> Awake:
-        """Wake the engine."""
         await self._engine.wake()
         return Awake()
 
     async def describe(self, request: Describe, emit: Emitter) -> Description:
-        """Return the engine's name."""
         return Description(engine=self._engine.name)
 
     def handlers(self) -> Handlers:
-        """Return the table of handlers for the channel."""
         return {
             Generate: self.generate,
             LoadWeights: self.load_weights,
@@ -135,7 +129,6 @@ async def report_break(engine: Engine, emit: Emitter) -> None:
 
 @asynccontextmanager
 async def build(boot: GenerationBoot, emit: Emitter) -> AsyncIterator[Handlers]:
-    """Open the engine, serve, close it."""
     open_engine = choose_engine(boot.engine)
     engine = await open_engine(resolve_model(boot.model), boot.settings, emit.progress)
     reporters = [

@@ -45,7 +45,6 @@ def complete_folder(target: Path, *, sync: bool = True) -> Iterator[Path]:
 
 
 def is_complete(path: Path) -> bool:
-    """Return whether `path` is a completely written folder."""
     return (path / MARKER).is_file()
 
 

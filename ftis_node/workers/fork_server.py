@@ -39,7 +39,6 @@ NEVER_TRIM = -1
 
 
 def main() -> None:
-    """Import, then serve."""
     parser = argparse.ArgumentParser(description="Forks the workers of ftis-node; started by its daemon, not by hand.")
     parser.add_argument("--socket", type=int, required=True)
     parser.add_argument("--owner-pid", type=int, required=True)

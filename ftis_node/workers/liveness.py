@@ -140,24 +140,20 @@ class ActivityCounter:
         self._progress = 0
 
     def begin(self) -> None:
-        """Count the start of a request."""
         with self._lock:
             self._num_in_flight += 1
             self._progress += 1
 
     def end(self) -> None:
-        """Count the end of a request, with a reply or an error."""
         with self._lock:
             self._num_in_flight -= 1
             self._progress += 1
 
     def progress(self) -> None:
-        """Count progress of a handler."""
         with self._lock:
             self._progress += 1
 
     def read(self) -> Heartbeat:
-        """Return the present counts as a message."""
         with self._lock:
             return Heartbeat(num_in_flight=self._num_in_flight, progress=self._progress)
 
@@ -215,7 +211,6 @@ class Liveness:
     is_busy: bool = False
 
     def beat(self, heartbeat: Heartbeat) -> None:
-        """Record a heartbeat."""
         self.num_silent_ticks = 0
         self.is_busy = heartbeat.num_in_flight > 0
         if heartbeat.progress > self.last_progress:  # the start of a request is progress, too

@@ -117,7 +117,6 @@ class Timing:
     terminate_grace_s: float = 1.0
 
     def liveness(self) -> Liveness:
-        """Return a failure detector for one worker process."""
         stall_timeout_s = self.stall_timeout_s
         return Liveness(
             max_silent_ticks=max(1, round(self.heartbeat_timeout_s / self.heartbeat_every_s)),
@@ -156,7 +155,6 @@ class ForkedProcess:
         return await asyncio.shield(self._exited)
 
     def send_signal(self, signal: Signals, /) -> None:
-        """Send a signal to a process that has not ended."""
         if self.returncode is None:
             os.kill(self.pid, signal)
 

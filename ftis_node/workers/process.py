@@ -93,7 +93,6 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Return the worker's process id."""
         return self._process.pid
 
     @property
@@ -141,7 +140,6 @@ class WorkerProcess:
             raise self._die(self._died(f"was not ready within {self._timing.start_grace_s:.0f} s"))
 
     async def until_death(self) -> FtisError:
-        """Wait until the worker has died and return the cause."""
         return await asyncio.shield(self._death)
 
     async def call(self, request: Message, reply_type: type[Body], *, on_event: OnEvent | None = None) -> Body:
@@ -191,7 +189,6 @@ class WorkerProcess:
             )
 
     def _begin(self, stack: AsyncExitStack, watch: Callable[[], Awaitable[None]]) -> None:
-        """Run a watch in a task that `stack` cancels."""
         task = asyncio.create_task(self._guard(watch), name=f"{self._spec.name}{watch.__name__}")
         stack.push_async_callback(_cancel, task)
 
@@ -322,7 +319,6 @@ class WorkerProcess:
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:
-    """Cancel a task and wait until it has ended."""
     task.cancel()
     await asyncio.wait({task})
 

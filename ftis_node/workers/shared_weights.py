@@ -71,7 +71,6 @@ class SharedWeights(Message, frozen=True):
 
     @property
     def num_bytes(self) -> int:
-        """Return the size of all tensors in bytes."""
         return sum(prod(each.shape) * ELEMENT_BYTES[each.dtype] for each in self.tensors)
 
 

@@ -101,12 +101,10 @@ class Supervisor:
 
     @property
     def name(self) -> str:
-        """Return the worker's name."""
         return self._spec.name
 
     @property
     def state(self) -> WorkerState:
-        """Return the worker's state."""
         return self._state
 
     @property
@@ -116,7 +114,6 @@ class Supervisor:
 
     @property
     def pid(self) -> int | None:
-        """Return the process id of the present process."""
         return None if self._life is None else self._life.pid
 
     @property
@@ -306,30 +303,24 @@ class WorkerClient:
 
     @property
     def worker_state(self) -> WorkerState:
-        """Return the worker's state."""
         return self._supervisor.state
 
     @property
     def restarts(self) -> int:
-        """Return the number of restarts after a death."""
         return self._supervisor.restarts
 
     @property
     def pid(self) -> int | None:
-        """Return the worker's process id."""
         return self._supervisor.pid
 
     @property
     def last_error(self) -> FtisError | None:
-        """Return the cause of the last process's end; None before any."""
         return self._supervisor.last_error
 
     async def run(self) -> None:
-        """Keep the worker alive until canceled, then stop it. Raises after the last failed restart."""
         await self._supervisor.run()
 
     async def wait_ready(self) -> None:
-        """Return when the worker takes calls, also after a death. Raises if no restart follows."""
         await self._supervisor.wait_ready()
 
     async def stop(self) -> None:
@@ -337,5 +328,4 @@ class WorkerClient:
         await self._supervisor.stop()
 
     def restart(self, how: str) -> None:
-        """Kill the worker; the supervisor starts the next one. `how` completes the sentence "the worker ..."."""
         self._supervisor.restart(how)

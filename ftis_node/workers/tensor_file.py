@@ -99,7 +99,6 @@ class LockedFiles:
         return mapping
 
     def close(self) -> None:
-        """Unlock all mappings."""
         for key in list(self._held):
             self._release(key)
 

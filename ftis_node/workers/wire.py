@@ -130,7 +130,6 @@ _control_decoder: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Con
 
 
 def pack(control: Control, body: msgspec.Struct | None = None) -> list[bytes]:
-    """Return the frames of a message."""
     frames = [_encoder.encode(control)]
     if body is not None:
         frames.append(_encoder.encode(body))
@@ -165,7 +164,6 @@ def union_of(types: Sequence[type[msgspec.Struct]]) -> Any:
 
 
 def failure_of(error: BaseException, *, call_id: int) -> Failure:
-    """Return the message for an exception."""
     return Failure(call_id=call_id, kind=type(error).__name__, message=str(error))
 
 

@@ -116,16 +116,13 @@ class Channel:
             self._outbox.put_nowait(message)
 
     async def receive(self) -> tuple[Control, bytes]:
-        """Return the next message from the daemon."""
         return unpack(await self._socket.recv_multipart())
 
     async def send_posted(self) -> None:
-        """Send queued messages until canceled."""
         while True:
             await self._socket.send_multipart(await self._outbox.get())
 
     async def flush(self) -> None:
-        """Pass all queued messages to the socket."""
         await asyncio.sleep(0)  # so that messages posted in this loop iteration reach the outbox
         while not self._outbox.empty():
             await self._socket.send_multipart(self._outbox.get_nowait())

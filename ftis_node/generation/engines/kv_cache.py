@@ -81,7 +81,6 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not t
         return self.keys, self.values
 
     def replace(self, keys: Tensor, values: Tensor) -> None:
-        """Replace the rows or columns."""
         self.keys, self.values, self._buffers = keys, values, None
 
 

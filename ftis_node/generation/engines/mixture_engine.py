@@ -74,7 +74,6 @@ class MixtureCache:
 
     @property
     def layers(self) -> list[Any]:
-        """Return all layers of all experts, then the evidence."""
         return [layer for cache in self.experts for layer in cache.layers] + [self.evidence]
 
     def text_logprobs(self) -> Tensor:
@@ -206,7 +205,6 @@ class MixtureEngine(TorchEngine):
         return list(await self._compute(lambda: self._text_logprobs(token_ids)))
 
     async def load_weights(self, path: Path, version: int, *, is_locked: bool = False) -> dict[str, int]:
-        """Raise EngineError: an ensemble keeps its models."""
         raise EngineError("an ensemble cannot load new weights")
 
     def _text_logprobs(self, token_ids: Sequence[int]) -> list[float]:

@@ -106,17 +106,14 @@ class TorchEngine:
 
     @property
     def policy_version(self) -> int:
-        """Return the served version."""
         return self._policy_version
 
     @property
     def tokens_made(self) -> int:
-        """Return the number of completion tokens sampled so far."""
         return self._decoder.tokens_made
 
     @property
     def is_asleep(self) -> bool:
-        """Return whether all requests wait until the engine is woken."""
         return self._is_asleep
 
     async def generate(self, request: GenerateRequest) -> GenerationResult:
@@ -129,12 +126,10 @@ class TorchEngine:
         return await job.answer
 
     async def load_weights(self, path: Path, version: int, *, is_locked: bool = False) -> dict[str, int]:
-        """Serve a published version from now on; see `base.Engine`."""
         locked = self._locked if is_locked else None
         return await self._load_by(lambda: load_in_place(self._model, path, locked=locked), version)
 
     async def load_shared(self, shared: SharedWeights, version: int) -> dict[str, int]:
-        """Serve the learner's own tensors from now on; see `base.Engine`."""
         return await self._load_by(lambda: load_shared_in_place(self._model, shared, self._opened), version)
 
     async def _load_by(self, work: Callable[[], dict[str, int]], version: int) -> dict[str, int]:
@@ -157,7 +152,6 @@ class TorchEngine:
         await sleeper.answer
 
     async def wake(self) -> None:
-        """Wake; see `base.Engine`."""
         self._be_awake()
         self._wake_driver()
 
@@ -166,12 +160,10 @@ class TorchEngine:
         return await self._broken
 
     def cancel(self, request_ids: Iterable[str]) -> None:
-        """End requests early; see `base.Engine`."""
         self._cancelled.update(request_ids)
         self._wake_driver()
 
     async def close(self) -> None:
-        """End the driver and the thread; requests in flight raise."""
         if self._driver is not None:
             self._driver.cancel()
             await asyncio.wait({self._driver})

@@ -127,13 +127,11 @@ class VllmJob:
 
     @property
     def has_ended(self) -> bool:
-        """Return whether every completion has ended."""
         return len(self.partials) == self.request.num_completions and all(
             partial.finish_reason for partial in self.partials
         )
 
     def finish(self) -> None:
-        """Return the sampled tokens to the caller; completions in progress count as aborted."""
         try:
             result = GenerationResult.from_completions(tuple(partial.completion() for partial in self.partials))
         except NonFiniteError as error:
@@ -143,7 +141,6 @@ class VllmJob:
             self.result.set_result(result)
 
     def fail(self, error: Exception) -> None:
-        """Fail the caller's future with an error."""
         fail(self.result, error)
 
 
@@ -189,7 +186,6 @@ class CommandQueue:
                 command()
 
     def close(self) -> None:
-        """Refuse all later commands."""
         self.is_closed = True
 
     def refuse(self) -> None:

@@ -86,12 +86,10 @@ class VllmEngine:
 
     @property
     def policy_version(self) -> int:
-        """Return the served version."""
         return self._driver.policy_version
 
     @property
     def tokens_made(self) -> int:
-        """Return the number of completion tokens sampled so far."""
         return self._driver.tokens_made
 
     async def generate(self, request: GenerateRequest) -> GenerationResult:
@@ -123,7 +121,6 @@ class VllmEngine:
         return await asyncio.wrap_future(self._driver.commands.call(load))
 
     async def load_shared(self, shared: SharedWeights, version: int) -> dict[str, int]:
-        """Serve the learner's own tensors from now on; see `base.Engine`."""
         check_shared(shared, self._shapes, optional=self._optional)
         return await asyncio.wrap_future(
             self._driver.commands.call(partial(self._driver.load_shared, encode(shared), version))
@@ -137,7 +134,6 @@ class VllmEngine:
 
     @property
     def is_asleep(self) -> bool:
-        """Return whether all requests wait until the engine is woken."""
         return self._driver.is_asleep
 
     async def sleep(self, *, discard: bool = False) -> None:
@@ -148,11 +144,9 @@ class VllmEngine:
         await asyncio.wrap_future(asleep)
 
     async def wake(self) -> None:
-        """Wake; see `base.Engine`."""
         await asyncio.wrap_future(self._driver.commands.call(self._driver.wake))
 
     def cancel(self, request_ids: Iterable[str]) -> None:
-        """End requests early; see `base.Engine`."""
         self._driver.commands.post(partial(self._driver.cut, frozenset(request_ids)))
 
     async def wait_broken(self) -> str:
@@ -164,7 +158,6 @@ class VllmEngine:
         return self._log.with_cause(self._driver.broken.result())
 
     async def close(self) -> None:
-        """End the driver and the core; requests in flight raise."""
         self._driver.commands.post(self._driver.stop)
         await asyncio.to_thread(self._driver.thread.join)
 
@@ -214,7 +207,6 @@ class WorkerLog:
         return root_cause(self._read()) if ELSEWHERE.search(text) else None
 
     def with_cause(self, text: str) -> str:
-        """Return `text` and, in brackets, its cause."""
         cause = self.cause_of(text)
         return text if cause is None else f"{text} ({cause})"
 

@@ -98,7 +98,6 @@ def served_rank(rank: int) -> int:
 
 
 def has_separate_core(settings: EngineSettings, *, device: str) -> bool:
-    """Return whether vLLM's engine core runs in a separate process."""
     return settings.engine_core == "separate" or (settings.engine_core == "auto" and device != "cpu")
 
 

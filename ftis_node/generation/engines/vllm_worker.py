@@ -56,8 +56,6 @@ class TensorTarget:
 
 
 class DirectLoader:
-    """The loader of one model's files."""
-
     def __init__(self, targets: Sequence[TensorTarget], dtype: torch.dtype) -> None:
         self._targets = targets
         num_values = max((prod(target.shape) for target in targets if target.is_packed), default=0)
@@ -155,7 +153,6 @@ def _is_whole(value: torch.Tensor, target: TensorTarget) -> bool:
 
 
 def _read_into(file: FileIO, target: torch.Tensor) -> int:
-    """Fill a byte tensor from the file's position."""
     view = target.numpy().data
     while view:
         if not (count := file.readinto(view)):
