@@ -1,11 +1,7 @@
-"""`doctor`: the list of checks and their time limits.
+"""`doctor`: the list of checks, which run in parallel, each within its time limit.
 
-A check changes nothing. Only those of engine, model and peers import torch.
-
-Run checks in parallel, each within its time limit, so that a hanging check delays no other result.
-
-A check is a function that yields results. It runs in a daemon thread, because a name server, a disk or a driver may
-ignore time-outs. A check that exceeds its limit stays in its thread and ends with the process.
+A check is a function that yields results and changes nothing. It runs in a daemon thread, because a name server, a disk
+or a driver may ignore time-outs. A check that exceeds its limit stays in its thread and ends with the process.
 """
 
 from __future__ import annotations
@@ -40,7 +36,7 @@ from ftis_node.doctor.network import (
     nat_kind,
     own_address,
 )
-from ftis_node.doctor.table import NETWORK_CHECKS, CheckResult, worst_first
+from ftis_node.doctor.result import NETWORK_CHECKS, CheckResult, worst_first
 from ftis_node.errors import FtisError, NetworkError
 
 if TYPE_CHECKING:
@@ -56,7 +52,6 @@ MODEL_LIMIT_S = 30.0
 DIALS_LIMIT_S = 30.0  # plus this for each peer
 GRACE_S = 5.0
 NVIDIA_DEVICE = Path("/dev/nvidia0")
-CHECKS = ("python", "gpu", "ram", "disk", "limits", "engine", "port", "route", "peer", "model")
 NETWORK_FAILED, MACHINE_FAILED = 4, 3
 QUIET_S = 2.0  # seconds until progress names the open checks
 PROGRESS_EVERY_S = 5.0
@@ -65,7 +60,7 @@ REPEAT_PROGRESS_S = 30.0  # the same checks are named again after this time
 
 @dataclass(frozen=True, slots=True)
 class DoctorCheck:
-    """One check. `look` may take `limit_s`. `title` is the text shown while it runs."""
+    """One check. `run` may take `limit_s`. `title` is the text shown while it runs."""
 
     name: str
     title: str
@@ -144,16 +139,16 @@ class DoctorTarget:
 
 
 def examine(
-    target: DoctorTarget, *, only: Collection[str] = CHECKS, on_progress: Callable[[str], None] = lambda text: None
+    target: DoctorTarget, *, only: Collection[str], on_progress: Callable[[str], None] = lambda text: None
 ) -> list[CheckResult]:
-    """Return all results, the worst first. An exception in a check becomes a result."""
+    """Return the results of the checks named in `only`, the worst first. An exception in a check becomes a result."""
     return worst_first(
         run_checks([check for check in checks_of(target) if check.name in only], on_progress=on_progress)
     )
 
 
 def checks_of(target: DoctorTarget) -> list[DoctorCheck]:
-    """Return the checks for this target, one for each of `CHECKS`."""
+    """Return the checks for this target. Their names are the values of `--only` (`cli/commands/doctor.py`)."""
     url = target.home.running_url()
     dials_s = DIALS_LIMIT_S * max(1, len(target.peers))
     has_gpu = True if NVIDIA_DEVICE.exists() else None

@@ -1,8 +1,7 @@
-"""Checks of the machine: Python, packages, GPUs, memory, disk. This module imports nothing heavy.
+"""Checks of the machine: Python, packages, GPUs, memory, disk, engines. This module imports nothing heavy.
 
-Check that torch and vLLM can be imported, each in a separate process.
-
-An import can crash, hang, or leave gigabytes in memory. An installed package may also be the build for another machine.
+A separate process imports torch and another one vLLM. An import can crash, hang, or leave gigabytes in memory, and an
+installed package may be the build for another machine.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import psutil
 
 from ftis_node.config.disk_room import free_bytes
 from ftis_node.config.limits import usual_home_bytes
-from ftis_node.doctor.table import CheckResult, Level
+from ftis_node.doctor.result import CheckResult, Level
 from ftis_node.node.storage.usage import measure_usage
 from ftis_node.node.supervision.process_limits import MIN_OPEN_FILES, open_files
 from ftis_node.telemetry.terminal_text import GIB, size
@@ -28,7 +27,7 @@ from ftis_node.workers.durable import newest_complete
 from ftis_node.workers.weight_store import MEMORY_DISK
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
     from pathlib import Path
 
     from ftis_node.config.home import Home
@@ -255,7 +254,7 @@ def vllm_result(answer: ProbeAnswer, *, on_gpu: bool) -> CheckResult:
     return CheckResult("engine.vllm", "ok", f"vLLM {answer.facts['version']} is installed and generates")
 
 
-def run_probe(program: str, *, limit_s: float, environment: Mapping[str, str] = os.environ) -> ProbeAnswer:
+def run_probe(program: str, *, limit_s: float) -> ProbeAnswer:
     """Run Python code that prints one JSON object as its last line. Kill it at the limit."""
     try:
         done = subprocess.run(
@@ -264,7 +263,6 @@ def run_probe(program: str, *, limit_s: float, environment: Mapping[str, str] = 
             text=True,
             errors="replace",
             timeout=limit_s,
-            env=dict(environment),
             check=False,
         )
     except subprocess.TimeoutExpired:
