@@ -33,11 +33,10 @@ from ftis_node.errors import (
     OutOfMemoryError,
     WorkerDiedError,
     WorkerError,
-    WorkerTaskError,
     says_out_of_memory,
 )
 from ftis_node.telemetry.faults import watched_task
-from ftis_node.workers.liveness import GiveUp, Restart, RestartPolicy
+from ftis_node.workers.liveness import RestartPolicy
 from ftis_node.workers.preload import Timing
 from ftis_node.workers.process import OnEvent, WorkerProcess
 
@@ -133,11 +132,7 @@ class Supervisor:
             self._num_lives = 0
             self._has_served = False
             self._keeper = watched_task(self._keep(), name=f"{self.name}-keeper")
-        await self._pass_gate()
-
-    async def wait_ready(self) -> None:
-        """Return when the worker takes calls, also after a death. Raises if it has failed for good or does not run."""
-        await self._pass_gate()
+        await self.wait_ready()
 
     async def run(self) -> None:
         """Keep the worker alive until canceled or stopped. Raises as `start` does when the worker fails for good."""
@@ -148,7 +143,7 @@ class Supervisor:
                 if not self._keeper.cancelled():
                     self._keeper.result()  # raises the supervisor's own error
             if self._state is WorkerState.FAILED:
-                await self._pass_gate()
+                await self.wait_ready()
         finally:
             await self.stop()
 
@@ -169,29 +164,17 @@ class Supervisor:
         if self._life is not None:
             self._life.kill(how)
 
-    async def call(
-        self,
-        request: Message,
-        reply_type: type[Body],
-        *,
-        timeout_s: float | None = None,
-        on_event: OnEvent | None = None,
-    ) -> Body:
-        """Return the worker's reply to one request. `timeout_s` includes the wait for a worker that starts.
+    async def call(self, request: Message, reply_type: type[Body], *, on_event: OnEvent | None = None) -> Body:
+        """Return the worker's reply to one request, also if the worker is still starting.
 
         Raises WorkerDiedError if the worker died meanwhile or does not run. Raises the handler's error if it is an
-        FtisError, and WorkerTaskError for any other error and for the time limit. Events of this call go to `on_event`.
+        FtisError, else WorkerTaskError. Events of this call go to `on_event`.
         """
-        try:
-            async with asyncio.timeout(timeout_s):
-                life = await self._pass_gate()
-                return await life.call(request, reply_type, on_event=on_event)
-        except TimeoutError:
-            message = f"the {self.name} worker did not answer {type(request).__name__} in {timeout_s} s"
-            raise WorkerTaskError(message) from None
+        life = await self.wait_ready()
+        return await life.call(request, reply_type, on_event=on_event)
 
-    async def _pass_gate(self) -> WorkerProcess:
-        """Wait for a process that takes calls, and return it. Raises if none will start."""
+    async def wait_ready(self) -> WorkerProcess:
+        """Return the present process when it takes calls, also after a death. Raises if none will start."""
         while self._gate is not None:
             passed = await asyncio.shield(self._gate)
             if isinstance(passed, FtisError):
@@ -222,16 +205,15 @@ class Supervisor:
             is_short = self._has_served and served_s < policy.quick_death_s and _is_shortage(error)
             if not is_short and not isinstance(error, WorkerError | EngineError if self._has_served else WorkerError):
                 return self._fail(error)
-            decision: Restart | GiveUp
             if is_short:
                 decision = policy.after_shortage(num_shortages=num_shortages)
-                num_shortages = decision.num_quick_deaths
+                num_shortages = decision.num_deaths
             else:
                 decision = policy.after_death(served_s=served_s, num_quick_deaths=num_quick_deaths)
-                num_quick_deaths, num_shortages = decision.num_quick_deaths, 0
-            if isinstance(decision, GiveUp):
+                num_quick_deaths, num_shortages = decision.num_deaths, 0
+            if decision.delay_s is None:
                 kind = type(error) if isinstance(error, MachineError) else WorkerDiedError
-                message = f"the {self.name} worker died {decision.num_quick_deaths} times in a row; the last time: "
+                message = f"the {self.name} worker died {decision.num_deaths} times in a row; the last time: "
                 return self._fail(kind(message + str(error)))
             self._state = WorkerState.BACKING_OFF
             logger.warning("%s; starting it again in %.1f s", error, decision.delay_s)

@@ -37,7 +37,7 @@ import zmq.asyncio
 
 from ftis_node.telemetry.faults import unhandled_errors, watched_task
 from ftis_node.telemetry.log import drop_what_cannot_be_written, set_up_logging
-from ftis_node.workers.liveness import ActivityCounter, HeartbeatThread, die_with_owner
+from ftis_node.workers.liveness import ActivityCounter, die_with_owner, heartbeats
 from ftis_node.workers.wire import (
     WORKER_IDENTITY,
     Call,
@@ -248,7 +248,7 @@ async def _connect_and_serve(build: Build[Boot], boot_type: type[Boot], endpoint
     with (
         zmq.asyncio.Context() as context,
         context.socket(zmq.DEALER) as socket,
-        HeartbeatThread(activity, endpoint=endpoint, every_s=heartbeat_every_s),
+        heartbeats(activity, endpoint=endpoint, every_s=heartbeat_every_s),
     ):
         socket.setsockopt(zmq.IDENTITY, WORKER_IDENTITY)
         socket.setsockopt(zmq.LINGER, 0)
