@@ -128,3 +128,8 @@ def says_out_of_memory(text: str) -> bool:
     """Return whether the text of an error, of any class, reports exhausted memory."""
     lowered = text.lower()
     return any(words in lowered for words in OUT_OF_MEMORY_TEXTS)
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's text, or its class if it has none."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
