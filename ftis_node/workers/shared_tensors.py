@@ -20,6 +20,7 @@ from __future__ import annotations
 import os
 import re
 import uuid
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -163,8 +164,8 @@ class OpenedWeights:
         """Return the tensors of the open export, in its order: read-only views of the other process's memory."""
         assert self._shared is not None, "nothing is open"
         for each in self._shared.tensors:
-            empty = torch.empty(0, dtype=DTYPES[each.dtype], device=self._device)
-            yield each.name, empty.set_(self._storages[each.storage], each.offset, each.shape)
+            values = torch.empty(0, dtype=DTYPES[each.dtype], device=self._device).set_(self._storages[each.storage])
+            yield each.name, values[each.offset : each.offset + prod(each.shape)].view(each.shape)
 
     def entries(self) -> dict[str, dict[str, object]]:
         """Return types and shapes of the open tensors, as in a safetensors header."""

@@ -18,7 +18,6 @@ from msgspec import Meta
 from ftis_node.errors import SharingError
 from ftis_node.workers.wire import Message
 
-WORD_BYTES = 8  # of a checksum
 Way: TypeAlias = Literal["ipc", "pinned", "file"]
 """How weights cross: by CUDA IPC, by a page-locked file in memory, by a file."""
 WAYS: dict[Way, str] = {"ipc": "CUDA IPC", "pinned": "page-locked file", "file": "file"}

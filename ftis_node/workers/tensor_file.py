@@ -22,7 +22,6 @@ from torch.nn.functional import pad
 
 from ftis_node.errors import ModelError, first_line
 from ftis_node.models.safetensors_file import read_header
-from ftis_node.workers.shared_weights import WORD_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -47,6 +46,7 @@ DTYPES = {
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 LENGTH_BYTES = 8
+WORD_BYTES = 8  # of a checksum
 ALIGNMENT = 64  # of the first tensor
 logger = logging.getLogger(__name__)
 PORTABLE = 1  # cudaHostRegisterPortable: for every context of this process
