@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ftis_node.errors import FtisError, ModelError, SharingError, WorkerDiedError, WorkerTaskError
 from ftis_node.generation.messages import (
-    Asleep,
-    Awake,
     Describe,
     Description,
+    Done,
     EngineBroken,
     Generate,
     Generated,
@@ -249,7 +248,7 @@ class GenerationClient(WorkerClient):
             self._time_limits.pause()
             discard = discard and self._may_discard and self._loader.newest is not None
             try:
-                await self._supervisor.call(Sleep(discard=discard), Asleep)
+                await self._supervisor.call(Sleep(discard=discard), Done)
                 self._has_discarded = discard
             except WorkerDiedError as error:
                 if not self.is_alive:
@@ -296,7 +295,7 @@ class GenerationClient(WorkerClient):
             if self._has_discarded:
                 problem = await self._serve_newest(self._supervisor.call)
             else:
-                await self._supervisor.call(Wake(), Awake)
+                await self._supervisor.call(Wake(), Done)
         except WorkerDiedError:
             await self._supervisor.wait_ready()  # the new process has loaded them and is awake
         except FtisError as error:

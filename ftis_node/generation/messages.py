@@ -74,7 +74,7 @@ class LoadWeights(Message, frozen=True):
 class WeightsLoaded(Message, frozen=True):
     """The version that the engine reports as served, and the seconds that loading took.
 
-    `difference` names the tensors with wrong checksums, as `workers.weights.store.find_difference` does.
+    `difference` names the tensors with wrong checksums, as `workers.weight_store.find_difference` does.
     """
 
     version: int
@@ -91,16 +91,12 @@ class Sleep(Message, frozen=True):
     discard: bool = False
 
 
-class Asleep(Message, frozen=True):
-    """The engine sleeps; requests wait."""
-
-
 class Wake(Message, frozen=True):
     """A request to continue with the served weights. New weights wake the engine, too."""
 
 
-class Awake(Message, frozen=True):
-    """The engine serves requests."""
+class Done(Message, frozen=True):
+    """The reply to `Sleep` and `Wake`."""
 
 
 class Probe(Message, frozen=True):

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING
 from ftis_node.errors import ModelError, WorkerTaskError
 from ftis_node.generation.engines import choose_engine
 from ftis_node.generation.messages import (
-    Asleep,
-    Awake,
     Describe,
     Description,
+    Done,
     EngineBroken,
     Generate,
     Generated,
@@ -83,13 +82,13 @@ class Service:
     async def probe(self, request: Probe, emit: Emitter) -> Probed:
         return Probed(logprobs=tuple(await self._engine.probe(request.token_ids)))
 
-    async def sleep(self, request: Sleep, emit: Emitter) -> Asleep:
+    async def sleep(self, request: Sleep, emit: Emitter) -> Done:
         await self._engine.sleep(discard=request.discard)
-        return Asleep()
+        return Done()
 
-    async def wake(self, request: Wake, emit: Emitter) -> Awake:
+    async def wake(self, request: Wake, emit: Emitter) -> Done:
         await self._engine.wake()
-        return Awake()
+        return Done()
 
     async def describe(self, request: Describe, emit: Emitter) -> Description:
         return Description(engine=self._engine.name)
