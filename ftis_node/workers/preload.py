@@ -77,8 +77,8 @@ def remove_socket(endpoint: str) -> None:
 class WorkerSpec:
     """The process to spawn: `python -m module`. `boot` is the first message that it receives.
 
-    `environment` is added to the daemon's environment. `launcher` precedes the module's name on the command line
-    (torchrun, for example). The first process is forked from `preloading` if that is possible.
+    `environment` is added to the daemon's environment. The first process is forked from `preloading` if that is
+    possible.
     """
 
     name: str
@@ -88,7 +88,6 @@ class WorkerSpec:
     log_path: Path
     event_types: tuple[type[Message], ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
-    launcher: tuple[str, ...] = (sys.executable, "-m")
     preloading: PreloadingProcess | None = None
 
 

@@ -13,6 +13,7 @@ import itertools
 import logging
 import os
 import signal
+import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
@@ -170,7 +171,7 @@ class WorkerProcess:
     async def _spawn(self) -> ProcessHandle:
         """Start the process in a new session, so that ctrl-C does not reach it while it imports."""
         spec = self._spec
-        command = (*spec.launcher, spec.module, "--endpoint", self._endpoint, "--owner-pid", str(os.getpid()))
+        command = (sys.executable, "-m", spec.module, "--endpoint", self._endpoint, "--owner-pid", str(os.getpid()))
         command = (*command, "--heartbeat-every-s", str(self._timing.heartbeat_every_s))
         environment = {**os.environ, **NO_TELEMETRY, **WORKERS_STAY_OFFLINE, **spec.environment}
         spec.log_path.parent.mkdir(parents=True, exist_ok=True)

@@ -42,8 +42,6 @@ class Message(msgspec.Struct, frozen=True, tag=True):
 class Hello(Message, frozen=True):
     """The worker is connected and waits for its boot message."""
 
-    pid: int
-
 
 class Start(Message, frozen=True):
     """The body is the boot message."""

@@ -190,7 +190,7 @@ async def serve(
 ) -> int:
     """Receive the boot message, build the worker, serve calls. Returns the process's exit code."""
     channel = Channel(socket)
-    channel.post(Hello(pid=os.getpid()))
+    channel.post(Hello())
     await channel.flush()
     _, body = await channel.receive()
     sender = watched_task(channel.send_posted(), name="send")  # also while the worker is built

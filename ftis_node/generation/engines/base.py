@@ -69,6 +69,12 @@ class EngineSettings(Message, frozen=True):
     can_sleep: bool = False
     options: dict[str, Any] = {}
 
+    def dtype_on(self, device: str) -> Literal["float32", "bfloat16"]:
+        """Return the type of the weights: the setting, else float32 on a CPU and bfloat16 on a GPU."""
+        if self.dtype != "auto":
+            return self.dtype
+        return "float32" if device == "cpu" else "bfloat16"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:

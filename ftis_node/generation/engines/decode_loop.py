@@ -143,10 +143,6 @@ class ActiveRequest:
     def has_ended(self) -> bool:
         return all(partial.finish_reason for partial in self.completions)
 
-    @property
-    def has_begun(self) -> bool:
-        return all(partial.token_ids for partial in self.completions)
-
     def uniforms(self) -> Tensor:
         """Return one number in [0, 1) for each completion, float64. Ended completions do not affect the sequence.
 
