@@ -7,8 +7,6 @@ An id at or above the tokenizer's length (a padded row of the embedding) is no t
 softmax, as it does in every learner's. A completion that samples one ends before it and is marked as aborted. Only the
 first token is sampled among real ids alone, because a completion has at least one.
 
-The sampling of the next token of every row: pure functions on logits.
-
 Each row draws by inverse transform from its own uniform number. So a request's tokens do not depend on how many other
 rows are in the batch. The running sum is in float64: over a vocabulary of 150,000 the rounding of float32 is as large
 as the probability of most tokens.
