@@ -121,8 +121,6 @@ class GenerationClient(WorkerClient):
         self._may_discard = boot.settings.can_sleep and boot.settings.lora_rank is None
         self._throughput = Throughput()
         self.engine: str = boot.engine
-        self.groups_made = 0
-        self.tokens_made = 0
 
     @property
     def newest(self) -> GenerationClient:
@@ -174,15 +172,10 @@ class GenerationClient(WorkerClient):
         """
         try:
             async with self._time_limits.of_a_call():
-                generated = await self._supervisor.call(Generate(request), Generated)
+                return (await self._supervisor.call(Generate(request), Generated)).to_result()
         except TimeoutError:
-            limit_s = self._request_timeout_s
-            raise WorkerTaskError(
-                f"the generation worker did not answer the generation request within {limit_s} s"
-            ) from None
-        self.groups_made += 1
-        self.tokens_made += sum(generated.lengths)
-        return generated.to_result()
+            message = f"the generation worker did not answer the generation request within {self._request_timeout_s} s"
+            raise WorkerTaskError(message) from None
 
     async def update_weights(self, weights: PublishedWeights, proof: ProofToCome | WeightProof | None = None) -> None:
         """Return when the worker serves these weights and, if there is a proof, has proved it.

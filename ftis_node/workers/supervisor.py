@@ -295,10 +295,6 @@ class WorkerClient:
     def pid(self) -> int | None:
         return self._supervisor.pid
 
-    @property
-    def last_error(self) -> FtisError | None:
-        return self._supervisor.last_error
-
     async def run(self) -> None:
         await self._supervisor.run()
 

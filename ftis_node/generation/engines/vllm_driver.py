@@ -175,10 +175,6 @@ class VllmDriver:
         self._state.wake()
         self._end_sleepers()
 
-    def stop(self) -> None:
-        """End the thread after this command."""
-        self.commands.close()
-
     # The loop.
 
     def _run(self) -> None:

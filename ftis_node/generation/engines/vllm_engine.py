@@ -31,6 +31,7 @@ from ftis_node.errors import (
     FtisError,
     OutOfMemoryError,
     UnknownArchitectureError,
+    first_line,
     says_out_of_memory,
 )
 from ftis_node.generation.engines.published import check_adapter, check_published, check_shared, shapes_in
@@ -158,7 +159,7 @@ class VllmEngine:
         return self._log.with_cause(self._driver.broken.result())
 
     async def close(self) -> None:
-        self._driver.commands.post(self._driver.stop)
+        self._driver.commands.post(self._driver.commands.close)  # the thread ends after it
         await asyncio.to_thread(self._driver.thread.join)
 
 
@@ -229,10 +230,9 @@ def root_cause(log: str) -> str | None:
 
 def explained(error: Exception, name: str, log: WorkerLog) -> FtisError:
     """Return vLLM's start-up error as one line about the model `name`."""
-    message = str(error)
+    text = first_line(error)
     if isinstance(error, ValidationError):  # its first line only counts the errors
-        message = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
-    text = message.strip().splitlines()[0] if message.strip() else type(error).__name__
+        text = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ").splitlines()[0]
     text = log.cause_of(text) or shorten(text, MAX_REASON_LENGTH, placeholder=" ...")
     if isinstance(error, MemoryError) or says_out_of_memory(text) or "memory" in text.lower():
         return OutOfMemoryError(f"{name} does not fit into memory for generation ({text}): see `ftis-node doctor`")
