@@ -39,6 +39,7 @@ from ftis_node.models import list_accelerators, load_tokenizer, parameter_count,
 from ftis_node.tasks import load_task
 from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.telemetry.log import unwatched
+from ftis_node.telemetry.terminal_text import GIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -57,7 +58,6 @@ DEFAULT_DEV_PROMPTS: Final = 32
 DEFAULT_GATE_PROMPTS: Final = 256
 DEFAULT_DECAY: Final = 0.9
 TRAINING_USE: Final = {"cached": "takes its prior from", "gate": "learns from"}
-GIB = 1 << 30
 USABLE_SHARE = 0.95  # as in the memory plan
 ROWS = 128  # completions that the engine decodes in parallel, divided by the number of models
 BYTES = {"cpu": 4, "cuda": 2}  # float32 and bfloat16
@@ -213,9 +213,9 @@ def _selection_rows(
     """Return the rows of the modes that choose among the answers of the single models."""
     answers = [each.answered for each in seen]
     makers: dict[str, Callable[[], EvaluationRow]] = {
-        "vote": lambda: vote_row("vote", answers, problems, k=k),
-        "confidence": lambda: confidence_row("confidence", answers, problems, names=names, k=k),
-        "route": lambda: route_row("route", answers, [each.prompts for each in seen], problems, names=names, k=k),
+        "vote": lambda: vote_row(answers, problems, k=k),
+        "confidence": lambda: confidence_row(answers, problems, names=names, k=k),
+        "route": lambda: route_row(answers, [each.prompts for each in seen], problems, names=names, k=k),
         "gate": lambda: chosen_row("gate", answers, _gate_chances(seen, eval_items), problems, names=names, k=k),
     }
     return {mode: make() for mode, make in makers.items() if mode in modes}

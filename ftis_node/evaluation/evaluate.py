@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.errors import ConfigError
@@ -21,7 +22,7 @@ from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.telemetry.log import unwatched
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from ftis_node.evaluation.members import Member
     from ftis_node.generation.engines import OpenEngine
@@ -116,16 +117,6 @@ class ExpertOutputs:
     windows: list[list[float]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Answerer:
-    """A model or a mixture that answers problems, with the tokenizer and task that read and score its answers."""
-
-    opened: Engine
-    tokenizer: PromptTokenizer
-    eos_ids: Iterable[int]
-    scorer: IsolatedScorer
-
-
 class PartsProgress:
     """One progress bar over all parts of the work."""
 
@@ -167,14 +158,12 @@ class Study:
         name = expert.member.name
         self.progress.on_progress(None, f"loading {name} into the engine")
         async with serving(open_engine, expert.source, settings) as opened:
-            answerer = _Answerer(opened, expert.tokenizer, expert.tokenizer.eos_ids, scorer)
+            ask = partial(self._answers, opened, expert.tokenizer, scorer)
             return ExpertOutputs(
-                answered=await self._answers(name, answerer, self.problems, limit=self.limit, k=self.k),
+                answered=await ask(name, self.problems, limit=self.limit, k=self.k),
                 prompts=[await self._likelihood(opened, expert, item) for item in self.routed],
                 dev=[await self._likelihood(opened, expert, item) for item in self.dev],
-                gated=await self._answers(f"{name} for the gate", answerer, self.gated, limit=len(self.gated), k=1)
-                if self.gated
-                else [],
+                gated=await ask(f"{name} for the gate", self.gated, limit=len(self.gated), k=1) if self.gated else [],
                 windows=[await opened.probe(ids) for ids in windows],
             )
 
@@ -187,12 +176,12 @@ class Study:
         sources = [expert.source for expert in self.experts]
         first = next(iter(weights_by_mode.values()))
         opened = open_mixture(sources, self._settings(tokenizer), first, on_progress=self.progress.on_progress)
-        answerer = _Answerer(opened, tokenizer, eos_ids, scorer)
+        ask = partial(self._answers, opened, tokenizer, scorer, eos_ids=eos_ids)
         entries = {}
         try:
             for mode, weights in weights_by_mode.items():
                 opened.weigh(weights)
-                answered = await self._answers(mode, answerer, self.problems, limit=self.limit, k=self.k)
+                answered = await ask(mode, self.problems, limit=self.limit, k=self.k)
                 entries[mode] = evaluation_row(mode, answered, self.problems, k=self.k, num_models=len(sources))
         finally:
             await opened.close()
@@ -204,16 +193,21 @@ class Study:
         return replace(entry, model=member.model, domain=member.domain)
 
     async def _answers(
-        self, name: str, answerer: _Answerer, problems: Task | Sequence[TaskItem], *, limit: int, k: int
+        self,
+        opened: Engine,
+        tokenizer: PromptTokenizer,
+        scorer: IsolatedScorer,
+        name: str,
+        problems: Task | Sequence[TaskItem],
+        **options: Any,
     ) -> list[Answered]:
+        """Return the answers of a model or mixture; `options` as for `answer_problems`."""
         answered = await answer_problems(
-            answerer.opened,
+            opened,
             problems,
-            answerer.tokenizer,
-            scorer=answerer.scorer,
-            eos_ids=answerer.eos_ids,
-            limit=limit,
-            k=k,
+            tokenizer,
+            scorer=scorer,
+            **options,
             completion_limit=lambda num_prompt_tokens: self.max_tokens - num_prompt_tokens,
             on_progress=lambda done, total: self.progress.part(name, done, total),
         )
