@@ -1,6 +1,6 @@
-"""Generator of the configuration reference: `python -m ftis_node.config.reference`.
+"""Generator of docs/reference/configuration.md, made from the settings: every one has its line.
 
-A test compares it with `docs/reference/configuration.md`, so every setting has its line and no line is out of date.
+python -m tests.documented.configuration      print the page
 """
 
 from __future__ import annotations
