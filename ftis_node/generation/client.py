@@ -27,7 +27,6 @@ from ftis_node.generation.messages import (
     Description,
     Done,
     EngineBroken,
-    Generate,
     Generated,
     Sleep,
     TokensMade,
@@ -172,7 +171,7 @@ class GenerationClient(WorkerClient):
         """
         try:
             async with self._time_limits.of_a_call():
-                return (await self._supervisor.call(Generate(request), Generated)).to_result()
+                return (await self._supervisor.call(request, Generated)).to_result()
         except TimeoutError:
             message = f"the generation worker did not answer the generation request within {self._request_timeout_s} s"
             raise WorkerTaskError(message) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ftis_node.generation.engines.base import EngineSettings, GenerateRequest, GenerationResult
+from ftis_node.generation.engines.base import EngineSettings, GenerationResult
 from ftis_node.records.group import FinishReason  # noqa: TC001  msgspec reads the annotations
 from ftis_node.records.token_batch import TokenBatch
 from ftis_node.workers.shared_weights import SharedWeights  # noqa: TC001  msgspec reads the annotations
@@ -19,14 +19,8 @@ class GenerationBoot(Message, frozen=True):
     engine: Literal["auto", "vllm", "torch"] = "auto"
 
 
-class Generate(Message, frozen=True):
-    """A request for one group."""
-
-    request: GenerateRequest
-
-
 class Generated(Message, frozen=True):
-    """The sampled completions of a request: a `TokenBatch` as bytes, and the other fields of a `GenerationResult`."""
+    """The reply to a `GenerateRequest`: a `TokenBatch` as bytes, and the other fields of a `GenerationResult`."""
 
     token_ids: bytes
     logprobs: bytes

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 from ftis_node.errors import ModelError, WorkerTaskError
 from ftis_node.generation.engines import choose_engine
+from ftis_node.generation.engines.base import GenerateRequest
 from ftis_node.generation.messages import (
     Describe,
     Description,
     Done,
     EngineBroken,
-    Generate,
     Generated,
     GenerationBoot,
     LoadWeights,
@@ -55,8 +55,8 @@ class Service:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    async def generate(self, request: Generate, emit: Emitter) -> Generated:
-        return Generated.from_result(await self._engine.generate(request.request))
+    async def generate(self, request: GenerateRequest, emit: Emitter) -> Generated:
+        return Generated.from_result(await self._engine.generate(request))
 
     async def load_weights(self, request: LoadWeights, emit: Emitter) -> WeightsLoaded:
         """Load new weights and return the version that the engine reports.
@@ -95,7 +95,7 @@ class Service:
 
     def handlers(self) -> Handlers:
         return {
-            Generate: self.generate,
+            GenerateRequest: self.generate,
             LoadWeights: self.load_weights,
             Probe: self.probe,
             Sleep: self.sleep,

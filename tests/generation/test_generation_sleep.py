@@ -21,7 +21,6 @@ from ftis_node.errors import ModelError, WorkerTaskError
 from ftis_node.generation.engines.torch_engine import TorchEngine
 from ftis_node.generation.messages import (
     Done,
-    Generate,
     Generated,
     GenerationBoot,
     LoadWeights,
@@ -153,7 +152,7 @@ async def test_vllm_in_its_worker_sleeps_and_wakes_both_ways(tmp_path: Path) -> 
 
     def make(*prompt_ids: int, max_tokens: int = 8) -> asyncio.Task[Generated]:
         request = make_request(prompt_ids, max_tokens=max_tokens, seed=None, eos_ids=NEVER)
-        return asyncio.create_task(worker.call(Generate(request), Generated))
+        return asyncio.create_task(worker.call(request, Generated))
 
     try:
         await worker.start()
