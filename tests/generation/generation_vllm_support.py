@@ -39,7 +39,7 @@ from ftis_node.workers.worker import Emitter, Handlers, run_worker
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
-    from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
+    from ftis_node.generation.engines.base import GenerationResult
     from ftis_node.generation.engines.vllm_engine import VllmEngine
 
 # vLLM's attention on a CPU takes no smaller heads; with weights of 0.1 float32 itself is off by up to 1.1e-5.
