@@ -224,7 +224,7 @@ class Study:
 
     def _prompt_ids(self, expert: Expert, item: TaskItem) -> list[int]:
         """Return the first expert's prompt for all of them; if their tokenizers differ, the prompt's plain text."""
-        if has_one_tokenizer(self.experts):
+        if len({expert.tokenizer.fingerprint for expert in self.experts}) == 1:
             return self.experts[0].tokenizer.encode_prompt(item.prompt)
         tokenizer = expert.tokenizer
         words = tokenizer.encode_text("\n\n".join(message["content"] for message in item.prompt))
@@ -241,7 +241,3 @@ class Study:
             raise ConfigError("the text of --text has fewer than two tokens: there is nothing to predict")
         step = max(self.max_tokens - 2, 1)
         return [ids[start : start + step + 1] for start in range(0, len(ids) - 1, step)]
-
-
-def has_one_tokenizer(experts: Sequence[Expert]) -> bool:
-    return len({expert.tokenizer.fingerprint for expert in experts}) == 1

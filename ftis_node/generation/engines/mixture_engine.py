@@ -114,7 +114,11 @@ class MixtureDecoder(BatchDecoder):
             logits.append(mine[:, -1])
             if reads_on:
                 evidence.append(_next_logprobs(mine, ids, mask))
-        columns = torch.stack(evidence, dim=1) if reads_on else _nothing(ids, len(self._models))
+        if reads_on:
+            columns = torch.stack(evidence, dim=1)
+        else:
+            shape = (ids.shape[0], len(self._models), ids.shape[1])
+            columns = torch.zeros(shape, dtype=torch.float64, device=ids.device)
         cache.evidence.update(columns[..., None], columns[..., None])
         return torch.stack(logits, dim=1)
 
@@ -139,11 +143,6 @@ def _next_logprobs(logits: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
     logprobs = (chosen - ahead.float().logsumexp(dim=-1)).double()
     logprobs = logprobs.masked_fill(mask[:, -ids.shape[1] : -1] == 0, 0.0)
     return torch.nn.functional.pad(logprobs, (0, 1))
-
-
-def _nothing(ids: Tensor, num_experts: int) -> Tensor:
-    """Return `[R, J, C]` zeros: the evidence before any text."""
-    return torch.zeros(ids.shape[0], num_experts, ids.shape[1], dtype=torch.float64, device=ids.device)
 
 
 def uniform_mixture_weights(num_experts: int, *, learns: bool = True, reads_prompt: bool = True) -> MixtureWeights:

@@ -124,9 +124,9 @@ class SwarmExchange:
         if not 0 <= per_batch <= MAX_TAKEN:
             raise ConfigError(f"per_batch must be 0 to {MAX_TAKEN}, not {per_batch}")
         self.per_batch = per_batch
-        self.node = ExchangeClient(home, timeout_s=TAKE_TIMEOUT_S).connect()
         self._max_prompt_length = max_prompt_length
         self._taking = ExchangeClient(home, timeout_s=TAKE_TIMEOUT_S)
+        self.node = self._taking.connect()
         self._publishing = ExchangeClient(home, timeout_s=PUBLISH_TIMEOUT_S)
         self._breaker = CircuitBreaker()
         self._changed = threading.Condition()
