@@ -22,16 +22,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ftis_node.errors import FtisError, ModelError, SharingError, WorkerDiedError, WorkerTaskError
-from ftis_node.generation.messages import (
-    Describe,
-    Description,
-    Done,
-    EngineBroken,
-    Generated,
-    Sleep,
-    TokensMade,
-    Wake,
-)
+from ftis_node.generation import messages
 from ftis_node.generation.time_limits import Throughput, TimeLimits
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES, WeightLoader, WeightSource, known
 from ftis_node.workers.preload import WorkerSpec
@@ -92,7 +83,7 @@ class GenerationClient(WorkerClient):
             boot=boot,
             sockets_dir=sockets_dir,
             log_path=log_path,
-            event_types=(TokensMade, EngineBroken),
+            event_types=(messages.TokensMade, messages.EngineBroken),
             environment=({} if num_threads is None else {"OMP_NUM_THREADS": str(num_threads)})
             | dict(environment or {}),
             preloading=preloading,
@@ -171,7 +162,7 @@ class GenerationClient(WorkerClient):
         """
         try:
             async with self._time_limits.of_a_call():
-                return (await self._supervisor.call(request, Generated)).to_result()
+                return (await self._supervisor.call(request, messages.Generated)).to_result()
         except TimeoutError:
             message = f"the generation worker did not answer the generation request within {self._request_timeout_s} s"
             raise WorkerTaskError(message) from None
@@ -240,7 +231,7 @@ class GenerationClient(WorkerClient):
             self._time_limits.pause()
             discard = discard and self._may_discard and self._loader.newest is not None
             try:
-                await self._supervisor.call(Sleep(discard=discard), Done)
+                await self._supervisor.call(messages.Sleep(discard=discard), messages.Done)
                 self._has_discarded = discard
             except WorkerDiedError as error:
                 if not self.is_alive:
@@ -263,7 +254,7 @@ class GenerationClient(WorkerClient):
         self._time_limits.resume()
 
     async def _bring_up(self, life: WorkerProcess) -> None:
-        self.engine = (await life.call(Describe(), Description)).engine
+        self.engine = (await life.call(messages.Describe(), messages.Description)).engine
         self._loader.served_version = 0
         self._has_discarded = False
         newest = self._loader.newest
@@ -287,7 +278,7 @@ class GenerationClient(WorkerClient):
             if self._has_discarded:
                 problem = await self._serve_newest(self._supervisor.call)
             else:
-                await self._supervisor.call(Wake(), Done)
+                await self._supervisor.call(messages.Wake(), messages.Done)
         except WorkerDiedError:
             await self._supervisor.wait_ready()  # the new process has loaded them and is awake
         except FtisError as error:
@@ -307,8 +298,8 @@ class GenerationClient(WorkerClient):
             self._has_discarded = False
         return problem
 
-    def _take_event(self, event: TokensMade | EngineBroken) -> None:
-        if isinstance(event, TokensMade):
+    def _take_event(self, event: messages.TokensMade | messages.EngineBroken) -> None:
+        if isinstance(event, messages.TokensMade):
             self._throughput.reach(event.total, at_s=time.monotonic())
             return
         problem = f"is started again, because its engine {event.reason}"
