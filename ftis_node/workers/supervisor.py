@@ -96,7 +96,7 @@ class Supervisor:
         self._life: WorkerProcess | None = None
         self._num_lives = 0
         self._has_served = False
-        self._last_error: FtisError | None = None
+        self._last_error: FtisError | None = None  # the cause of the last process's end
 
     @property
     def name(self) -> str:
@@ -114,11 +114,6 @@ class Supervisor:
     @property
     def pid(self) -> int | None:
         return None if self._life is None else self._life.pid
-
-    @property
-    def last_error(self) -> FtisError | None:
-        """Return the cause of the last process's end; None before any death."""
-        return self._last_error
 
     async def start(self) -> None:
         """Return when the worker takes calls.

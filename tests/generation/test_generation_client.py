@@ -214,7 +214,7 @@ async def test_two_failed_proofs_restart_the_worker_with_the_newest_weights(
     assert client.pid != pid
     assert (client.restarts, client.policy_version) == (1, 1)
     assert (await one_group(client)).policy_version == 1
-    assert "given version 1" in str(client._supervisor.last_error)
+    assert "given version 1" in str(client._supervisor._last_error)
 
 
 async def test_a_worker_that_never_serves_what_it_should_is_given_up(make_client: MakeClient, tmp_path: Path) -> None:

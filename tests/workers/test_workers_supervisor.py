@@ -148,7 +148,7 @@ async def test_sigkill_ends_every_call_and_the_next_call_meets_a_new_worker(make
     assert second != first
     assert started == [first, second]
     assert supervisor.restarts == 1
-    assert isinstance(supervisor.last_error, WorkerDiedError)
+    assert isinstance(supervisor._last_error, WorkerDiedError)
 
 
 async def test_an_error_that_nobody_waits_for_ends_the_worker_and_another_comes(
@@ -161,7 +161,7 @@ async def test_an_error_that_nobody_waits_for_ends_the_worker_and_another_comes(
         await supervisor.call(Stray(), EchoReply)
     await eventually(lambda: supervisor.restarts == 1, within_s=30)
     assert (await supervisor.call(ECHO, EchoReply)).pid != first
-    assert "exited with code 1" in str(supervisor.last_error)
+    assert "exited with code 1" in str(supervisor._last_error)
     assert "this worker ends" in (tmp_path / "logs" / "echo.log").read_text()
 
 
@@ -504,4 +504,4 @@ async def test_restart_on_request(make_supervisor: MakeSupervisor) -> None:
     pid = supervisor.pid
     supervisor.restart("failed its proof")
     assert (await supervisor.call(ECHO, EchoReply)).pid != pid
-    assert "failed its proof" in str(supervisor.last_error)
+    assert "failed its proof" in str(supervisor._last_error)
