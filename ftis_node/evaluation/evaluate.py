@@ -153,7 +153,7 @@ class Study:
     text: str
 
     async def evaluate_expert(self, expert: Expert, open_engine: OpenEngine, scorer: IsolatedScorer) -> ExpertOutputs:
-        """One model alone; it is in memory only during its evaluation."""
+        """Return the outputs of one model alone, which is in memory only during its evaluation."""
         settings, windows = self._settings(expert.tokenizer), self._windows(expert.tokenizer)
         name = expert.member.name
         self.progress.on_progress(None, f"loading {name} into the engine")
