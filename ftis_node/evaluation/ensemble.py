@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psutil
 
 from ftis_node.errors import ConfigError, MachineError, ModelError, TaskError
-from ftis_node.evaluation.evaluate import Expert, ExpertOutputs, PartsProgress, Study, check_engine_name
+from ftis_node.evaluation.evaluate import Expert, ExpertOutputs, PartsProgress, Study
 from ftis_node.evaluation.members import Member, as_members, swarm_members
 from ftis_node.evaluation.result import (
     EnsembleResult,
@@ -98,7 +98,6 @@ async def evaluate_ensemble(
 
     Raises ConfigError, ModelError, TaskError, MachineError, EngineError and NetworkError.
     """
-    check_engine_name(engine)
     _check_modes(modes, dev_prompts=dev_prompts, gate_prompts=gate_prompts, decay=decay)
     open_engine = choose_engine(engine)
     experts = _load_experts(as_members(models), on_progress)

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from ftis_node.tasks.base import Task, TaskItem
     from ftis_node.telemetry.log import OnProgress
 
-ENGINE_NAMES = ("auto", "vllm", "torch")
-
 
 def evaluate_model(
     model: str,
@@ -51,13 +49,7 @@ def evaluate_model(
 
     Raises ConfigError, ModelError, TaskError, EngineError, NetworkError.
     """
-    check_engine_name(engine)
     return asyncio.run(_evaluate(model, task, engine, max_tokens, limit=limit, k=k, on_progress=on_progress))
-
-
-def check_engine_name(engine: Any) -> None:
-    if engine not in ENGINE_NAMES:
-        raise ConfigError(f"no engine {engine!r}: use one of {', '.join(ENGINE_NAMES)}")
 
 
 @asynccontextmanager
