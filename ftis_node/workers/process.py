@@ -153,8 +153,8 @@ class WorkerProcess:
     async def _spawn(self) -> ProcessHandle:
         """Start the process in a new session, so that ctrl-C does not reach it while it imports."""
         spec = self._spec
-        command = (sys.executable, "-m", spec.module, "--endpoint", self._endpoint, "--owner-pid", str(os.getpid()))
-        command = (*command, "--heartbeat-every-s", str(self._timing.heartbeat_every_s))
+        command = [sys.executable, "-m", spec.module, "--endpoint", self._endpoint, "--owner-pid", str(os.getpid())]
+        command += ["--heartbeat-every-s", str(self._timing.heartbeat_every_s)]
         environment = {**os.environ, **NO_TELEMETRY, **WORKERS_STAY_OFFLINE, **spec.environment}
         spec.log_path.parent.mkdir(parents=True, exist_ok=True)
         with os.fdopen(open_to_write(spec.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as worker_log:
