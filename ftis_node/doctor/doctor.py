@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftis_node.doctor import machine, network
+from ftis_node.doctor.check_result import NETWORK_CHECKS, CheckResult, worst_first
 from ftis_node.doctor.model import check_model
-from ftis_node.doctor.result import NETWORK_CHECKS, CheckResult, worst_first
 from ftis_node.errors import FtisError, NetworkError
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import psutil
 
 from ftis_node.config.manifest import load_manifest, read_own_manifest
 from ftis_node.config.node import load_node_settings
-from ftis_node.doctor.result import CheckResult
+from ftis_node.doctor.check_result import CheckResult
 from ftis_node.errors import FileError, FtisError, ModelError, NetworkError
 from ftis_node.files import read_text
 from ftis_node.memory.choice import (

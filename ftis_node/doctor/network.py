@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from ftis_node.doctor.result import CheckResult, Level
+from ftis_node.doctor.check_result import CheckResult, Level
 from ftis_node.errors import UsageError
 from ftis_node.gossip.multiaddr import Reachability, is_public, parse_listen_address, parse_multiaddr
 from ftis_node.gossip.p2pd.process import check_free

@@ -59,7 +59,7 @@ class LockedFiles:
     copies twice. Locking takes longer than the copy itself, so mappings stay locked as long as their file exists. The
     store overwrites the files of old versions (`weight_store.WeightStore`), so there are at most three.
 
-    If CUDA cannot lock a mapping (no GPU, a limit, a file system that is not memory), nothing is locked from then on:
+    If CUDA cannot lock a mapping (no GPU, a limit, a file system that is not memory), nothing is locked from then on.
     `lock` returns None, and files are written and read without locks. `why_not` is the reason.
     """
 

@@ -143,9 +143,9 @@ class WeightProof(Message, frozen=True):
     def rms_difference(self, logprobs: Sequence[float]) -> float:
         """Return the root mean square of the differences between these log-probs and the proof's, in nats.
 
-        It is infinite if the two cannot be compared. A bound on the largest difference would be of no use: two correct
-        forward passes in bfloat16 differ by 0.05 nats a token (standard deviation), and the largest of 4,000 by 0.66
-        (`generation.weight_loader.PROOF_TOLERANCES` has the sources).
+        It is infinite if the two cannot be compared. A bound on the largest difference would be of no use. Two correct
+        forward passes in bfloat16 differ by 0.05 nats a token (standard deviation), and the largest of 4,000 by 0.66.
+        `generation.weight_loader.PROOF_TOLERANCES` has the sources.
         """
         if len(logprobs) != len(self.logprobs):
             return math.inf

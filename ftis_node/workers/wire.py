@@ -1,7 +1,7 @@
 """The messages between daemon and worker, encoded as one or two frames.
 
 The first is a *control* message of this file. If the control needs one, the *body* follows: a `Message` type of the
-worker (a boot, a request, a reply, an event), which the package that owns the worker defines. Both are msgpack, decoded
+worker (a boot, a request, a reply, an event). The package that owns the worker defines it. Both are msgpack, decoded
 into declared types only, so no received bytes can name code to run.
 
     daemon                              worker

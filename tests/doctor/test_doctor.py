@@ -16,11 +16,11 @@ import pytest
 from ftis_node.config.home import Home
 from ftis_node.doctor import machine as doctor_machine
 from ftis_node.doctor import network as doctor_network
+from ftis_node.doctor.check_result import CheckResult, worst_first
 from ftis_node.doctor.doctor import DoctorCheck, DoctorTarget, checks_of, examine, exit_code_of, run_checks
 from ftis_node.doctor.machine import check_disk, read_driver
 from ftis_node.doctor.model import check_model, memory_question
 from ftis_node.doctor.network import nat_kind
-from ftis_node.doctor.result import CheckResult, worst_first
 from ftis_node.models import shape_of
 
 if TYPE_CHECKING:

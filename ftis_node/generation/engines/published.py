@@ -1,7 +1,7 @@
 """Checks of published weights by their header, and the in-place update of a served model.
 
 An engine copies tensors one by one into the served model and cannot undo that. So a file that is truncated, has another
-shape or lacks a tensor is refused before the first one is read, and so are shared weights of the learner. A tied output
+shape or lacks a tensor is refused before the first one is read. So are shared weights of the learner. A tied output
 head is the embedding itself: a file may contain it or omit it.
 
 An adapter is a folder in peft's format. It must change all the layers that it names, each by two matrices of the right

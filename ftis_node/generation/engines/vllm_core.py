@@ -45,7 +45,7 @@ DISCARDED = "the engine has discarded its weights: it serves nothing before it i
 
 @dataclass(slots=True, eq=False)
 class VllmCompletion:
-    """One completion, a request of its own for vLLM: it can end before the others of its group.
+    """One completion, which is one request for vLLM: it can end before the others of its group.
 
     `request_id` is vLLM's, `salt` that of the group's cache. `version` is the served version when it was passed to the
     core. A prompt computed before an update may be sampled after it, so `version` is the oldest possible one, and
@@ -198,8 +198,8 @@ class LoraAdapters:
     """The adapters of one core, one for each version that is served or still has completions in flight.
 
     Each load gets a new number, because vLLM reuses an adapter with a known number, and the learner repeats a version
-    after a crash. With more adapters than `num_places` the core would evict one that is in use and later reload it from
-    a file that may no longer exist. So a place is freed first. `current` is the number of the served adapter, None for
+    after a crash. With more adapters than `num_places` the core would evict one that is in use. It would later reload
+    it from a file that may no longer exist. So a place is freed first. `current` is the number of the served adapter, None for
     none. `make_request` is vLLM's `LoRARequest`.
     """
 
