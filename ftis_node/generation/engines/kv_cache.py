@@ -33,8 +33,8 @@ def grouped_attention(
     """Compute attention as transformers' `sdpa_attention_forward`: `[R, heads, Q, D]` in, `[R, Q, heads, D]` out.
 
     With grouped queries and a mask, that function copies the cached keys and values once for every query head. The
-    copies take most of a decode step's time. For a single query token the heads of a group serve as query positions instead:
-    `[R, heads, 1, D]` becomes `[R, key heads, heads / key heads, D]`, the same products without a copy.
+    copies take most of a decode step's time. For a single query token the heads of a group serve as query positions
+    instead: `[R, heads, 1, D]` becomes `[R, key heads, heads / key heads, D]`, the same products without a copy.
     """
     num_rows, num_heads, num_queries, width = query.shape
     shares_keys = key.shape[1] < num_heads

@@ -199,8 +199,8 @@ class LoraAdapters:
 
     Each load gets a new number, because vLLM reuses an adapter with a known number, and the learner repeats a version
     after a crash. With more adapters than `num_places` the core would evict one that is in use. It would later reload
-    it from a file that may no longer exist. So a place is freed first. `current` is the number of the served adapter, None for
-    none. `make_request` is vLLM's `LoRARequest`.
+    it from a file that may no longer exist. So a place is freed first. `current` is the number of the served adapter,
+    None for none. `make_request` is vLLM's `LoRARequest`.
     """
 
     def __init__(self, make_request: Callable[..., Any], num_places: int) -> None:
