@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from ftis_node.config.reference import render_reference as configuration
 from ftis_node.documentation import NAMED, as_links, find_pages, sections
 from ftis_node.telemetry.reference import render_reference as metrics
 from tests.documented import cli_reference
+from tests.documented.configuration import render_reference as configuration
 from tests.documented.pages import PAGES, ROOT
 
 if TYPE_CHECKING:
