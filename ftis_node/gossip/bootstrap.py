@@ -113,10 +113,7 @@ class BootstrapNode:
         return [] if self._supervisor.session is None else await self._supervisor.session.client.connected_peers()
 
     async def survey(self) -> list[RunSurvey]:
-        """Return at most `MAX_RUNS_SURVEYED` runs and their records. Raises TimeoutError.
-
-        Pinned runs come first, then the runs with the most members stored at this node.
-        """
+        """Return at most `MAX_RUNS_SURVEYED` runs, pinned ones first, then the largest. Raises TimeoutError."""
         session = self._supervisor.session
         if session is None:
             return []

@@ -173,12 +173,8 @@ async def read_frame(reader: asyncio.StreamReader, *, max_bytes: int, idle_s: fl
 
 async def write_frame(writer: asyncio.StreamWriter, kind: Frame, payload: bytes = b"", *, idle_s: float) -> None:
     """Send a frame. Raises TimeoutError if the peer accepts nothing for `idle_s` seconds."""
-    writer.write(HEADER.pack(kind, len(payload)) + payload[:CHUNK_BYTES])
-    offset = CHUNK_BYTES
-    while True:
+    frame = HEADER.pack(kind, len(payload)) + payload
+    for at in range(0, len(frame), CHUNK_BYTES):
+        writer.write(frame[at : at + CHUNK_BYTES])
         async with asyncio.timeout(idle_s):
             await writer.drain()
-        if offset >= len(payload):
-            return
-        writer.write(payload[offset : offset + CHUNK_BYTES])
-        offset += CHUNK_BYTES

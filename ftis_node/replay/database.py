@@ -98,10 +98,7 @@ def give_back_pages(connection: sqlite3.Connection) -> None:
 
 
 def _rewrite(connection: sqlite3.Connection) -> None:
-    """Rewrite the file. This temporarily needs twice the size of the content on disk.
-
-    Without that space the file keeps its size, and new groups reuse its free pages.
-    """
+    """Rewrite the file, unless the disk lacks twice the size of the content. Then new groups reuse its free pages."""
     (path,) = (row[2] for row in connection.execute("PRAGMA database_list") if row[1] == "main")
     num_pages, num_free, page_bytes = (
         connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")

@@ -72,10 +72,7 @@ def is_sound(row: sqlite3.Row) -> bool:
 
 
 def release_damaged(buffer: sqlite3.Connection) -> list[bytes]:
-    """Release groups whose rows are damaged: any state but RELEASED -> RELEASED(damaged). Runs inside a transaction.
-
-    Return their ids.
-    """
+    """Release groups whose rows are damaged, in any state but RELEASED; return their ids. Runs inside a transaction."""
     rows = buffer.execute("SELECT * FROM groups WHERE state != ? ORDER BY arrival", (State.RELEASED,))
     query = "UPDATE groups SET state = ?, reason = ? WHERE arrival = ? RETURNING id"
     found = [
@@ -120,10 +117,7 @@ def note_failed(db: sqlite3.Connection, step: int) -> None:
 
 
 def release_poisoned(db: sqlite3.Connection) -> list[bytes]:
-    """Release the groups whose steps failed too often: READY -> RELEASED(poisoned). Runs inside a transaction.
-
-    Return their ids.
-    """
+    """Release the READY groups whose steps failed too often; return their ids. Runs inside a transaction."""
     rows = db.execute(
         "UPDATE groups SET state = ?, reason = ? WHERE state = ? AND failed_steps >= ? RETURNING id",
         (State.RELEASED, ReleaseReason.POISONED, State.READY, MAX_FAILED_STEPS),

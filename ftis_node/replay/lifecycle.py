@@ -48,10 +48,7 @@ class ReleaseReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A READY group as the rules see it. `arrival` is its order of admission; `weights_of` is as in its header.
-
-    `num_bytes` is the size of its envelope.
-    """
+    """A READY group as the rules see it. `arrival` is its order of admission, `num_bytes` its envelope's size."""
 
     id: bytes
     sender: str
@@ -100,10 +97,7 @@ def choose_newest(
 def _split(
     theirs: list[Candidate], count: int, *, domain: OwnDomain | None, turn: int
 ) -> list[tuple[list[Candidate], int]]:
-    """Return the foreign groups of the own domain and all others, each with the number to take.
-
-    Without a domain, return all groups as one part.
-    """
+    """Return the groups of the own domain and all others, each with the number to take. Without a domain: one part."""
     if domain is None:
         return [(theirs, count)]
     near, far = ([c for c in theirs if (c.task in domain.tasks) is is_near] for is_near in (True, False))

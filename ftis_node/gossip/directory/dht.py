@@ -112,10 +112,7 @@ class Directory:
         return self._limiter.is_serving
 
     def serve(self, is_serving: bool) -> None:
-        """Switch between server mode (store entries for others) and client mode (query only).
-
-        A node behind a relay only queries, because entries stored there would often be unreachable.
-        """
+        """Store entries for others, or only query, as behind a relay: entries there would often be unreachable."""
         protocol = self._node.protocol
         self._limiter.is_serving = is_serving
         protocol.client_mode = not is_serving  # prevents storing at this node itself, too

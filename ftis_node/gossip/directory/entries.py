@@ -148,11 +148,8 @@ def has_valid_expiry(entry: DirectoryEntry, *, expires_at: float, now: float, ma
 
 
 def pack_member(addresses: list[str], *, num_shards: int) -> bytes:
-    """Return a member's payload: the number of shards of its run, and as many addresses as fit, in the given order.
-
-    Space is left for the encryption of the addresses.
-    """
-    max_bytes = MAX_MEMBER_BYTES - MAX_OVERHEAD_BYTES
+    """Return a member's payload: the number of shards of its run, and as many addresses as fit, in the given order."""
+    max_bytes = MAX_MEMBER_BYTES - MAX_OVERHEAD_BYTES  # for the encryption of the addresses
     packed = f"{SHARDS_MARK}{num_shards}\n".encode()
     for address in addresses:
         line = address.encode() + b"\n"

@@ -194,12 +194,11 @@ class P2pdProcess:
         self._reader.cancel()  # another process may still have the pipe open
 
     async def _has_ended(self, *, within_s: float) -> bool:
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 await self._child.wait()
-        except TimeoutError:
-            return False
-        return True
+                return True
+        return False
 
     def _signal(self, number: signal.Signals) -> None:
         """Send a signal. asyncio's `send_signal` may reap the child and then report a wrong exit code."""
