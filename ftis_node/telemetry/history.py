@@ -12,17 +12,19 @@ import json
 import math
 from collections import deque
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from ftis_node.telemetry.events import EventReader, present_name, with_present_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 DEFAULT_NUM_LAST_EVENTS = 200
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +215,19 @@ def evaluation_point(event: dict[str, Any]) -> EvaluationPoint:
         pass_at_1=float(event["pass_at_1"]),
         n=int(event["n"]),
     )
+
+
+def slices(items: Sequence[T], num: int) -> list[Sequence[T]]:
+    """Return the items in `num` slices of about equal length, at most one per item."""
+    num = min(num, len(items))
+    edges = [round(place * len(items) / num) for place in range(num + 1)] if num else []
+    return [items[begin:end] for begin, end in pairwise(edges)]
+
+
+def thinned(points: Sequence[tuple[float, float]], num: int) -> list[tuple[float, float]]:
+    """Return at most `num` points, each the mean of consecutive ones."""
+    parts = slices(points, num)
+    return [(sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for part in parts]
 
 
 def _finite(value: Any) -> Any:

@@ -7,6 +7,7 @@ sequences, and marks that change the direction of writing. Widths are in termina
 from __future__ import annotations
 
 import re
+import time
 import unicodedata
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,11 @@ def size(num_bytes: float) -> str:
 def in_gib(num_bytes: int) -> str:
     """Return a byte count in binary units: `1.50 GiB`."""
     return f"{num_bytes / GIB:.2f} GiB"
+
+
+def date_time(unix_s: float) -> str:
+    """Return the local date and time: `2026-05-04 12:30:01`."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s))
 
 
 def printable(text: str) -> str:
