@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.telemetry.health_summary import OFF, AnswerWord, duration, summarize_health
-from ftis_node.telemetry.terminal_text import printable, size, wrapped
+from ftis_node.telemetry.terminal_text import labeled, printable, size, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 WIDTH = 80
 HEIGHT = 23  # one of the 24 lines is for the prompt
-INDENT = 12
 ID_TAIL = 8
 SKEW_WORTH_SAYING_S = 1.0
 MAX_EVALUATIONS = 3
@@ -43,10 +42,7 @@ def screen(document: Document, *, now: float, width: int = WIDTH) -> list[str]:
         lines = ["   ".join(f"{question}: {answer.word}" for question, answer in verdict.items())]
     for explanation in _explanations(verdict):
         lines += wrapped(explanation, width, indent=2)
-    for name, text in _facts(document, now):
-        names = (name, *[""] * HEIGHT)
-        lines += [f"{head:{INDENT}}{part}" for head, part in zip(names, wrapped(text, width - INDENT), strict=False)]
-    return lines[:HEIGHT]
+    return [*lines, *labeled(_facts(document, now), width)][:HEIGHT]
 
 
 def log_line(document: Document, *, now: float) -> str:

@@ -1,14 +1,16 @@
-"""Application of the dashboard: the watcher's thread, and the keys that open screens."""
+"""Application of the dashboard: the threads that read the node and its buffer, and the keys that open screens."""
 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from textual.app import App
 from textual.events import InputEvent
 
-from ftis_node.dashboard.context import DashboardContext, NodeSeen
+from ftis_node.dashboard.page import GroupOpened, GroupsListed, NodeSeen
 from ftis_node.dashboard.screens.main import MainScreen
+from ftis_node.errors import FtisError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,19 +20,13 @@ if TYPE_CHECKING:
 
     from ftis_node.config.home import Home
     from ftis_node.dashboard.snapshot import NodeSnapshot
+    from ftis_node.dashboard.watcher import Watcher
+    from ftis_node.models.tokenizer import Decoder
 
 PERIOD_S = 1.0
 
 
-class NodeReader(Protocol):
-    """Source of snapshots; implemented by `Watcher`."""
-
-    def poll(self, *, with_history: bool = True) -> NodeSnapshot:
-        """Return the current state of the node."""
-        ...
-
-
-class DashboardApp(DashboardContext):
+class DashboardApp(App[None]):
     """Application that paints first and reads the node afterwards."""
 
     ENABLE_COMMAND_PALETTE = False
@@ -40,41 +36,45 @@ class DashboardApp(DashboardContext):
     def __init__(
         self,
         home: Home,
-        open_watcher: Callable[[], NodeReader],
+        open_watcher: Callable[[], Watcher] | None,
         *,
         read_swarm: Callable[[], Any] = list,
         period_s: float = PERIOD_S,
         once: bool = False,
     ) -> None:
-        """Store the two sources of the screens, and paint nothing yet.
+        """Store the sources of the screens, and paint nothing yet.
 
-        `open_watcher` runs in the watcher's thread. `read_swarm` returns the document of `/swarm` and runs in the
-        thread of its screen.
-
-        `once` ends the application after the first paint.
+        `open_watcher` runs in the watcher's thread. Without it, the only screen is that of the whole swarm.
+        `read_swarm` returns the document of `/swarm` and runs in the thread of its screen. `once` ends the application
+        after the first paint.
         """
-        super().__init__(home)
+        super().__init__()
         self.theme = "ansi-dark"
+        self.is_leaving = False
+        self.snapshot: NodeSnapshot | None = None  # None before the first snapshot
+        self._home = home
         self._open_watcher = open_watcher
         self._read_swarm = read_swarm
         self._period_s = period_s
         self._once = once
+        self._decoder: Decoder | None = None
         self._is_over = threading.Event()
 
     def get_default_screen(self) -> Screen[None]:
-        return MainScreen(str(self._home.root))
+        return self._swarm_screen() if self._open_watcher is None else MainScreen(str(self._home.root))
 
     def on_mount(self) -> None:
         """Start the watcher after the first frame."""
-        self.call_after_refresh(self.exit if self._once else self._start)
+        if self._once:
+            self.call_after_refresh(self.exit)
+        elif self._open_watcher is not None:
+            self.call_after_refresh(self.run_worker, self._watch, thread=True, group="watcher", name="watcher")
 
     def on_unmount(self) -> None:
         self._is_over.set()
 
-    def _start(self) -> None:
-        self.run_worker(self._watch, thread=True, group="watcher", name="watcher")
-
     def _watch(self) -> None:
+        assert self._open_watcher is not None
         watcher = self._open_watcher()
         self.post_message(NodeSeen(watcher.poll(with_history=False)))
         while not self._is_over.is_set():
@@ -99,6 +99,48 @@ class DashboardApp(DashboardContext):
             if screen.is_mounted and (show := getattr(screen, "show", None)) is not None:
                 show(message.snapshot)
 
+    def open_page(self, page: Screen[None]) -> None:
+        """Show a page above the current screen."""
+        if not self.is_leaving:
+            self.push_screen(page)
+
+    def peer_names(self) -> dict[str, str]:
+        """Return the names that peers announce, by peer id."""
+        peers = () if self.snapshot is None else self.snapshot.peers
+        return {row["peer_id"]: str(row.get("name") or "") for row in peers}
+
+    def load_groups(self, asker: Screen[None], *, sender: str | None = None) -> None:
+        """Read the newest groups in a thread, then send `asker` a GroupsListed."""
+
+        def read() -> None:
+            import sqlite3
+
+            from ftis_node.dashboard.buffer_reader import list_groups
+
+            try:
+                asker.post_message(GroupsListed(list_groups(self._home, sender=sender)))
+            except (FtisError, sqlite3.Error) as error:
+                asker.post_message(GroupsListed([], str(error)))
+
+        self.run_worker(read, thread=True, group="buffer")
+
+    def load_group(self, asker: Screen[None], group_id: str) -> None:
+        """Read one group in a thread, then send `asker` a GroupOpened."""
+
+        def read() -> None:
+            import sqlite3
+
+            from ftis_node.dashboard.buffer_reader import read_group
+            from ftis_node.models.tokenizer import Decoder
+
+            self._decoder = self._decoder or Decoder(self._home)
+            try:
+                asker.post_message(GroupOpened(read_group(self._home, group_id, self._decoder)))
+            except (FtisError, sqlite3.Error) as error:
+                asker.post_message(GroupOpened(None, str(error)))
+
+        self.run_worker(read, thread=True, group="buffer")
+
     def action_show_groups(self) -> None:
         from ftis_node.dashboard.screens.groups import GroupsScreen
 
@@ -110,9 +152,12 @@ class DashboardApp(DashboardContext):
         self.open_page(EventsScreen())
 
     def action_show_swarm(self) -> None:
+        self.open_page(self._swarm_screen())
+
+    def _swarm_screen(self) -> Screen[None]:
         from ftis_node.dashboard.screens.whole_swarm import SwarmScreen
 
-        self.open_page(SwarmScreen(self._read_swarm))
+        return SwarmScreen(self._read_swarm)
 
     def action_show_help(self) -> None:
         from ftis_node.dashboard.screens.help import HelpScreen

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from ftis_node.replay.group_history import group_events
 from ftis_node.replay.reader import ReplayReader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from ftis_node.config.home import Home
     from ftis_node.models.tokenizer import Decoder
@@ -33,14 +33,14 @@ class CompletionDetail:
     """
 
     text: str | None
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    pieces: tuple[str, ...]
     mean_logprob: float | None
     num_tokens: int
     finish_reason: str
     reward: float
-    versions: tuple[int, int] | None
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    pieces: tuple[str, ...] = ()
+    versions: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,13 @@ class GroupDetail:
 
 def list_groups(home: Home, *, sender: str | None = None, limit: int = NUM_LISTED) -> list[GroupSummary]:
     """Return the newest groups, newest first; only those of `sender` if given. Raises ConfigError without a buffer."""
-    with _reader(home) as reader:
+    with closing(ReplayReader(home.replay)) as reader:
         return reader.list_groups(limit=limit) if sender is None else reader.groups_of(sender, limit=limit).newest
 
 
 def read_group(home: Home, group_id: str, decoder: Decoder) -> GroupDetail | None:
     """Return one group in full; None if the buffer has pruned it. Raises ConfigError without a buffer."""
-    with _reader(home) as reader:
+    with closing(ReplayReader(home.replay)) as reader:
         found = reader.find(group_id)
         prompt_ids = reader.prompt_ids(bytes.fromhex(group_id))
     if found is None:
@@ -90,14 +90,10 @@ def _opened(completion: Completion | TextCompletion, reward: float, decoder: Dec
     if not isinstance(completion, Completion):
         return CompletionDetail(
             text=completion.text,
-            token_ids=(),
-            logprobs=(),
-            pieces=(),
             mean_logprob=completion.mean_logprob,
             num_tokens=completion.num_tokens,
             finish_reason=completion.finish_reason.value,
             reward=reward,
-            versions=None,
         )
     ids = tuple(completion.token_ids.tolist())
     return CompletionDetail(
@@ -111,12 +107,3 @@ def _opened(completion: Completion | TextCompletion, reward: float, decoder: Dec
         reward=reward,
         versions=(completion.policy_version, completion.policy_version_newest),
     )
-
-
-@contextmanager
-def _reader(home: Home) -> Iterator[ReplayReader]:
-    reader = ReplayReader(home.replay)
-    try:
-        yield reader
-    finally:
-        reader.close()

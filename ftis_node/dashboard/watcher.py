@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import psutil
@@ -28,6 +28,8 @@ from ftis_node.telemetry.history import HistoryFollower
 from ftis_node.telemetry.status import Status
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ftis_node.config.home import Home
 
 NUM_EVENTS = 1000  # of all events, and as many notable ones
@@ -122,16 +124,11 @@ def _gpu(nvml: Any, index: int) -> GpuUsage:
     )
 
 
-class ReadDocument(Protocol):
-    """Function that reads `/status` or `/peers` of a running or stopped node. Raises FtisError if the home has none."""
-
-    def __call__(self, home: Home, path: str) -> Any: ...
-
-
 class Watcher:
     """Poller of one node. `poll` takes about as long as the node's port needs to reply."""
 
-    def __init__(self, home: Home, read: ReadDocument) -> None:
+    def __init__(self, home: Home, read: Callable[[Home, str], Any]) -> None:
+        """`read` returns `/status` or `/peers` of a running or stopped node, or raises FtisError if there is none."""
         self._home = home
         self._read = read
         self._follower = HistoryFollower(home.events, num_last_events=NUM_EVENTS, is_notable=is_notable)

@@ -13,8 +13,6 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from ftis_node.config.home_files import last_settings
 from ftis_node.errors import ConfigError
 from ftis_node.files import read_text
@@ -26,7 +24,7 @@ from ftis_node.replay.reader import ReplayReader
 from ftis_node.report.formatting import clean, short_id
 from ftis_node.report.timeline import TimelineBuilder, TimelineEntry
 from ftis_node.telemetry.events import EventReader, present_reason
-from ftis_node.telemetry.history import History, HistoryBuilder, read_event
+from ftis_node.telemetry.history import History, HistoryBuilder, read_event, read_head
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,19 +45,6 @@ MAX_REASONS = 64
 MAX_BUCKETS = 120
 COUNTED = {"announced", "confirmed", "refused"}
 FREQUENT = {"taken", "released", "served", "announced", "confirmed", "admitted", "eval", "reannounced"}
-
-
-class _Line(msgspec.Struct):
-    """Fields of a line that are counted; all others are ignored."""
-
-    time: float
-    event: str
-    own: bool = False
-    num_tokens: int = 0
-    reason: str = ""
-
-
-_DECODER = msgspec.json.Decoder(_Line)
 
 
 @dataclass(slots=True)
@@ -117,27 +102,19 @@ class EventTotals:
     def add(self, line: bytes, name: str) -> None:
         """Add one line with its event's name. A line that is nested too deep is counted as unreadable."""
         self.num_events += 1
-        try:
-            self._add(line, name)
-        except ValueError:
+        head = read_head(line)
+        if head is None:
             self.num_unreadable += 1
-
-    def _add(self, line: bytes, name: str) -> None:
-        try:
-            decoded = _DECODER.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            # wrong types or a NaN: only the time counts
-            event = read_event(line)
-            decoded = _Line(time=float(event["time"]), event=name)
-        self.began_at = decoded.time if self.began_at is None else self.began_at
-        self.ended_at = decoded.time
+            return
+        self.began_at = head.time if self.began_at is None else self.began_at
+        self.ended_at = head.time
         if name == "admitted":
-            kind = "made" if decoded.own else "received"
-            self.traffic.count(kind, decoded.time)
-            self.tokens[kind] += decoded.num_tokens
+            kind = "made" if head.own else "received"
+            self.traffic.count(kind, head.time)
+            self.tokens[kind] += head.num_tokens
         elif name in COUNTED:
-            self.traffic.count(name, decoded.time)
-        reason = present_reason(decoded.reason)
+            self.traffic.count(name, head.time)
+        reason = present_reason(head.reason)
         if name == "refused" and (reason in self.refused or len(self.refused) < MAX_REASONS):
             self.refused[reason] += 1
         if name not in FREQUENT:

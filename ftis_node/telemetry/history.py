@@ -118,7 +118,8 @@ class HistoryBuilder:
 
     def add(self, line: bytes) -> str | None:
         """Add one line; return the event's name, or None if the line is damaged."""
-        name = event_name(line)
+        head = read_head(line)
+        name = head and head.event
         try:
             if name == "step":
                 self._add_step(step_point(read_event(line)))
@@ -154,28 +155,35 @@ class HistoryBuilder:
         self._steps.append(point)
 
 
-class _Head(msgspec.Struct):
-    """The fields that every event has."""
+class EventHead(msgspec.Struct):
+    """The name of an event, and the fields that are counted."""
 
     time: float
     event: str
+    own: bool = False
+    num_tokens: int = 0
+    reason: str = ""
 
 
-_HEAD_DECODER = msgspec.json.Decoder(_Head)
+_DECODER = msgspec.json.Decoder(EventHead)
 
 
-def event_name(line: bytes) -> str | None:
-    """Return the name of the event in a line; None if the line is damaged."""
+def read_head(line: bytes) -> EventHead | None:
+    """Return the head of the event in a line; only time and name if another field has a wrong type or is NaN.
+
+    None if the line is damaged.
+    """
     try:
-        return present_name(_HEAD_DECODER.decode(line).event)
+        head = _DECODER.decode(line)
+        head.event = present_name(head.event)
+        return head
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass
     try:
         event = read_event(line)
-        float(event["time"])
+        return EventHead(float(event["time"]), event["event"]) if isinstance(event["event"], str) else None
     except (ValueError, KeyError, TypeError):
         return None
-    return event["event"] if isinstance(event["event"], str) else None
 
 
 def _event_or_none(line: bytes) -> dict[str, Any] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -48,12 +49,6 @@ def dashboard(
         return 0
     if not (sys.stdin.isatty() and sys.stderr.isatty()) and "TEXTUAL_DRIVER" not in os.environ:
         raise UsageError("the dashboard needs a terminal: use `ftis-node status`, or --web for a browser")
-    if swarm:
-        from ftis_node.dashboard.screens.whole_swarm import SwarmApp
-
-        swarm_app = SwarmApp(lambda: read_document(where, "/swarm"), once=once)
-        swarm_app.run()
-        return swarm_app.return_code or 0
     pause_collection()
     from ftis_node.dashboard.app import DashboardApp
 
@@ -64,6 +59,7 @@ def dashboard(
 
         return Watcher(where, read_document)
 
-    app = DashboardApp(where, open_watcher, read_swarm=lambda: read_document(where, "/swarm"), once=once)
+    read_swarm = partial(read_document, where, "/swarm")
+    app = DashboardApp(where, None if swarm else open_watcher, read_swarm=read_swarm, once=once)
     app.run()
     return app.return_code or 0

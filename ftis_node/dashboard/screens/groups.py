@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from textual import on
 from textual.widgets import DataTable
 
-from ftis_node.dashboard.context import Page
+from ftis_node.dashboard.page import Page
 from ftis_node.dashboard.view.groups import GROUP_COLUMNS, group_lines, group_row
 from ftis_node.dashboard.view.peers import ban_words, peer_lines
 from ftis_node.dashboard.view.spans import Span, Tone, line, sanitized
@@ -18,14 +18,16 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
 
     from ftis_node.dashboard.buffer_reader import GroupDetail
-    from ftis_node.dashboard.context import GroupOpened, GroupsListed
+    from ftis_node.dashboard.page import GroupOpened, GroupsListed
     from ftis_node.dashboard.snapshot import NodeSnapshot
 
 
 class GroupsScreen(Page):
     """Screen with a list of groups that changes only when `r` reloads it."""
 
+    DEFAULT_CSS = "GroupsScreen RowsTable { border-top: solid $foreground 40%; }"
     BINDINGS: ClassVar[list[BindingType]] = [("r", "reload", "reload")]
+    sender: str | None = None
 
     def compose(self) -> ComposeResult:
         yield RowsTable(GROUP_COLUMNS, id="groups")
@@ -34,18 +36,22 @@ class GroupsScreen(Page):
     def on_mount(self) -> None:
         """Request the groups."""
         table = self.query_one(RowsTable)
-        table.styles.border_top = ("solid", "gray")
         table.border_title = "reading the buffer"
         table.focus()
         self.action_reload()
 
     def action_reload(self) -> None:
         """Read the buffer again."""
-        self.app.load_groups(self)
+        self.app.load_groups(self, sender=self.sender)
 
     def on_groups_listed(self, message: GroupsListed) -> None:
         table = self.query_one(RowsTable)
-        table.border_title = sanitized(message.problem) or f"the newest {len(message.groups)} groups of the buffer"
+        found = (
+            "its newest groups in the buffer"
+            if self.sender
+            else f"the newest {len(message.groups)} groups of the buffer"
+        )
+        table.border_title = sanitized(message.problem) or found
         table.show_rows({group.id: group_row(group, self.app.peer_names()) for group in message.groups})
 
     @on(DataTable.RowSelected)
@@ -61,7 +67,7 @@ class GroupScreen(Page):
 
     def __init__(self, group_id: str) -> None:
         super().__init__()
-        self.group_id = group_id
+        self._group_id = group_id
         self._group: GroupDetail | None = None
         self._with_tokens = False
 
@@ -72,9 +78,9 @@ class GroupScreen(Page):
 
     def on_mount(self) -> None:
         """Request the group."""
-        self.query_one("#group", TextLines).write([line(Span(f"reading group {self.group_id}", Tone.FAINT))])
+        self.query_one("#group", TextLines).write([line(Span(f"reading group {self._group_id}", Tone.FAINT))])
         self.query_one(Scroller).focus()
-        self.app.load_group(self, self.group_id)
+        self.app.load_group(self, self._group_id)
 
     def on_group_opened(self, message: GroupOpened) -> None:
         self._group = message.group
@@ -94,18 +100,17 @@ class GroupScreen(Page):
             self.query_one("#group", TextLines).write(group_lines(self._group, with_tokens=self._with_tokens))
 
 
-class PeerScreen(Page):
+class PeerScreen(GroupsScreen):
     """Screen of one peer, updated while it is open."""
 
     DEFAULT_CSS = """
     PeerScreen Scroller { height: auto; max-height: 80%; }
     PeerScreen TextLines { margin: 0 0 1 0; }
-    PeerScreen RowsTable { border-top: solid $foreground 40%; }
     """
 
     def __init__(self, peer_id: str) -> None:
         super().__init__()
-        self.peer_id = peer_id
+        self.sender = peer_id
 
     def compose(self) -> ComposeResult:
         """Lay out the peer's values above its groups; each part scrolls."""
@@ -115,29 +120,15 @@ class PeerScreen(Page):
         yield KeysLine(("Enter", "open group"), ("Esc", "back"), ("q", "quit"))
 
     def on_mount(self) -> None:
-        """Show the last snapshot and request the peer's groups."""
-        table = self.query_one(RowsTable)
-        table.border_title = "reading the buffer"
-        table.focus()
+        """Show the last snapshot. Textual calls the handler of the base class, too, which requests the groups."""
         if self.app.snapshot is not None:
             self.show(self.app.snapshot)
-        self.app.load_groups(self, sender=self.peer_id)
 
     def show(self, snapshot: NodeSnapshot) -> None:
         """Show the peer as it is in a snapshot."""
-        row = next((row for row in snapshot.peers if row["peer_id"] == self.peer_id), None)
+        row = next((row for row in snapshot.peers if row["peer_id"] == self.sender), None)
         if row is None:
-            self.query_one("#peer", TextLines).write([line(Span("this node no longer knows this peer", Tone.WARN))])
-            return
-        lines = peer_lines(row, now=snapshot.taken_at)
-        self.query_one("#peer", TextLines).write([*lines, line(), line(Span(ban_words(row), Tone.FAINT))])
-
-    def on_groups_listed(self, message: GroupsListed) -> None:
-        table = self.query_one(RowsTable)
-        table.border_title = sanitized(message.problem) or "its newest groups in the buffer"
-        table.show_rows({group.id: group_row(group, self.app.peer_names()) for group in message.groups})
-
-    @on(DataTable.RowSelected)
-    def open_group(self, event: DataTable.RowSelected) -> None:
-        if event.row_key.value is not None:
-            self.app.open_page(GroupScreen(event.row_key.value))
+            lines = [line(Span("this node no longer knows this peer", Tone.WARN))]
+        else:
+            lines = [*peer_lines(row, now=snapshot.taken_at), line(), line(Span(ban_words(row), Tone.FAINT))]
+        self.query_one("#peer", TextLines).write(lines)

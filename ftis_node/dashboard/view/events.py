@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.dashboard.view.spans import Line, Span, Tone, clipped, clock, line, number, sanitized, short_id
+from ftis_node.dashboard.view.spans import Line, Span, Tone, clock, line, number, sanitized, short_id
+from ftis_node.telemetry.terminal_text import clipped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -5,7 +5,7 @@ plotext draws a curve in a few rows of braille.
 
 from __future__ import annotations
 
-import statistics
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ftis_node.dashboard.snapshot import NodePhase
@@ -14,7 +14,6 @@ from ftis_node.dashboard.view.spans import (
     Span,
     Tone,
     count,
-    duration,
     faded,
     labeled,
     line,
@@ -22,12 +21,12 @@ from ftis_node.dashboard.view.spans import (
     percent,
     sanitized,
 )
+from ftis_node.telemetry.health_summary import duration
+from ftis_node.telemetry.history import thinned
 from ftis_node.telemetry.terminal_text import size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ftis_node.dashboard.snapshot import GpuUsage, NodeSnapshot
+    from ftis_node.dashboard.snapshot import NodeSnapshot
 
 BAR_WIDTH = 20
 NUM_REASONS = 3
@@ -40,7 +39,7 @@ STATE_TONES = {
     "silent": Tone.BAD,
     "stopped": Tone.FAINT,  # a user stopped it; after a fault the answer `healthy` is in red
 }
-Points = tuple[tuple[float, float], ...]  # (step, value), steps ascending
+Points = Sequence[tuple[float, float]]  # (step, value), steps ascending
 DOTS_A_CELL = 2  # a braille cell is two dots wide
 LEAST_WIDTH, LEAST_HEIGHT = 12, 3
 LEAST_SPAN = 0.02  # keeps noise on a flat curve small
@@ -72,8 +71,15 @@ def head_line(snapshot: NodeSnapshot) -> Line:
 
 def metric_lines(snapshot: NodeSnapshot) -> tuple[Line, ...]:
     """Return six lines of 80 columns, seven if the trained part is known; faded for a node that is not running."""
-    first = (_generation(snapshot), _learner(snapshot), *_training(snapshot))
-    lines = (*first, _shares(snapshot), _swarm(snapshot), _buffer(snapshot))
+    training = snapshot.status.model.training
+    lines = (
+        _generation(snapshot),
+        _learner(snapshot),
+        *([labeled("trains", sanitized(training))] if training else []),
+        _shares(snapshot),
+        _swarm(snapshot),
+        _buffer(snapshot),
+    )
     return (*(lines if snapshot.is_live else map(faded, lines)), _machine(snapshot))
 
 
@@ -100,12 +106,6 @@ def _learner(snapshot: NodeSnapshot) -> Line:
         f"  step {learner.step}, loss {number(learner.loss, digits=2)}, kept {kept}",
         f", rate {number(learner.learning_rate, digits=2)}{_restarts(learner.restarts)}",
     )
-
-
-def _training(snapshot: NodeSnapshot) -> tuple[Line, ...]:
-    """Return the trained part of the model and the reason, clipped."""
-    training = snapshot.status.model.training
-    return (labeled("trains", sanitized(training)),) if training else ()
 
 
 def _restarts(restarts: int) -> str:
@@ -153,18 +153,14 @@ def _buffer(snapshot: NodeSnapshot) -> Line:
 
 def _machine(snapshot: NodeSnapshot) -> Line:
     machine = snapshot.machine
-    gpus = ", ".join(_gpu(gpu) for gpu in machine.gpus) or "none seen"
+    gpus = [f"{_part(gpu.used_bytes, gpu.total_bytes)}, {gpu.busy:.0%} busy" for gpu in machine.gpus]
     return labeled(
         "memory",
         f"node {size(machine.resident_bytes)}" if machine.num_processes else "node -",
         f", machine {_part(machine.ram_used_bytes, machine.ram_total_bytes)}",
         Span("  GPU ", Tone.FAINT),
-        gpus,
+        ", ".join(gpus) or "none seen",
     )
-
-
-def _gpu(gpu: GpuUsage) -> str:
-    return f"{_part(gpu.used_bytes, gpu.total_bytes)}, {gpu.busy:.0%} busy"
 
 
 def _part(used_bytes: int, total_bytes: int) -> str:
@@ -196,16 +192,7 @@ def pass_title(snapshot: NodeSnapshot) -> str:
     return f"pass@1 {last.pass_at_1:.3f} of {last.n} {sanitized(last.task)}"
 
 
-def thinned(points: Points, num: int) -> Points:
-    """Return at most `num` points, each the mean of neighbors."""
-    if len(points) <= num:
-        return points
-    edges = [round(index * len(points) / num) for index in range(num + 1)]
-    parts = [points[begin:end] for begin, end in zip(edges, edges[1:], strict=False)]
-    return tuple((statistics.fmean(x for x, _ in part), statistics.fmean(y for _, y in part)) for part in parts)
-
-
-def plot_rows(points: Sequence[tuple[float, float]], *, width: int, height: int) -> list[str]:
+def plot_rows(points: Points, *, width: int, height: int) -> list[str]:
     """Return `height` rows of `width` characters. Call it in one thread: plotext keeps one global figure."""
     if width < LEAST_WIDTH or height < LEAST_HEIGHT:
         return []
@@ -213,7 +200,7 @@ def plot_rows(points: Sequence[tuple[float, float]], *, width: int, height: int)
         return ["no data yet"]
     import plotext
 
-    steps, values = zip(*thinned(tuple(points), width * DOTS_A_CELL), strict=True)
+    steps, values = zip(*thinned(points, width * DOTS_A_CELL), strict=True)
     low, high = min(values), max(values)
     slack = max(0.0, LEAST_SPAN - (high - low)) / 2
     low, high = low - slack, high + slack

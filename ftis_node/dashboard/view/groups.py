@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import statistics
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.dashboard.view.spans import (
     Line,
     Span,
     Tone,
-    clipped,
     clock,
     labeled,
     line,
-    moment,
     number,
     sanitized,
     short_id,
 )
+from ftis_node.telemetry.terminal_text import clipped, date_time
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,15 +40,14 @@ FATES = {
 
 def group_row(group: GroupSummary, names: Mapping[str, str]) -> tuple[Span, ...]:
     """Return one cell for each of GROUP_COLUMNS. `names` are the peers' names by their ids."""
-    sender = clipped(sanitized(names.get(group.sender, "")), NAME_WIDTH) or short_id(group.sender)
+    sender = clipped(names.get(group.sender, ""), NAME_WIDTH) or short_id(group.sender)
     fate = (group.reason or group.state) + ("" if group.step is None else f" {group.step}")
-    mean = statistics.fmean(group.rewards) if group.rewards else 0.0
     return (
         Span(clock(group.admitted_at)[:-3], Tone.FAINT),
         Span(group.id[:ID_WIDTH]),
         Span("own") if group.own else Span(sender, Tone.STRONG),
-        Span(clipped(f"{sanitized(group.task)}/{group.prompt_index}", TASK_WIDTH)),
-        Span(f"{mean:.2f}", Tone.GOOD if mean > 0 else Tone.PLAIN),
+        Span(clipped(f"{group.task}/{group.prompt_index}", TASK_WIDTH)),
+        Span(f"{group.reward_mean:.2f}", Tone.GOOD if group.reward_mean > 0 else Tone.PLAIN),
         Span(clipped(fate, STATE_WIDTH)),
         Span(str(group.num_tokens)),
     )
@@ -68,7 +65,7 @@ def group_lines(group: GroupDetail, *, with_tokens: bool = False) -> list[Line]:
             "with",
             f"{sanitized(summary.model)}, version {summary.policy_version}, temperature {group.temperature:g}{weights}",
         ),
-        labeled("when", f"{moment(summary.created_at)}, its group number {summary.number}"),
+        labeled("when", f"{date_time(summary.created_at)}, its group number {summary.number}"),
         labeled("problem", f"{sanitized(summary.task)}/{summary.prompt_index}"),
         verdict_line(summary),
         use_line(summary),
@@ -77,17 +74,19 @@ def group_lines(group: GroupDetail, *, with_tokens: bool = False) -> list[Line]:
         *_block(group.prompt, group.prompt_ids),
     ]
     for place, completion in enumerate(group.completions, start=1):
-        lines += [line(), _head(place, completion, summary.policy_version), *_body(completion, with_tokens=with_tokens)]
+        lines += [line(), _head(place, completion, summary.policy_version)]
+        lines += _block(completion.text, completion.token_ids)
+        if with_tokens and completion.logprobs:
+            lines.append(_token_line(completion))
     return [*lines, line(), *history_lines(group.history)]
 
 
 def verdict_line(summary: GroupSummary) -> Line:
     """Return the result of validation. Rejected groups are only in the event log."""
     rewards = ", ".join(f"{reward:g}" for reward in summary.rewards)
-    equal = len(set(summary.rewards)) <= 1
-    note = " (all equal: no learning signal)" if equal else ""
+    note = "" if len(set(summary.rewards)) > 1 else " (all equal: no learning signal)"
     return labeled(
-        "validation", Span("accepted", Tone.GOOD), f" {moment(summary.admitted_at)}, rewards {rewards}{note}"
+        "validation", Span("accepted", Tone.GOOD), f" {date_time(summary.admitted_at)}, rewards {rewards}{note}"
     )
 
 
@@ -107,26 +106,15 @@ def _head(place: int, completion: CompletionDetail, version: int) -> Line:
     """Return the values of a completion, with its policy versions if they differ from the group's."""
     tone = Tone.GOOD if completion.reward > 0 else Tone.PLAIN
     least = f", least {min(completion.logprobs):.2f}" if completion.logprobs else ""
-    is_usual = completion.versions in (None, (version, version))
+    first, last = completion.versions or (version, version)
+    versions = "" if first == last == version else f", version {first}" + ("" if first == last else f" to {last}")
     return line(
         Span(f"completion {place}  ", Tone.FAINT),
         Span(f"reward {completion.reward:g}", tone),
         f"  {completion.num_tokens} tokens, {completion.finish_reason}",
         f", log-prob mean {number(completion.mean_logprob, digits=3)}{least}",
-        "" if is_usual or completion.versions is None else f", version {_span_of(completion.versions)}",
+        versions,
     )
-
-
-def _body(completion: CompletionDetail, *, with_tokens: bool) -> list[Line]:
-    lines = _block(completion.text, completion.token_ids)
-    if with_tokens and completion.logprobs:
-        lines.append(_token_line(completion))
-    return lines
-
-
-def _span_of(versions: tuple[int, int]) -> str:
-    first, last = versions
-    return str(first) if first == last else f"{first} to {last}"
 
 
 def _block(text: str | None, token_ids: tuple[int, ...]) -> list[Line]:
@@ -157,12 +145,7 @@ def history_lines(found: tuple[Mapping[str, Any], ...]) -> list[Line]:
 
 
 def _history_line(event: Mapping[str, Any]) -> str:
-    name = sanitized(str(event["event"]))
-    extras = []
-    if event.get("step") is not None:
-        extras.append(f"step {event['step']}")
-    if event.get("peer"):
-        extras.append(f"by {short_id(str(event['peer']))}")
-    if event.get("reason"):
-        extras.append(sanitized(str(event["reason"])))
-    return f"{name} {', '.join(extras)}".rstrip()
+    step = "" if event.get("step") is None else f"step {event['step']}"
+    peer = f"by {short_id(str(event['peer']))}" if event.get("peer") else ""
+    extras = ", ".join(filter(None, (step, peer, str(event.get("reason") or ""))))
+    return sanitized(f"{event['event']} {extras}".rstrip())

@@ -18,15 +18,14 @@ from ftis_node.dashboard.view.spans import (
     Tone,
     ago,
     count,
-    duration,
     labeled,
     line,
-    moment,
     percent,
     sanitized,
 )
-from ftis_node.telemetry.health_summary import OFF, AnswerWord, summarize_health
+from ftis_node.telemetry.health_summary import OFF, AnswerWord, duration, summarize_health
 from ftis_node.telemetry.status import starting, stopped
+from ftis_node.telemetry.terminal_text import date_time
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,8 +71,7 @@ TONES = {
 
 
 def _answer(question: str, word: AnswerWord, why: str, *, tone: Tone | None = None) -> Line:
-    tone = tone or TONES.get(word, Tone.PLAIN)
-    return labeled(question, Span(word.ljust(WORD_WIDTH) + " ", tone), why, width=LABEL_WIDTH)
+    return labeled(question, Span(word.ljust(WORD_WIDTH) + " ", tone or TONES[word]), why, width=LABEL_WIDTH)
 
 
 def contributing(snapshot: NodeSnapshot) -> Line:
@@ -188,7 +186,7 @@ def next_lines(snapshot: NodeSnapshot) -> tuple[Line, ...]:
     """Return the command that starts a stopped node again and the age of its values, or advice for a waiting node."""
     if snapshot.phase is not NodePhase.STOPPED:
         return _waiting(snapshot)
-    told = f"status of {moment(snapshot.reported_at)}" if snapshot.reported_at else "it left no status"
+    told = f"status of {date_time(snapshot.reported_at)}" if snapshot.reported_at else "it left no status"
     tone = Tone.PLAIN if health_of(snapshot).healthy.is_well else Tone.WARN
     return (
         line(Span(f"{told}; start it again (? shows the whole command):", tone)),
@@ -218,6 +216,5 @@ def _usual_step_s(snapshot: NodeSnapshot) -> float | None:
 
 def worst_tone(snapshot: NodeSnapshot) -> Tone:
     """Return the tone of the worst of the three answers."""
-    words = [answer.word for _, answer in health_of(snapshot).items()]
-    tones = [TONES[word] for word in words]
+    tones = [TONES[answer.word] for answer in health_of(snapshot)]
     return next((tone for tone in (Tone.BAD, Tone.WARN, Tone.GOOD) if tone in tones), Tone.FAINT)
