@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.config.home import TOKEN_HEADER
@@ -10,6 +11,8 @@ from ftis_node.errors import ConfigError, FileError, FtisError, UsageError
 from ftis_node.files import read_object, read_text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from ftis_node.config.home import Home
 
 TIMEOUT_S = 5.0
@@ -33,6 +36,20 @@ def read_document(home: Home, path: str, *, timeout_s: float = TIMEOUT_S) -> Any
     if path != "/status":
         return swarm if path == "/swarm" else peers
     return _as_starting(json.dumps(saved)) if is_starting else _as_stopped(saved, home)
+
+
+def repeated(read: Callable[[], Any], interval_s: float) -> Iterator[Any]:
+    """Yield what `read` returns, or its FtisError, every `interval_s`. Raises the ConfigError of the first read."""
+    seen_before = False
+    while True:
+        try:
+            yield read()
+        except FtisError as error:
+            if isinstance(error, ConfigError) and not seen_before:
+                raise
+            yield error
+        seen_before = True
+        time.sleep(interval_s)
 
 
 def _get(url: str, path: str, timeout_s: float) -> Any:

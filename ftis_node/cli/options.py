@@ -94,6 +94,12 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2))
 
 
+def print_line(document: Any) -> None:
+    """Print a document, or an error, as one line of JSON."""
+    shown = {"error": str(document)} if isinstance(document, FtisError) else document
+    typer.echo(json.dumps(shown, separators=(",", ":")))
+
+
 def push_target(
     repo: str | None,
     kind: Literal["model", "dataset"],

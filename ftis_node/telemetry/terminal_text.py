@@ -97,14 +97,22 @@ def labeled(facts: Iterable[tuple[str, str]], width: int) -> list[str]:
     return lines
 
 
-def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return a table of printable text: a header and one line per row, each column as wide as its widest cell."""
+def columns(header: Sequence[str], rows: Iterable[Sequence[str]], *, num_left: int = MAX_LINE) -> list[str]:
+    """Return a table of printable text: a header and one line per row, each column as wide as its widest cell.
+
+    The first `num_left` columns are aligned left, the others right.
+    """
     table = [[printable(cell) for cell in row] for row in (header, *rows)]
     widths = [max(map(cells, column)) for column in zip(*table, strict=True)]
-    lines = (
-        "  ".join(cell + " " * (width - cells(cell)) for cell, width in zip(row, widths, strict=True)) for row in table
-    )
-    return [line.rstrip() for line in lines]
+    lines = []
+    for row in table:
+        gaps = [" " * (width - cells(cell)) for cell, width in zip(row, widths, strict=True)]
+        padded = [
+            cell + gap if place < num_left else gap + cell
+            for place, (cell, gap) in enumerate(zip(row, gaps, strict=True))
+        ]
+        lines.append("  ".join(padded).rstrip())
+    return lines
 
 
 def cut(text: str, width: int) -> list[str]:
