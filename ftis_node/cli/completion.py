@@ -104,11 +104,8 @@ def group_ids(context: typer.Context, incomplete: str) -> list[str]:
     from ftis_node.replay.reader import ReplayReader
 
     try:
-        reader = ReplayReader(_home(context).replay)
-        try:
+        with contextlib.closing(ReplayReader(_home(context).replay)) as reader:
             found = [group.id for group in reader.list_groups(limit=NUM_GROUPS)]
-        finally:
-            reader.close()
     except (FtisError, OSError, sqlite3.Error):
         return []
     return _offered([group_id[: max(NUM_ID_CHARACTERS, len(incomplete))] for group_id in found], incomplete)

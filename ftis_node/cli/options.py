@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -127,13 +128,17 @@ def push_target(
     return target
 
 
-def push_and_report(folder: Path, target: PushTarget) -> None:
-    """Push the folder and print its address. A failure names the folder, which stays, and a command to push it."""
+def push_and_report(folder: Path, target: PushTarget, *, message: str) -> None:
+    """Push the folder and print its address. A failure names the folder, which stays, and a command to push it.
+
+    `message` is for the commit if `target` has none.
+    """
     from ftis_node.models.hub_push import push_folder
 
     folder = folder.expanduser()
     try:
         with show_fraction("push") as progress:
+            target = replace(target, message=target.message or message)
             result = push_folder(folder, target, on_progress=progress)
     except FtisError as error:
         by_hand = target.by_hand.replace("FOLDER", shlex.quote(str(folder)))

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ftis_node.lab.experiment.trial import Trial
     from ftis_node.lab.experiment.trial_matrix import Experiment
     from ftis_node.lab.experiment.trial_result import TrialResult
-    from ftis_node.telemetry.log import OnProgress
 
 Device = Literal["auto", "cpu", "cuda"]
 
@@ -142,7 +141,12 @@ def compare(
 
         run, task = run or HDEE_PRESET, MIXTURE
     base = _base(run, task, pairs, kl_estimator=kl_estimator, kl_threshold=kl_threshold)
-    base = _resized(base, prompts=prompts, eval_every=eval_every)
+    sizes: dict[str, object] = {}
+    if prompts:
+        sizes["step"] = base.step.model_copy(update={"own_groups": prompts, "foreign_groups": 0})
+    if eval_every:
+        sizes["eval"] = base.eval.model_copy(update={"every_steps": eval_every})
+    base = base.model_copy(update=sizes)
     task_spec, eval_specs = (MIXTURE, SPECS) if is_hdee else _specs(task or base.task, ood_task)
     models = out / "models"
     _check_model_seeds(model_seeds, pairs)
@@ -205,7 +209,11 @@ def _run(kind: _Kind, pairs: tuple[str, ...], out: Path, *, model_seeds: int, jo
         specs = {name: how for seed in range(model_seeds) for name, how in tiny_models(pairs, seed=seed).items()}
         make_models(specs, out / "models", jobs=jobs, watch=show)
         show(None, "starting")
-        results = run_trials(kind.trials, out, jobs=jobs, watch=_watch_trials(show))
+
+        def watch(now: ExperimentProgress) -> None:
+            show(now.fraction, f"{now.trials_done} of {now.num_trials} done")
+
+        results = run_trials(kind.trials, out, jobs=jobs, watch=watch)
     return kind.write_report(results, out)
 
 
@@ -257,16 +265,6 @@ def _base(
     return manifest.model_copy(update=changes)
 
 
-def _resized(base: RunManifest, *, prompts: int, eval_every: int) -> RunManifest:
-    """Return the manifest with other numbers of prompts and of steps between evaluations; 0 keeps the manifest's."""
-    changes: dict[str, object] = {}
-    if prompts:
-        changes["step"] = base.step.model_copy(update={"own_groups": prompts, "foreign_groups": 0})
-    if eval_every:
-        changes["eval"] = base.eval.model_copy(update={"every_steps": eval_every})
-    return base.model_copy(update=changes)
-
-
 def _specs(task: str, ood_task: str | None) -> tuple[str, tuple[str, ...]]:
     """Return the task with its paths, and the tasks to evaluate, the task's held-out problems first."""
     from ftis_node.tasks import held_out_spec, parse_spec
@@ -315,8 +313,3 @@ def _jobs(device: Device) -> int:
     from ftis_node.models import pick_device
 
     return (os.cpu_count() or 1) if pick_device(device) == "cpu" else 1
-
-
-def _watch_trials(show: OnProgress) -> Callable[[ExperimentProgress], None]:
-    """Return a callback that shows the progress of the trials."""
-    return lambda standing: show(standing.fraction, f"{standing.trials_done} of {standing.num_trials} done")
