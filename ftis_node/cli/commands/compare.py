@@ -140,13 +140,8 @@ def compare(
         from ftis_node.lab.hdee import MIXTURE, SPECS
 
         run, task = run or HDEE_PRESET, MIXTURE
-    base = _base(run, task, pairs, kl_estimator=kl_estimator, kl_threshold=kl_threshold)
-    sizes: dict[str, object] = {}
-    if prompts:
-        sizes["step"] = base.step.model_copy(update={"own_groups": prompts, "foreign_groups": 0})
-    if eval_every:
-        sizes["eval"] = base.eval.model_copy(update={"every_steps": eval_every})
-    base = base.model_copy(update=sizes)
+    given = {"kl_estimator": kl_estimator, "kl_threshold": kl_threshold}
+    base = _base(run, task, pairs, method=given, prompts=prompts, eval_every=eval_every)
     task_spec, eval_specs = (MIXTURE, SPECS) if is_hdee else _specs(task or base.task, ood_task)
     models = out / "models"
     _check_model_seeds(model_seeds, pairs)
@@ -238,9 +233,15 @@ def _check_model_seeds(model_seeds: int, pairs: tuple[str, ...]) -> None:
 
 
 def _base(
-    run: str | None, task: str | None, pairs: tuple[str, ...], *, kl_estimator: str | None, kl_threshold: float | None
+    run: str | None,
+    task: str | None,
+    pairs: tuple[str, ...],
+    *,
+    method: dict[str, str | float | None],
+    prompts: int,
+    eval_every: int,
 ) -> RunManifest:
-    """Return the manifest from which all trials start."""
+    """Return the manifest from which all trials start. 0 and None keep its values."""
     from pydantic import ValidationError
 
     from ftis_node.config.manifest import load_manifest, preset_for_task
@@ -256,10 +257,13 @@ def _base(
     is_tiny = own_task and (task or own_task).startswith(own_task)
     manifest = load_manifest(run or (TINY_PRESETS[own_task] if is_tiny else preset_for_task(task or "")))
     changes: dict[str, object] = {"task": parse_spec(task or manifest.task).canonical}
-    if kl_estimator is not None or kl_threshold is not None:
-        given = {"kl_estimator": kl_estimator, "kl_threshold": kl_threshold}
+    if prompts:
+        changes["step"] = manifest.step.model_copy(update={"own_groups": prompts, "foreign_groups": 0})
+    if eval_every:
+        changes["eval"] = manifest.eval.model_copy(update={"every_steps": eval_every})
+    if any(value is not None for value in method.values()):
         try:
-            changes["method"] = MethodSection.model_validate(manifest.method.model_dump() | given)
+            changes["method"] = MethodSection.model_validate(manifest.method.model_dump() | method)
         except ValidationError as error:
             raise UsageError(f"--kl-estimator, --kl-threshold: {first_problem(error)}") from None
     return manifest.model_copy(update=changes)

@@ -37,15 +37,9 @@ def dashboard(
     if not (swarm or where.status.exists() or where.settings.exists()):
         raise ConfigError(f"no node has run in {where.root}: give its home with --home")
     if web:
-        from ftis_node.dashboard.web import check_port, new_token, serve_dashboard, warning_of
+        from ftis_node.dashboard.web import serve_dashboard
 
-        check_port(host, port)
-        if warning := warning_of(host, port):
-            typer.echo(f"ftis-node: {warning}", err=True)
-        token = new_token(host)
-        address = f"http://{host}:{port}" + (f"/?token={token}" if token else "")
-        typer.echo(f"the dashboard is at {address} (ctrl-C ends it; the node keeps running)", err=True)
-        serve_dashboard(where, host=host, port=port, token=token, is_swarm=swarm)
+        serve_dashboard(where, host=host, port=port, is_swarm=swarm, show=partial(typer.echo, err=True))
         return 0
     if not (sys.stdin.isatty() and sys.stderr.isatty()) and "TEXTUAL_DRIVER" not in os.environ:
         raise UsageError("the dashboard needs a terminal: use `ftis-node status`, or --web for a browser")
