@@ -1,13 +1,11 @@
 """Shell completion of option values and arguments.
 
-Completion must be fast and must not disturb the user. It imports nothing heavy, so it repeats some names; a test
-compares them with those in the code. If the home cannot be read or the node does not reply, there are no suggestions.
-Shells evaluate suggestions, so from peers' data only ids of letters and digits are suggested.
+Completion imports nothing heavy, so it repeats some names; a test compares them with those in the code. If the home
+cannot be read or the node does not reply, there are no suggestions. Shells evaluate suggestions, so from peers' data
+only ids of letters and digits are suggested.
 
 Bash splits `arithmetic:a` at the colon, and Typer's script does not rejoin it. `joined_words` joins the words of the
 request before Typer reads them, and removes from each suggestion the part that bash keeps.
-`__ltrim_colon_completions` of the bash-completion package does the same. This is Python, so it also works with scripts
-that were installed earlier.
 """
 
 from __future__ import annotations

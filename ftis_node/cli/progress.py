@@ -1,7 +1,6 @@
 """Progress of long work on stderr: on a terminal a bar with the time left, in a log one line per period.
 
-The bar disappears at the end, and log lines appear above it. A dumb terminal or a file gets only whole lines. Short
-work writes no log line, because the first one comes after a full period.
+The bar disappears at the end. A dumb terminal or a file gets only whole lines, the first after a full period.
 """
 
 from __future__ import annotations

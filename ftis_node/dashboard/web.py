@@ -175,7 +175,7 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve has no typ
 
 
 def serve_dashboard(home: Home, *, host: str, port: int, is_swarm: bool, show: Callable[[str], None]) -> None:
-    """Serve until SIGINT or SIGTERM. `show` gets the warning and the address. Raises UsageError if the port is taken."""
+    """Serve until SIGINT or SIGTERM. `show` gets lines for the operator. Raises UsageError if the port is taken."""
     if warning := warning_of(host, port):
         show(f"ftis-node: {warning}")
     token = new_token(host)

@@ -1,10 +1,6 @@
 """Widgets. Each draws what `view/` returns for a snapshot. Only this file maps tones to styles.
 
-**Lines** of spans: styles are the terminal's sixteen colors, bold and dim, so they work on any terminal. Color is never
-the only sign of a meaning. A span is never parsed as markup. The bottom line of a screen has its keys. A click presses
-one. Textual's own footer stays empty in a browser page without focus.
-
-**Tables** of spans keep their cursor on the same row while rows are added and removed. Enter opens the row.
+Styles are the terminal's sixteen colors, bold and dim, so they work on any terminal. A span is never parsed as markup.
 """
 
 from __future__ import annotations

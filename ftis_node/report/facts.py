@@ -1,8 +1,6 @@
 """Facts about a run, read once from its home, with bounds on all sizes.
 
-Sample groups: own and foreign groups with the best and the worst rewards, as text if possible.
-
-The tokenizer is `tokenizer.json` of the model, read without transformers. Without it, the page shows token ids.
+Sample groups are those with the best and the worst rewards, as text, or as token ids without `tokenizer.json`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Charts of a run's page, each with a sentence about its meaning.
-
-Charts as HTML with an inline SVG: sharp at every size, in the page's colors, light and dark.
+"""Charts of a run's page, each with a sentence about its meaning, as HTML with an inline SVG in the page's colors.
 
 The SVG is stretched to its box and holds only lines, whose width stays constant. All text is HTML beside the SVG, so
 that a phone shows it in full size. Invisible columns show the values under the pointer, without a script.

@@ -1,9 +1,8 @@
 """The history of a run as points for curves, read from its event log at once or while the run continues.
 
-Event logs are long (at least one line for each group, hundreds of megabytes). So the reader first decodes only the
-event name, and parses a line only if it is a point. The last few lines are kept as text. If the learner falls back to
-an older checkpoint, a repeated step replaces the points from that step on. So the curves show the steps that led to the
-current weights.
+Event logs have hundreds of megabytes. So the reader decodes a few fields, and parses a line only if it is a point. The
+last few lines are kept as text. If the learner falls back to an older checkpoint, a repeated step replaces the points
+from that step on. So the curves show the steps that led to the current weights.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
 """Logging of daemon and workers: text or JSON lines, and a rate limit for repeated faults; progress of long work.
 
 A record may have two extra attributes: `fields` holds values by name for the JSON form, `bare` marks text without time
-and level.
-
-Standard input, output and error of a daemon, which may be closed, on a full disk, or a pipe without a reader.
-
-Progress and log lines are not essential. A line that cannot be written is dropped, and the node continues.
-
-A worker reports progress, and the caller chooses how to show it.
+and level. Standard files may be closed, on a full disk, or a pipe without a reader: a line that cannot be written is
+dropped, and the node continues.
 """
 
 from __future__ import annotations

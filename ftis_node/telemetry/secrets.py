@@ -1,9 +1,8 @@
 """Secret files, and redaction: the removal of secrets from all text that this process writes.
 
 Code that reads a secret registers it with `keep_secret`. Log lines, tracebacks of the command line, events and statuses
-pass through `redacted`, so a secret in an error's text is not written. `redacted` removes the secret as text, in hex,
-in base64 at each of the three byte offsets, and as Python's `repr` of bytes. It also removes any access token of the
-Hugging Face Hub and of an `Authorization` header, and user and password in a URL.
+pass through `redacted`. It removes each form of a secret, any access token of the Hugging Face Hub and of an
+`Authorization` header, and user and password in a URL.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def keep_variables_secret(environment: Mapping[str, str] = os.environ) -> None:
 
 
 def forms_of(secret: bytes) -> Iterator[str]:
-    """Yield the forms that the bytes of a secret may have in a text."""
+    """Yield the forms of a secret in a text: the text, hex, Python's `repr`, base64 at each of three byte offsets."""
     yield secret.hex()
     yield secret.hex().upper()
     yield repr(secret)[2:-1]

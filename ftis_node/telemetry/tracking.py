@@ -1,17 +1,12 @@
-"""Sends metrics to the trackers. A tracker may be slow, broken or unreachable, and never stops the node.
+"""Metrics to experiment trackers: TensorBoard, Weights & Biases, trackio. A tracker never stops the node.
 
-    consumes: metrics of steps and evaluations     produces: curves
-    waits for: metrics, and the tracker            unblocked by: the train loop
-
-Each tracker has a thread and a bounded queue. Metrics that do not fit into the queue are dropped and counted. Errors of
-a tracker are counted; the first is logged. After an error the tracker is opened again for the next metrics, with a new
-file or connection.
-
-Experiment trackers for a node's metrics: TensorBoard, Weights & Biases, trackio.
+Each tracker has a thread and a bounded queue, because its calls may block and raise any exception. Metrics that do not
+fit into the queue are dropped and counted. Errors of a tracker are counted; the first is logged. After an error the
+tracker is opened again for the next metrics, with a new file or connection.
 
 Each library is optional and imported only when its tracker is opened. The record writer of the `tensorboard` package
 writes TensorBoard's files. Torch's writer would import torch into the daemon, and the higher-level writers of
-`tensorboard` have a thread that hides a full disk. Calls may block and raise any exception: see `tracking.py`.
+`tensorboard` have a thread that hides a full disk.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Three answers at the top of the screen: contributing, learning, healthy.
 
-The terms are those of `telemetry/health_summary.py`, as in `status` and `/metrics`. The screen adds explanations from
-data that a status document lacks: the curves and the machine.
+The terms are those of `telemetry/health_summary.py`. The screen adds what a status document lacks: the curves and the
+machine.
 """
 
 from __future__ import annotations
