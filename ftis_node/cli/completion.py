@@ -45,8 +45,6 @@ BREAKS = re.compile(r"[:=]+")  # the characters of COMP_WORDBREAKS in names of t
 
 
 def one_of(*choices: str) -> Callable[[str], list[str]]:
-    """Return a completer for one of the choices."""
-
     def complete(incomplete: str) -> list[str]:
         return [choice for choice in choices if choice.startswith(incomplete)]
 
@@ -86,7 +84,6 @@ def task_specs(incomplete: str) -> list[str]:
 
 
 def page_names(incomplete: str) -> list[str]:
-    """Suggest pages of the documentation."""
     from ftis_node.documentation import find_pages
 
     try:

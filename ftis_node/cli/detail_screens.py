@@ -108,7 +108,6 @@ def _with_text(head: str, completion: CompletionDetails) -> Iterator[str]:
 
 
 def _quoted(text: str) -> Iterator[str]:
-    """Yield each line after a margin, without characters that control a terminal."""
     return (MARGIN + piece for line in text.splitlines() or [""] for piece in cut(line, WIDTH - len(MARGIN)))
 
 

@@ -80,7 +80,6 @@ def post_document(home: Home, path: str, document: dict[str, Any]) -> Any:
 
 
 def _call(url: str, method: str, path: str, timeout_s: float, **content: Any) -> tuple[int, Any]:
-    """Send a request with `body` and `headers`. Return its status and its document."""
     import http.client  # imports a mail parser, so load it only for a change
     from urllib.parse import urlsplit
 

@@ -46,8 +46,6 @@ DATA_FILES = ("data/train.*",)
 
 
 class LogFormat(StrEnum):
-    """Form of log lines."""
-
     TEXT = "text"
     JSON = "json"
 

@@ -53,7 +53,6 @@ class ProgressState:
         return f"about {_length(elapsed_s * (1 - self.fraction) / self.fraction)} left"
 
     def line(self) -> str:
-        """Return the line for a log."""
         done = "" if self.fraction is None else f"{self.fraction:.0%}"
         told = ", ".join(filter(None, (" ".join(filter(None, (done, self.what))), self.time())))
         return f"{self.title}: {told}"
@@ -103,8 +102,6 @@ def _bar(work: ProgressState) -> Iterator[OnProgress]:
             return Text(work.time(), style="dim")
 
     class MeasuredBar(BarColumn):
-        """Bar that is hidden if the fraction is unknown."""
-
         def render(self, task: Task) -> Any:
             return Text("") if task.total is None else super().render(task)
 

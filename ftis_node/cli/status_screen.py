@@ -117,7 +117,6 @@ def _facts(document: Document, now: float) -> Iterator[tuple[str, str]]:
 
 
 def _budget(budget: Document) -> str:
-    """Return the used part of each limited budget."""
     amounts = {"generate_tokens": "tokens generated", "learn_steps": "steps", "learn_tokens": "tokens trained on"}
     return ", ".join(
         f"{amount['used']:,} of {amount['limit']:,} {what}"
@@ -138,7 +137,6 @@ def _generation(generation: Document) -> str:
 
 
 def _trainer(generation: Document, learner: Document) -> str:
-    """Return the figures of the trainer beside an exchange node."""
     return (
         f"step {generation['policy_version']}, groups in all: {generation['groups_made']} shared, "
         f"{learner['foreign_groups']} foreign given to it"
@@ -178,7 +176,6 @@ def _state(document: Document, now: float) -> str:
 
 
 def _disk(limits: Document) -> Iterator[tuple[str, str]]:
-    """Yield the disk use of the home and of its groups, each with its limit."""
     if limits.get("home_bytes") is not None:
         used = {part: size(limits[f"{part}_bytes"]) for part in ("home", "buffer", "disk_free")}
         most = {part: size(limits[f"{part}_limit_bytes"]) for part in ("home", "buffer")}
@@ -199,7 +196,6 @@ def _restarts(worker: Document) -> str:
 
 
 def _skew(swarm: Document) -> str:
-    """Return the clock's error if it is relevant."""
     skew_s = swarm["clock_skew_s"]
     if skew_s is None or abs(skew_s) < SKEW_WORTH_SAYING_S:
         return ""
@@ -207,7 +203,6 @@ def _skew(swarm: Document) -> str:
 
 
 def _weights(swarm: Document) -> str:
-    """Return the weights that a learner and its generators exchanged."""
     age_s, refused = swarm["weights_age_s"], sum(swarm["weights_refused"].values())
     age = "" if age_s is None else f", those served are {duration(age_s)} old"
     megabytes = f"{swarm['weights_bytes_in'] / 1e6:.1f} MB in, {swarm['weights_bytes_out'] / 1e6:.1f} MB out"

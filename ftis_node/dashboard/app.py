@@ -64,7 +64,6 @@ class DashboardApp(App[None]):
         return self._swarm_screen() if self._open_watcher is None else MainScreen(str(self._home.root))
 
     def on_mount(self) -> None:
-        """Start the watcher after the first frame."""
         if self._once:
             self.call_after_refresh(self.exit)
         elif self._open_watcher is not None:
@@ -100,12 +99,10 @@ class DashboardApp(App[None]):
                 show(message.snapshot)
 
     def open_page(self, page: Screen[None]) -> None:
-        """Show a page above the current screen."""
         if not self.is_leaving:
             self.push_screen(page)
 
     def peer_names(self) -> dict[str, str]:
-        """Return the names that peers announce, by peer id."""
         peers = () if self.snapshot is None else self.snapshot.peers
         return {row["peer_id"]: str(row.get("name") or "") for row in peers}
 

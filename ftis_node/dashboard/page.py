@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 @dataclass
 class NodeSeen(Message):
-    """New snapshot of the node."""
-
     snapshot: NodeSnapshot
 
 

@@ -57,7 +57,6 @@ class MachineMeter:
         self._nvml = _open_nvml()
 
     def read(self, home: Home, process: psutil.Process | None) -> MachineUsage:
-        """Return the current values. `process` is the node's, None if it is not running."""
         memory = psutil.virtual_memory()
         resident = _resident_bytes(process) if process else []
         return MachineUsage(

@@ -88,7 +88,6 @@ class TextLines(Static):
         self.lines: tuple[Line, ...] = ()
 
     def write(self, lines: Iterable[Line]) -> None:
-        """Replace the lines."""
         shown: Sequence[Line] = tuple(lines)
         if shown == self.lines:
             return
@@ -147,7 +146,6 @@ class RowsTable(DataTable[Text]):
         self._shown: dict[str, Row] = {}
 
     def on_mount(self) -> None:
-        """Show the labels before rows arrive."""
         self._refill({})
 
     def show_rows(self, rows: Mapping[str, Row]) -> None:
@@ -167,7 +165,6 @@ class RowsTable(DataTable[Text]):
             self._refill(self._shown)
 
     def selected_key(self) -> str | None:
-        """Return the id of the row under the cursor."""
         if not self.row_count:
             return None
         return self.coordinate_to_cell_key(self.cursor_coordinate).row_key.value
@@ -230,7 +227,6 @@ class PeersTable(RowsTable):
         self._again()
 
     def sort_next(self) -> None:
-        """Select the next order."""
         orders = list(ORDERS)
         self._order = orders[(orders.index(self._order) + 1) % len(orders)]
         self._again()

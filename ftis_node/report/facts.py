@@ -80,7 +80,6 @@ class EventRates:
         return [(self.began_at + (place + 0.5) * self.width_s, n * 60 / self.width_s) for place, n in enumerate(padded)]
 
     def total(self, kind: str) -> int:
-        """Return the number of events of a kind."""
         return sum(self.counts.get(kind, ()))
 
 
@@ -243,7 +242,6 @@ def gather(home: Home, *, status: Status, peers: list[dict[str, Any]], on_progre
 
 
 def _read_trail(path: Path, on_progress: OnProgress) -> tuple[History, EventTotals]:
-    """Read the event log once, for history and totals."""
     builder, event_totals = HistoryBuilder(num_last_events=0), EventTotals()
     num_bytes = max(1, sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*")))
     num_read = 0

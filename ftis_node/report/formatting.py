@@ -86,7 +86,6 @@ def number(value: float | None) -> str:
 
 
 def alike(values: Sequence[float]) -> list[str]:
-    """Format the numbers of an axis with equally many decimals."""
     num_decimals = max((len(f"{abs(value):.9f}".rstrip("0").partition(".")[2]) for value in values), default=0)
     return [f"{value:,.{num_decimals}f}".replace("-", MINUS) for value in values]
 

@@ -136,7 +136,6 @@ def _why_no_step(facts: RunFacts) -> list[str]:
 
 
 def render_page(facts: RunFacts) -> str:
-    """Return the page as HTML."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -154,7 +153,6 @@ def render_page(facts: RunFacts) -> str:
 
 
 def _values(facts: RunFacts) -> dict[str, Any]:
-    """Return the template's variables."""
     status, history, event_totals = facts.status, facts.history, facts.event_totals
     peers = sorted(facts.peers, key=lambda row: -int(row.get("groups_accepted") or 0))
     evaluations = list(history.evaluations)

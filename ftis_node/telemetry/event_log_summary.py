@@ -33,8 +33,6 @@ class LoggedGroup(NamedTuple):
 
 
 class _Line(msgspec.Struct):
-    """The fields of an event that the summary uses."""
-
     time: float
     event: str
     group: str | None = None
@@ -99,7 +97,6 @@ class EventLogSummary:
         return [(bytes.fromhex(name), reason) for name, reason in self._released.items()]
 
     def add(self, data: bytes) -> None:
-        """Add one line of the log."""
         try:
             line = _DECODER.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

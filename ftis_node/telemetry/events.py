@@ -166,7 +166,6 @@ class EventLog:
         self._handler.handle(logging.LogRecord("events", logging.INFO, "", 0, redacted(line), None, None))
 
     def close(self) -> None:
-        """Close the file."""
         self._handler.close()
 
 
@@ -256,7 +255,6 @@ class EventReader:
         return list(files.values())[::-1]
 
     def _names(self) -> Iterator[Path]:
-        """Yield the newest first: `events.jsonl`, then `events.jsonl.1`, and so on."""
         yield self._path
         for number in range(1, MAX_ROTATED_FILES + 1):
             yield self._path.with_name(f"{self._path.name}.{number}")

@@ -80,7 +80,6 @@ class _Watch:
         self._known: set[tuple[str, str]] = set()
 
     def take_context(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Handle the context that asyncio gives to an exception handler."""
         error = context.get("exception")
         if error is None:  # a warning from asyncio
             log.warning("%s", context["message"])

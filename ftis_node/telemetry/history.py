@@ -84,7 +84,6 @@ class HistoryFollower:
         num_last_events: int = DEFAULT_NUM_LAST_EVENTS,
         is_notable: Callable[[str], bool] | None = None,
     ) -> None:
-        """Start empty; the first `poll` reads the whole log. `is_notable` as in `HistoryBuilder`."""
         self._reader = EventReader(events_path)
         self._builder = HistoryBuilder(num_last_events=num_last_events, is_notable=is_notable)
         self.history = History()
@@ -106,7 +105,6 @@ class HistoryBuilder:
     def __init__(
         self, *, num_last_events: int = DEFAULT_NUM_LAST_EVENTS, is_notable: Callable[[str], bool] | None = None
     ) -> None:
-        """`is_notable` selects event names. The last events with these names are kept separately, however old."""
         self._is_notable = is_notable
         self._num_events = 0
         self._notable_lines: deque[tuple[int, bytes]] = deque(maxlen=num_last_events)
@@ -186,7 +184,6 @@ def read_head(line: bytes) -> EventHead | None:
 
 
 def _event_or_none(line: bytes) -> dict[str, Any] | None:
-    """Return the event; None if the line cannot be parsed."""
     try:
         return read_event(line)
     except ValueError:
@@ -238,6 +235,5 @@ def thinned(points: Sequence[tuple[float, float]], num: int) -> list[tuple[float
 
 
 def _finite(value: Any) -> Any:
-    """Return a finite number; None for anything else."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return value if is_number and math.isfinite(value) else None

@@ -122,7 +122,6 @@ class CurrentStderr(logging.StreamHandler[TextIO]):
 
     @property
     def stream(self) -> TextIO:  # type: ignore[override]  # the base class keeps the stream that it had at construction
-        """Return the current standard error."""
         return sys.stderr
 
 
@@ -130,7 +129,6 @@ class TextFormatter(SecretFreeFormatter):
     """Formatter of text lines with date and time zone. A `bare` record gives only its message."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
         return redacted(record.getMessage()) if getattr(record, "bare", False) else super().format(record)
 
 
@@ -138,7 +136,6 @@ class JsonFormatter(SecretFreeFormatter):
     """Formatter of JSON lines: {time, level, logger, message, fields}, and `error` with a traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return one JSON object."""
         document = {
             "time": self.formatTime(record, DATE_FORMAT),
             "level": record.levelname.lower(),
@@ -167,7 +164,6 @@ def log_as_json() -> None:
 
 
 def is_json() -> bool:
-    """Return whether log lines are JSON."""
     return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers)
 
 

@@ -46,7 +46,6 @@ class Metric(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        """Return the label names, in the order of their values."""
         if self.part is not None:
             return (self.part[0],)
         return (self.label,) if self.label else self.labels

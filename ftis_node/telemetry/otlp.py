@@ -172,11 +172,9 @@ class _FirstFault(logging.Handler):
         self._has_warned = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Report the record."""
         self.report(record.getMessage())
 
     def report(self, cause: str) -> None:
-        """Log the first cause."""
         if not self._has_warned:
             self._has_warned = True
             what = f"{self._collector} ({cause})"

@@ -78,7 +78,6 @@ class SecretFreeFormatter(logging.Formatter):
     """Formatter that removes secrets from log lines and their tracebacks."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
         return redacted(super().format(record))
 
 

@@ -274,7 +274,6 @@ class Status(msgspec.Struct, frozen=True):
     health: HealthStatus = HealthStatus()
 
     def to_json(self) -> bytes:
-        """Return the snapshot as JSON."""
         return redacted(msgspec.json.encode(self).decode()).encode()
 
     @classmethod

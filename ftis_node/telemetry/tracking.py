@@ -232,7 +232,6 @@ class Tracking:
         return bool(self._threads)
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
-        """Queue metrics for every tracker without waiting."""
         for thread in self._threads:
             thread.offer(step, figures)
 

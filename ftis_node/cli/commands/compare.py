@@ -195,7 +195,6 @@ def _hdee(experiment: Experiment, models: Path, model_seeds: int) -> _Kind:
 
 
 def _run(kind: _Kind, pairs: tuple[str, ...], out: Path, *, model_seeds: int, jobs: int) -> str:
-    """Make missing models, run missing trials and return the table."""
     from ftis_node.lab.experiment.pairs import make_models, tiny_models
     from ftis_node.lab.experiment.runner import run_trials
 

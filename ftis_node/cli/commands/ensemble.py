@@ -116,7 +116,6 @@ def ensemble(
 
 
 def _parts(values: Iterable[str]) -> list[str]:
-    """Return the items of all values, split at commas, in order."""
     return [part.strip() for value in values for part in value.split(",") if part.strip()]
 
 

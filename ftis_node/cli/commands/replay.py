@@ -46,8 +46,6 @@ MIB = 1 << 20
 
 
 class ExportFormat(StrEnum):
-    """Formats of `replay export`."""
-
     JSONL = "jsonl"
     PARQUET = "parquet"
     MSGPACK = "msgpack"

@@ -61,12 +61,10 @@ class EventsScreen(Page):
             scroll.scroll_end(animate=False)
 
     def action_toggle_all(self) -> None:
-        """Switch between all lines and the notable ones."""
         self._shows_all = not self._shows_all
         self._again()
 
     def action_turn(self) -> None:
-        """Switch between the newest line first and the newest line last."""
         self._is_turned = not self._is_turned
         self._again()
 
@@ -79,7 +77,6 @@ class EventsScreen(Page):
         self._again()
 
     def _again(self) -> None:
-        """Show the lines again, and scroll to the newest one."""
         if self.app.snapshot is None:
             return
         self.show(self.app.snapshot)

@@ -41,7 +41,6 @@ class GroupsScreen(Page):
         self.action_reload()
 
     def action_reload(self) -> None:
-        """Read the buffer again."""
         self.app.load_groups(self, sender=self.sender)
 
     def on_groups_listed(self, message: GroupsListed) -> None:
@@ -91,7 +90,6 @@ class GroupScreen(Page):
             self._write()
 
     def action_toggle_tokens(self) -> None:
-        """Show or hide the log-prob of each token."""
         self._with_tokens = not self._with_tokens
         self._write()
 
@@ -113,7 +111,6 @@ class PeerScreen(GroupsScreen):
         self.sender = peer_id
 
     def compose(self) -> ComposeResult:
-        """Lay out the peer's values above its groups; each part scrolls."""
         with Scroller():
             yield TextLines(id="peer", wraps=True)
         yield RowsTable(GROUP_COLUMNS, id="groups")

@@ -43,8 +43,6 @@ TERMS = (
 
 
 class HelpScreen(Page):
-    """Screen with one text that scrolls."""
-
     def compose(self) -> ComposeResult:
         with Scroller():
             yield TextLines(id="help", wraps=True)
@@ -63,7 +61,6 @@ def start_lines(snapshot: NodeSnapshot) -> list[Line]:
 
 
 def _current_problems(snapshot: NodeSnapshot) -> list[str]:
-    """Return every answer "no" and every problem of the node's health."""
     verdict = health_of(snapshot)
     noes = [problem_text(answer) for answer in (verdict.contributing, verdict.learning) if not answer.is_well]
     return [*noes, *problems(snapshot)]

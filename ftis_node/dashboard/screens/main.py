@@ -57,8 +57,6 @@ class Overview(TextLines):
 
 
 class MetricsPanel(TextLines):
-    """Metric lines: workers, shares, groups, buffer, memory."""
-
     def __init__(self, *, id: str) -> None:
         super().__init__(id=id)
         self.border_title = "work"
@@ -163,7 +161,6 @@ class MainScreen(Screen[None]):
         self._home = home
 
     def compose(self) -> ComposeResult:
-        """Lay out all widgets; values appear when the first snapshot arrives."""
         yield Overview(id="overview")
         with Horizontal(id="curves"):
             yield Plot("reward of a step", id="reward")

@@ -37,7 +37,6 @@ class SwarmScreen(Page):
         yield KeysLine(("arrows", "scroll"), ("Esc", "back"), ("q", "quit"))
 
     def on_mount(self) -> None:
-        """Paint the screen first and read the document afterwards."""
         self.query_one("#swarm", TextLines).write([line("reading the swarm ...")])
         self.query_one(Scroller).focus()
         self.call_after_refresh(self.run_worker, self._watch, thread=True, name="swarm")

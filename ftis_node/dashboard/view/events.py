@@ -34,7 +34,6 @@ def is_notable(name: str) -> bool:
 
 
 def notable_events(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the events except those that every group causes."""
     return [event for event in events if is_notable(str(event.get("event")))]
 
 

@@ -46,12 +46,10 @@ LEAST_SPAN = 0.02  # keeps noise on a flat curve small
 
 
 def state_span(state: str) -> Span:
-    """Return a state, with the tone of its meaning."""
     return Span(sanitized(state), STATE_TONES.get(state, Tone.WARN))
 
 
 def head_line(snapshot: NodeSnapshot) -> Line:
-    """Return name, model, run and state of the node."""
     status = snapshot.status
     node, run = status.node, status.run
     state = node.state if snapshot.phase is NodePhase.RUNNING else snapshot.phase.value
@@ -113,7 +111,6 @@ def _restarts(restarts: int) -> str:
 
 
 def _shares(snapshot: NodeSnapshot) -> Line:
-    """Return a bar with the own and foreign groups that the learner used."""
     learner = snapshot.status.learner
     total = learner.own_groups + learner.foreign_groups
     filled = round(BAR_WIDTH * learner.own_groups / total) if total else 0
@@ -168,7 +165,6 @@ def _part(used_bytes: int, total_bytes: int) -> str:
 
 
 def reward_points(snapshot: NodeSnapshot) -> Points:
-    """Return the mean reward of each step."""
     return tuple((point.step, point.reward_mean) for point in snapshot.history.steps if point.reward_mean is not None)
 
 

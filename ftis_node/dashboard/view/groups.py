@@ -118,7 +118,6 @@ def _head(place: int, completion: CompletionDetail, version: int) -> Line:
 
 
 def _block(text: str | None, token_ids: tuple[int, ...]) -> list[Line]:
-    """Return the indented text, or the token ids if the text is unknown."""
     if text is None:
         shown = " ".join(str(token) for token in token_ids[:MAX_SHOWN_TOKENS])
         return [line("  ", Span("ids ", Tone.FAINT), shown)]
@@ -135,7 +134,6 @@ def _token_line(completion: CompletionDetail) -> Line:
 
 
 def history_lines(found: tuple[Mapping[str, Any], ...]) -> list[Line]:
-    """Return the events of the group in this node."""
     if not found:
         return [line(Span("the event log no longer has its history", Tone.FAINT))]
     return [

@@ -41,7 +41,6 @@ RAM_FULL = 0.95
 
 
 def answer_lines(snapshot: NodeSnapshot) -> tuple[Line, Line, Line]:
-    """Return one line for each question: the answer and its reason."""
     return contributing(snapshot), learning(snapshot), healthy(snapshot)
 
 
@@ -75,7 +74,6 @@ def _answer(question: str, word: AnswerWord, why: str, *, tone: Tone | None = No
 
 
 def contributing(snapshot: NodeSnapshot) -> Line:
-    """Return whether the node's groups, or a learner's weights, reach peers."""
     status, swarm = snapshot.status, snapshot.status.swarm
     answer = health_of(snapshot).contributing
     tally = f"{count(swarm.groups_sent)} groups sent, {count(swarm.groups_confirmed)} confirmed"
