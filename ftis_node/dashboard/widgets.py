@@ -13,7 +13,8 @@ from textual.containers import VerticalScroll
 from textual.widgets import DataTable, Input, Static
 
 from ftis_node.dashboard.view.peers import ORDERS, PEER_COLUMNS, is_found, peer_row, sorted_peers
-from ftis_node.dashboard.view.spans import Span, Tone, line, sanitized
+from ftis_node.dashboard.view.spans import Span, Tone, line
+from ftis_node.telemetry.terminal_text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -215,7 +216,7 @@ class PeersTable(RowsTable):
         self._snapshot = snapshot
         found = [row for row in snapshot.peers if is_found(row, self._search_text)]
         order = "" if self._order == "accepted" else f", by {self._order}"
-        search = f", {len(found)} with {sanitized(self._search_text)!r}" if self._search_text else ""
+        search = f", {len(found)} with {printable(self._search_text)!r}" if self._search_text else ""
         connected = f"{snapshot.status.swarm.peers_connected} connected, " if snapshot.is_live else ""
         self.border_title = Text(f"peers: {connected}{len(snapshot.peers)} known{order}{search}")
         shown = sorted_peers(found, self._order)[:MAX_ROWS]

@@ -43,9 +43,10 @@ def date_time(unix_s: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s))
 
 
-def printable(text: str) -> str:
+def printable(text: str, *, keep_newlines: bool = False) -> str:
     """Return the text with non-printable characters escaped, safe on one line of a terminal."""
-    return "".join(mark if mark.isprintable() else ascii(mark)[1:-1] for mark in text)
+    kept = "\n" if keep_newlines else ""
+    return "".join(mark if mark.isprintable() or mark in kept else ascii(mark)[1:-1] for mark in text)
 
 
 def one_line(text: str) -> str:

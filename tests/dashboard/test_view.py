@@ -14,10 +14,10 @@ from ftis_node.dashboard.view.figures import head_line, metric_lines, plot_rows,
 from ftis_node.dashboard.view.groups import group_lines, use_line
 from ftis_node.dashboard.view.health_answers import answer_lines, next_lines, problems, trend, worst_tone
 from ftis_node.dashboard.view.peers import PEER_COLUMNS, is_found, peer_lines, peer_row, sorted_peers
-from ftis_node.dashboard.view.spans import Tone, ago, count, sanitized, text_of
+from ftis_node.dashboard.view.spans import Tone, ago, count, text_of
 from ftis_node.telemetry.health_summary import duration
 from ftis_node.telemetry.history import History
-from ftis_node.telemetry.terminal_text import size
+from ftis_node.telemetry.terminal_text import printable, size
 from tests.dashboard.made_up import ANN, BOB, GROUP, HISTORY, NOW, PEERS, RUDE, RUNNING, STOPPED, SUMMARY
 
 if TYPE_CHECKING:
@@ -43,10 +43,10 @@ def _words(snapshot: NodeSnapshot) -> list[str]:
 
 
 def test_a_stranger_writes_nothing_to_the_terminal() -> None:
-    assert sanitized(RUDE) == r"\x1b[2J[red]evil[/]\u202e"
-    assert sanitized("a\nb") == r"a\nb"
-    assert sanitized("a\nb\x00", keep_newlines=True) == "a\nb\\x00"
-    assert sanitized("naïve 京") == "naïve 京"
+    assert printable(RUDE) == r"\x1b[2J[red]evil[/]\u202e"
+    assert printable("a\nb") == r"a\nb"
+    assert printable("a\nb\x00", keep_newlines=True) == "a\nb\\x00"
+    assert printable("naïve 京") == "naïve 京"
     everything = [
         *(event_line(event) for event in HISTORY.events),
         *(peer_row(PEERS[1], now=NOW), *peer_lines(PEERS[1], now=NOW)),
@@ -211,7 +211,7 @@ def test_one_group() -> None:
     assert "What is 6 x 7?" in shown and "ids 12 13 14" in shown
     assert "reward 1  3 tokens, stop, log-prob mean -1.1, least -2.90" in shown
     assert "log-prob mean -0.5, least -0.50, version 88 to 89" in shown
-    assert "in step 100" in shown and "taken step 100" in shown
+    assert "in step 100" in shown and "taken          step 100" in shown
     assert "2 -2.90" not in shown and "2 -2.90" in _texts(group_lines(GROUP, with_tokens=True))
     stale = replace(SUMMARY, reason="stale", step=None)
     assert "too old" in text_of(use_line(stale))

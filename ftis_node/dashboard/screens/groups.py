@@ -10,8 +10,9 @@ from textual.widgets import DataTable
 from ftis_node.dashboard.page import Page
 from ftis_node.dashboard.view.groups import GROUP_COLUMNS, group_lines, group_row
 from ftis_node.dashboard.view.peers import ban_words, peer_lines
-from ftis_node.dashboard.view.spans import Span, Tone, line, sanitized
+from ftis_node.dashboard.view.spans import Span, Tone, line
 from ftis_node.dashboard.widgets import KeysLine, RowsTable, Scroller, TextLines
+from ftis_node.telemetry.terminal_text import printable
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
@@ -50,7 +51,7 @@ class GroupsScreen(Page):
             if self.sender
             else f"the newest {len(message.groups)} groups of the buffer"
         )
-        table.border_title = sanitized(message.problem) or found
+        table.border_title = printable(message.problem) or found
         table.show_rows({group.id: group_row(group, self.app.peer_names()) for group in message.groups})
 
     @on(DataTable.RowSelected)
@@ -84,7 +85,7 @@ class GroupScreen(Page):
     def on_group_opened(self, message: GroupOpened) -> None:
         self._group = message.group
         if message.group is None:
-            words = sanitized(message.problem) or "the buffer no longer has this group: newer ones replaced it"
+            words = printable(message.problem) or "the buffer no longer has this group: newer ones replaced it"
             self.query_one("#group", TextLines).write([line(Span(words, Tone.WARN))])
         else:
             self._write()

@@ -22,8 +22,9 @@ from ftis_node.dashboard.view.figures import (
     reward_title,
 )
 from ftis_node.dashboard.view.health_answers import answer_lines, next_lines, worst_tone
-from ftis_node.dashboard.view.spans import Span, Tone, line, sanitized
+from ftis_node.dashboard.view.spans import Span, Tone, line
 from ftis_node.dashboard.widgets import KeysLine, PeersTable, SearchLine, TextLines
+from ftis_node.telemetry.terminal_text import printable
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
@@ -48,7 +49,7 @@ class Overview(TextLines):
     def show(self, snapshot: NodeSnapshot) -> None:
         lines = [head_line(snapshot), *answer_lines(snapshot)]
         if snapshot.problem and not snapshot.is_live:
-            lines.append(line(Span(sanitized(snapshot.problem), Tone.WARN)))
+            lines.append(line(Span(printable(snapshot.problem), Tone.WARN)))
         lines += next_lines(snapshot)
         tone = worst_tone(snapshot)
         for name, border_tone in BORDERS.items():

@@ -19,11 +19,10 @@ from ftis_node.dashboard.view.spans import (
     line,
     number,
     percent,
-    sanitized,
 )
 from ftis_node.telemetry.health_summary import duration
 from ftis_node.telemetry.history import thinned
-from ftis_node.telemetry.terminal_text import size
+from ftis_node.telemetry.terminal_text import printable, size
 
 if TYPE_CHECKING:
     from ftis_node.dashboard.snapshot import NodeSnapshot
@@ -46,7 +45,7 @@ LEAST_SPAN = 0.02  # keeps noise on a flat curve small
 
 
 def state_span(state: str) -> Span:
-    return Span(sanitized(state), STATE_TONES.get(state, Tone.WARN))
+    return Span(printable(state), STATE_TONES.get(state, Tone.WARN))
 
 
 def head_line(snapshot: NodeSnapshot) -> Line:
@@ -55,15 +54,15 @@ def head_line(snapshot: NodeSnapshot) -> Line:
     state = node.state if snapshot.phase is NodePhase.RUNNING else snapshot.phase.value
     up = f" {duration(node.uptime_s)}" if snapshot.phase is NodePhase.RUNNING else ""
     role = "" if node.role == "full" else f"  {node.role}"
-    who = (Span(sanitized(node.name) or "ftis-node", Tone.STRONG), "  ", state_span(state), up, role)
+    who = (Span(printable(node.name) or "ftis-node", Tone.STRONG), "  ", state_span(state), up, role)
     if not run.id:  # the node ended before its first status
         return line(*who)
     return line(
         *who,
         Span("  run ", Tone.FAINT),
-        f"{sanitized(run.name)} ({sanitized(run.id[:8])})",
+        f"{printable(run.name)} ({printable(run.id[:8])})",
         Span("  model ", Tone.FAINT),
-        f"{sanitized(status.model.name) or '-'} {count(status.model.parameters)}",
+        f"{printable(status.model.name) or '-'} {count(status.model.parameters)}",
     )
 
 
@@ -73,7 +72,7 @@ def metric_lines(snapshot: NodeSnapshot) -> tuple[Line, ...]:
     lines = (
         _generation(snapshot),
         _learner(snapshot),
-        *([labeled("trains", sanitized(training))] if training else []),
+        *([labeled("trains", printable(training))] if training else []),
         _shares(snapshot),
         _swarm(snapshot),
         _buffer(snapshot),
@@ -128,7 +127,7 @@ def _swarm(snapshot: NodeSnapshot) -> Line:
     refused = sorted(swarm.groups_refused.items(), key=lambda item: -item[1])
     total = sum(swarm.groups_refused.values())
     # The screen clips the reasons at its edge.
-    reasons = ", ".join(f"{sanitized(reason)} {many}" for reason, many in refused[:NUM_REASONS])
+    reasons = ", ".join(f"{printable(reason)} {many}" for reason, many in refused[:NUM_REASONS])
     return labeled(
         "groups",
         f"{count(swarm.groups_sent)} sent, {count(swarm.groups_confirmed)} confirmed",
@@ -185,7 +184,7 @@ def pass_title(snapshot: NodeSnapshot) -> str:
     if not points:
         return "pass@1"
     last = snapshot.history.evaluations[-1]
-    return f"pass@1 {last.pass_at_1:.3f} of {last.n} {sanitized(last.task)}"
+    return f"pass@1 {last.pass_at_1:.3f} of {last.n} {printable(last.task)}"
 
 
 def plot_rows(points: Points, *, width: int, height: int) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ftis_node.dashboard.view.events import event_line
 from ftis_node.dashboard.view.spans import (
     Line,
     Span,
@@ -12,10 +13,9 @@ from ftis_node.dashboard.view.spans import (
     labeled,
     line,
     number,
-    sanitized,
     short_id,
 )
-from ftis_node.telemetry.terminal_text import clipped, date_time
+from ftis_node.telemetry.terminal_text import clipped, date_time, printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,17 +56,17 @@ def group_row(group: GroupSummary, names: Mapping[str, str]) -> tuple[Span, ...]
 def group_lines(group: GroupDetail, *, with_tokens: bool = False) -> list[Line]:
     """Return one group in full; `with_tokens` adds the log-prob of each token."""
     summary = group.summary
-    whose = "this node" if summary.own else sanitized(summary.sender)
-    weights = f", by the weights of {sanitized(group.weights_of)}" if group.weights_of else ""
+    whose = "this node" if summary.own else printable(summary.sender)
+    weights = f", by the weights of {printable(group.weights_of)}" if group.weights_of else ""
     lines = [
         labeled("group", Span(summary.id, Tone.STRONG)),
         labeled("made by", whose),
         labeled(
             "with",
-            f"{sanitized(summary.model)}, version {summary.policy_version}, temperature {group.temperature:g}{weights}",
+            f"{printable(summary.model)}, version {summary.policy_version}, temperature {group.temperature:g}{weights}",
         ),
         labeled("when", f"{date_time(summary.created_at)}, its group number {summary.number}"),
-        labeled("problem", f"{sanitized(summary.task)}/{summary.prompt_index}"),
+        labeled("problem", f"{printable(summary.task)}/{summary.prompt_index}"),
         verdict_line(summary),
         use_line(summary),
         line(),
@@ -99,7 +99,7 @@ def use_line(summary: GroupSummary) -> Line:
     if summary.reason == "trained":
         return labeled("used", Span(f"in step {summary.step}", Tone.GOOD))
     reason = str(summary.reason)
-    return labeled("used", Span(FATES.get(reason, f"no: {sanitized(reason)}"), Tone.WARN))
+    return labeled("used", Span(FATES.get(reason, f"no: {printable(reason)}"), Tone.WARN))
 
 
 def _head(place: int, completion: CompletionDetail, version: int) -> Line:
@@ -121,7 +121,7 @@ def _block(text: str | None, token_ids: tuple[int, ...]) -> list[Line]:
     if text is None:
         shown = " ".join(str(token) for token in token_ids[:MAX_SHOWN_TOKENS])
         return [line("  ", Span("ids ", Tone.FAINT), shown)]
-    return [line("  ", row) for row in sanitized(text.rstrip("\n"), keep_newlines=True).split("\n")]
+    return [line("  ", row) for row in printable(text.rstrip("\n"), keep_newlines=True).split("\n")]
 
 
 def _token_line(completion: CompletionDetail) -> Line:
@@ -129,21 +129,12 @@ def _token_line(completion: CompletionDetail) -> Line:
     spans: list[Span | str] = ["  "]
     shown = zip(completion.pieces, completion.logprobs, strict=True)
     for piece, logprob in list(shown)[:MAX_SHOWN_TOKENS]:
-        spans += [sanitized(piece), Span(f" {logprob:.2f}  ", Tone.WARN if logprob < RARE else Tone.FAINT)]
+        spans += [printable(piece), Span(f" {logprob:.2f}  ", Tone.WARN if logprob < RARE else Tone.FAINT)]
     return line(*spans)
 
 
 def history_lines(found: tuple[Mapping[str, Any], ...]) -> list[Line]:
     if not found:
         return [line(Span("the event log no longer has its history", Tone.FAINT))]
-    return [
-        line(Span("its history in this node", Tone.FAINT)),
-        *(line("  ", Span(clock(float(event["time"])), Tone.FAINT), " ", _history_line(event)) for event in found),
-    ]
-
-
-def _history_line(event: Mapping[str, Any]) -> str:
-    step = "" if event.get("step") is None else f"step {event['step']}"
-    peer = f"by {short_id(str(event['peer']))}" if event.get("peer") else ""
-    extras = ", ".join(filter(None, (step, peer, str(event.get("reason") or ""))))
-    return sanitized(f"{event['event']} {extras}".rstrip())
+    events = [{name: value for name, value in event.items() if name != "group"} for event in found]
+    return [line(Span("its history in this node", Tone.FAINT)), *(line("  ", *event_line(event)) for event in events)]

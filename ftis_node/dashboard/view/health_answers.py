@@ -21,11 +21,10 @@ from ftis_node.dashboard.view.spans import (
     labeled,
     line,
     percent,
-    sanitized,
 )
 from ftis_node.telemetry.health_summary import OFF, AnswerWord, duration, summarize_health
 from ftis_node.telemetry.status import starting, stopped
-from ftis_node.telemetry.terminal_text import date_time
+from ftis_node.telemetry.terminal_text import date_time, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,8 +54,8 @@ def health_of(snapshot: NodeSnapshot) -> HealthSummary:
 
 
 def problem_text(answer: HealthAnswer) -> str:
-    """Return the reason and the remedy; text from peers is sanitized."""
-    return sanitized(f"{answer.why}: {answer.advice}" if answer.advice else answer.why)
+    """Return the reason and the remedy; text from peers is printable."""
+    return printable(f"{answer.why}: {answer.advice}" if answer.advice else answer.why)
 
 
 TONES = {
@@ -92,13 +91,13 @@ def learning(snapshot: NodeSnapshot) -> Line:
     status = snapshot.status
     answer = health_of(snapshot).learning
     if answer.word is AnswerWord.NOT_APPLICABLE and status.node.role == "exchange":
-        return _answer("learning", answer.word, sanitized(answer.why))
+        return _answer("learning", answer.word, printable(answer.why))
     if answer.word is AnswerWord.NOT_APPLICABLE:
         age_s = status.swarm.weights_age_s
         words = f"it follows a learner; version {status.generation.policy_version}"
         return _answer("learning", answer.word, words + ("" if age_s is None else f", {age_s:.0f} s old"))
     if snapshot.is_live and answer.word is not AnswerWord.YES:
-        return _answer("learning", answer.word, sanitized(answer.why) if answer.is_well else problem_text(answer))
+        return _answer("learning", answer.word, printable(answer.why) if answer.is_well else problem_text(answer))
     rewards = [point.reward_mean for point in snapshot.history.steps if point.reward_mean is not None]
     step, tone = f"step {status.learner.step}", None if snapshot.is_live else Tone.FAINT
     if len(rewards) < MIN_STEPS:
@@ -137,7 +136,7 @@ def healthy(snapshot: NodeSnapshot) -> Line:
         return _not_running(snapshot, answer)
     if not (found := problems(snapshot)):
         swarm = snapshot.status.swarm
-        return _answer("healthy", answer.word, f"{swarm.state}: {sanitized(swarm.reason)}")
+        return _answer("healthy", answer.word, f"{swarm.state}: {printable(swarm.reason)}")
     more = f" (and {len(found) - 1} more: `?`)" if len(found) > 1 else ""
     tone = Tone.WARN if answer.is_well else Tone.BAD
     return _answer("healthy", answer.word, found[0] + more, tone=tone)
@@ -198,7 +197,7 @@ def _waiting(snapshot: NodeSnapshot) -> tuple[Line, ...]:
     waits = [answer for answer in (health.learning, health.contributing) if answer.word is AnswerWord.NOT_YET]
     if not waits:
         return ()
-    advice = sanitized(waits[0].advice or "wait")
+    advice = printable(waits[0].advice or "wait")
     if snapshot.phase is NodePhase.RUNNING and waits[0] is health.learning:
         usual_s = _usual_step_s(snapshot)
         advice += "; its time is not known yet" if usual_s is None else f"; a step usually takes {duration(usual_s)}"

@@ -12,11 +12,10 @@ from ftis_node.dashboard.view.spans import (
     count,
     labeled,
     number,
-    sanitized,
     short_id,
 )
 from ftis_node.swarm.peer_rows import teaches, teaching_words
-from ftis_node.telemetry.terminal_text import clipped, date_time
+from ftis_node.telemetry.terminal_text import clipped, date_time, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -56,7 +55,7 @@ def peer_row(row: Mapping[str, Any], *, now: float) -> tuple[Span, ...]:
     return (
         Span(clipped(row.get("name") or short_id(row["peer_id"]), NAME_WIDTH), Tone.STRONG),
         Span(clipped(model, MODEL_WIDTH - len(parameters)) + parameters),
-        Span(sanitized(standing), STANDING_TONES.get(standing, Tone.PLAIN)),
+        Span(printable(standing), STANDING_TONES.get(standing, Tone.PLAIN)),
         Span(count(row.get("groups_accepted", 0))),
         Span(teaches(row)),
         Span(count(refused), Tone.WARN if refused else Tone.FAINT),
@@ -75,15 +74,15 @@ def peer_lines(row: Mapping[str, Any], *, now: float) -> list[Line]:
     model = f"{row.get('model') or 'model unknown'}{parameters}, {row.get('role') or 'role unknown'}{version}"
     seen = f"{ago(row['last_seen'], now)} ago" if row.get("last_seen") else "not since the node's start"
     lines = [
-        labeled("peer", sanitized(row["peer_id"])),
-        labeled("name", Span(sanitized(row.get("name") or "none given"), Tone.STRONG)),
-        labeled("model", sanitized(model)),
-        *([labeled("domain", sanitized(row["domain"]))] if row.get("domain") else []),
+        labeled("peer", printable(row["peer_id"])),
+        labeled("name", Span(printable(row.get("name") or "none given"), Tone.STRONG)),
+        labeled("model", printable(model)),
+        *([labeled("domain", printable(row["domain"]))] if row.get("domain") else []),
         labeled("last seen", seen),
-        *([labeled("version", sanitized(row["wire_words"]))] if row.get("wire_words") else []),
+        *([labeled("version", printable(row["wire_words"]))] if row.get("wire_words") else []),
         labeled(
             "trust",
-            Span(sanitized(standing), STANDING_TONES.get(standing, Tone.PLAIN)),
+            Span(printable(standing), STANDING_TONES.get(standing, Tone.PLAIN)),
             f", score {number(row.get('score'), digits=3)}: {STANDING_WORDS.get(standing, '')}",
             "; trusted by you" if row.get("trusted") else "",
         ),
@@ -140,7 +139,7 @@ ORDERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
 
 def ban_words(row: Mapping[str, Any]) -> str:
     """Return the commands that change the peer's reputation; the dashboard itself changes nothing."""
-    peer_id = sanitized(row["peer_id"])[-8:]
+    peer_id = printable(row["peer_id"])[-8:]
     verb = "unban" if row.get("standing") == "banned" else "ban"
     return f"to change that: ftis-node peers {verb} {peer_id}   (or: trust {peer_id})"
 

@@ -53,19 +53,9 @@ def text_of(shown: Line) -> str:
     return "".join(span.text for span in shown)
 
 
-def sanitized(text: str, *, keep_newlines: bool = False) -> str:
-    """Return untrusted text with every unprintable character escaped.
-
-    It escapes control characters, direction marks and characters without width. So the text cannot move the cursor,
-    reverse a line or hide.
-    """
-    lines = text.split("\n") if keep_newlines else [text]
-    return "\n".join(map(printable, lines))
-
-
 def short_id(peer_id: str) -> str:
     """Return the last characters of a peer id, because all ids begin alike."""
-    return "…" + sanitized(peer_id)[-8:] if len(peer_id) > SHORT_ID else sanitized(peer_id)
+    return "…" + printable(peer_id)[-8:] if len(peer_id) > SHORT_ID else printable(peer_id)
 
 
 def number(value: float | None, *, digits: int = 4) -> str:
