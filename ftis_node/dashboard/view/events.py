@@ -57,12 +57,12 @@ def _detail(name: str, event: Mapping[str, Any]) -> str:
     if name == "refused":
         return f"{_of(event, 'reason')}: {_of(event, 'detail')} (from {short_id(str(event.get('origin') or '-'))})"
     fields = {key: value for key, value in event.items() if key not in ("time", "event") and value is not None}
-    return "  ".join(f"{printable(str(key))} {_value(key, value)}" for key, value in fields.items())
+    return "  ".join(f"{key} {_value(key, value)}" for key, value in fields.items())
 
 
 def _step(event: Mapping[str, Any]) -> str:
     if problem := event.get("refused") or event.get("skipped"):
-        return f"{event.get('step')} had no effect: {printable(str(problem))}"
+        return f"{event.get('step')} had no effect: {problem}"
     return (
         f"{event.get('step')}  reward {number(event.get('reward_mean'), digits=3)}, "
         f"loss {number(event.get('loss'), digits=2)}, {event.get('own_groups', 0)} own, "
@@ -71,11 +71,11 @@ def _step(event: Mapping[str, Any]) -> str:
 
 
 def _of(event: Mapping[str, Any], key: str) -> str:
-    return printable(str(event.get(key) or "-"))
+    return str(event.get(key) or "-")
 
 
 def _value(key: str, value: Any) -> str:
-    text = printable(str(value))
+    text = str(value)
     if key == "group":
         return text[:GROUP_WIDTH]
     if key in ("peer", "sender", "origin", "source"):
