@@ -125,7 +125,7 @@ async def picture_swarm(home: Home, out: Path) -> None:
     """Write the view of the swarm as this node sees it."""
     app = DashboardApp(home, None, read_swarm=lambda: read_document(home, "/swarm"))
     async with app.run_test(size=SWARM_SIZE) as pilot, asyncio.timeout(READ_LIMIT_S):
-        while len(app.query_one("#swarm", TextLines).lines) < 2:
+        while len(app.query_one("#text", TextLines).lines) < 2:
             await pilot.pause(0.1)
         await pilot.pause(0.5)
         write(out / "swarm.svg", app.export_screenshot(title="ftis-node dashboard --swarm"))

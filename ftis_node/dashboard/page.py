@@ -8,12 +8,18 @@ from typing import TYPE_CHECKING, ClassVar
 from textual.message import Message
 from textual.screen import Screen
 
+from ftis_node.dashboard.widgets import KeysLine, Scroller, TextLines
+
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from textual.app import ComposeResult
     from textual.binding import BindingType
 
     from ftis_node.dashboard.app import DashboardApp
     from ftis_node.dashboard.buffer_reader import GroupDetail
     from ftis_node.dashboard.snapshot import NodeSnapshot
+    from ftis_node.dashboard.view.spans import Line
     from ftis_node.replay.reader import GroupSummary
 
 
@@ -62,3 +68,18 @@ class Page(Screen[None]):
             self.app.pop_screen()
         else:
             self.app.exit()
+
+
+class TextPage(Page):
+    """Page with one text that scrolls, and its keys."""
+
+    KEYS: ClassVar[tuple[tuple[str, str], ...]] = ()
+    WRAPS = True
+
+    def compose(self) -> ComposeResult:
+        with Scroller():
+            yield TextLines(id="text", wraps=self.WRAPS)
+        yield KeysLine(("arrows", "scroll"), *self.KEYS, ("Esc", "back"), ("q", "quit"))
+
+    def write(self, lines: Iterable[Line]) -> None:
+        self.query_one("#text", TextLines).write(lines)

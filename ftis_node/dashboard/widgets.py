@@ -83,17 +83,16 @@ class TextLines(Static):
     TextLines.-wraps { text-wrap: wrap; text-overflow: fold; }
     """
 
-    def __init__(self, *, wraps: bool = False, id: str | None = None, classes: str | None = None) -> None:
-        super().__init__(id=id, classes=classes)
+    def __init__(self, *, id: str, wraps: bool = False) -> None:
+        super().__init__(id=id)
         self.set_class(wraps, "-wraps")
         self.lines: tuple[Line, ...] = ()
 
     def write(self, lines: Iterable[Line]) -> None:
-        shown: Sequence[Line] = tuple(lines)
-        if shown == self.lines:
-            return
-        self.lines = tuple(shown)
-        self.update(Text("\n").join(as_text(spans) for spans in shown))
+        shown = tuple(lines)
+        if shown != self.lines:
+            self.lines = shown
+            self.update(Text("\n").join(map(as_text, shown)))
 
 
 class Scroller(VerticalScroll):

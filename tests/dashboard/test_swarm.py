@@ -25,7 +25,7 @@ async def _shown(read: Callable[[], Any], tmp_path: Path) -> str:
     async with app.run_test() as pilot:
         for _ in range(200):
             await pilot.pause(0.05)
-            text = "\n".join(map(text_of, app.query_one("#swarm", TextLines).lines))
+            text = "\n".join(map(text_of, app.query_one("#text", TextLines).lines))
             if "reading" not in text:
                 return text
     raise AssertionError("the screen has read nothing")

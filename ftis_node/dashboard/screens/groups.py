@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from textual import on
 from textual.widgets import DataTable
 
-from ftis_node.dashboard.page import Page
+from ftis_node.dashboard.page import Page, TextPage
 from ftis_node.dashboard.view.groups import GROUP_COLUMNS, group_lines, group_row
 from ftis_node.dashboard.view.peers import ban_words, peer_lines
 from ftis_node.dashboard.view.spans import Span, Tone, line
@@ -36,9 +36,7 @@ class GroupsScreen(Page):
 
     def on_mount(self) -> None:
         """Request the groups."""
-        table = self.query_one(RowsTable)
-        table.border_title = "reading the buffer"
-        table.focus()
+        self.query_one(RowsTable).border_title = "reading the buffer"
         self.action_reload()
 
     def action_reload(self) -> None:
@@ -60,10 +58,11 @@ class GroupsScreen(Page):
             self.app.open_page(GroupScreen(event.row_key.value))
 
 
-class GroupScreen(Page):
+class GroupScreen(TextPage):
     """Screen of one group; `l` shows the log-prob of each token."""
 
     BINDINGS: ClassVar[list[BindingType]] = [("l", "toggle_tokens", "log-probs of tokens")]
+    KEYS = (("l", "log-probs of all tokens"),)
 
     def __init__(self, group_id: str) -> None:
         super().__init__()
@@ -71,32 +70,26 @@ class GroupScreen(Page):
         self._group: GroupDetail | None = None
         self._with_tokens = False
 
-    def compose(self) -> ComposeResult:
-        with Scroller(id="scroll"):
-            yield TextLines(id="group", wraps=True)
-        yield KeysLine(("arrows", "scroll"), ("l", "log-probs of all tokens"), ("Esc", "back"), ("q", "quit"))
-
     def on_mount(self) -> None:
         """Request the group."""
-        self.query_one("#group", TextLines).write([line(Span(f"reading group {self._group_id}", Tone.FAINT))])
-        self.query_one(Scroller).focus()
+        self.write([line(Span(f"reading group {self._group_id}", Tone.FAINT))])
         self.app.load_group(self, self._group_id)
 
     def on_group_opened(self, message: GroupOpened) -> None:
         self._group = message.group
         if message.group is None:
             words = printable(message.problem) or "the buffer no longer has this group: newer ones replaced it"
-            self.query_one("#group", TextLines).write([line(Span(words, Tone.WARN))])
+            self.write([line(Span(words, Tone.WARN))])
         else:
-            self._write()
+            self._show()
 
     def action_toggle_tokens(self) -> None:
         self._with_tokens = not self._with_tokens
-        self._write()
+        self._show()
 
-    def _write(self) -> None:
+    def _show(self) -> None:
         if self._group is not None:
-            self.query_one("#group", TextLines).write(group_lines(self._group, with_tokens=self._with_tokens))
+            self.write(group_lines(self._group, with_tokens=self._with_tokens))
 
 
 class PeerScreen(GroupsScreen):

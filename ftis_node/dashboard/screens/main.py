@@ -42,9 +42,7 @@ BRAILLE = "[\u2800-\u28ff]+"
 class Overview(TextLines):
     """Four lines, five for a node that waits, six for a node that does not run. The border has the worst tone."""
 
-    def __init__(self, *, id: str) -> None:
-        super().__init__(id=id)
-        self.border_title = "answers"
+    BORDER_TITLE = "answers"
 
     def show(self, snapshot: NodeSnapshot) -> None:
         lines = [head_line(snapshot), *answer_lines(snapshot)]
@@ -58,9 +56,7 @@ class Overview(TextLines):
 
 
 class MetricsPanel(TextLines):
-    def __init__(self, *, id: str) -> None:
-        super().__init__(id=id)
-        self.border_title = "work"
+    BORDER_TITLE = "work"
 
     def show(self, snapshot: NodeSnapshot) -> None:
         self.write(metric_lines(snapshot))
@@ -71,26 +67,21 @@ class EventLines(TextLines):
 
     DEFAULT_CSS = "EventLines { height: 1fr; border-top: solid $foreground 40%; }"
 
-    def __init__(self, *, id: str) -> None:
-        super().__init__(id=id)
-        self.border_title = "events"
-        self._reading: NodeSnapshot | None = None
+    BORDER_TITLE = "events"
+    _snapshot: NodeSnapshot | None = None
 
     def show(self, snapshot: NodeSnapshot) -> None:
-        self._reading = snapshot
+        self._snapshot = snapshot
         num_rows = max(1, self.content_size.height)
         self.write(event_line(event) for event in notable_events(snapshot.history.events)[-num_rows:])
 
     def on_resize(self) -> None:
-        if self._reading is not None:
-            self.show(self._reading)
+        if self._snapshot is not None:
+            self.show(self._snapshot)
 
 
 class Plot(Static):
-    """Plot under its title, redrawn when its points or its size change.
-
-    The title is in the border and takes no row.
-    """
+    """Plot with its title in the border, redrawn when its points or its size change."""
 
     DEFAULT_CSS = """
     Plot { width: 1fr; height: 1fr; border-top: solid $foreground 40%; border-title-style: bold; padding: 0 1 0 0; }
@@ -184,7 +175,6 @@ class MainScreen(Screen[None]):
 
     def on_mount(self) -> None:
         self.query_one(Overview).write([line(Span(f"snapshot {self._home}", Tone.FAINT))])
-        self.query_one(PeersTable).focus()
 
     def show(self, snapshot: NodeSnapshot) -> None:
         """Pass a snapshot to all widgets."""

@@ -5,25 +5,23 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from ftis_node.dashboard.page import Page, SwarmRead
+from ftis_node.dashboard.page import SwarmRead, TextPage
 from ftis_node.dashboard.view.spans import Span, Tone, line
-from ftis_node.dashboard.widgets import KeysLine, Scroller, TextLines
 from ftis_node.errors import FtisError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from textual.app import ComposeResult
-
 PERIOD_S = 5.0
 TITLE_TONES = {"run ": Tone.STRONG, "name ": Tone.FAINT, "who learns": Tone.STRONG}
 
 
-class SwarmScreen(Page):
+class SwarmScreen(TextPage):
     """Screen with one text that scrolls both ways."""
 
     DEFAULT_CSS = "SwarmScreen TextLines { width: auto; }"
+    WRAPS = False
 
     def __init__(self, read: Callable[[], Any]) -> None:
         """Store `read`, which returns the document of `/swarm` and runs in a thread."""
@@ -31,21 +29,15 @@ class SwarmScreen(Page):
         self._read = read
         self._is_over = threading.Event()
 
-    def compose(self) -> ComposeResult:
-        with Scroller():
-            yield TextLines(id="swarm")
-        yield KeysLine(("arrows", "scroll"), ("Esc", "back"), ("q", "quit"))
-
     def on_mount(self) -> None:
-        self.query_one("#swarm", TextLines).write([line("reading the swarm ...")])
-        self.query_one(Scroller).focus()
+        self.write([line("reading the swarm ...")])
         self.call_after_refresh(self.run_worker, self._watch, thread=True, name="swarm")
 
     def on_unmount(self) -> None:
         self._is_over.set()
 
     def on_swarm_read(self, message: SwarmRead) -> None:
-        self.query_one("#swarm", TextLines).write(line(Span(text, _tone(text))) for text in message.lines)
+        self.write(line(Span(text, _tone(text))) for text in message.lines)
 
     def _watch(self) -> None:
         while not self._is_over.is_set():
