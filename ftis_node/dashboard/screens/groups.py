@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 class GroupsScreen(Page):
     """Screen with a list of groups that changes only when `r` reloads it."""
 
+    AUTO_FOCUS = "RowsTable"
     DEFAULT_CSS = "GroupsScreen RowsTable { border-top: solid $foreground 40%; }"
     BINDINGS: ClassVar[list[BindingType]] = [("r", "reload", "reload")]
     sender: str | None = None
