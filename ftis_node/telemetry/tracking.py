@@ -177,25 +177,21 @@ class TrackerThread:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        self._attempt(self._opened)  # open now, so that a fault is logged at the start and not at the first step
+        self._attempt(None)  # open now, so that a fault is logged at the start and not at the first step
         while (entry := self._entries.get()) is not None:
-            if self._attempt(partial(self._write, *entry)):
+            if self._attempt(entry):
                 self.num_written += 1
             else:
                 self.num_failed += 1
         self._close()
 
-    def _opened(self) -> Tracker:
-        if self._tracker is None:
-            self._tracker = self._open_tracker()
-        return self._tracker
-
-    def _write(self, step: int, figures: Mapping[str, float]) -> None:
-        self._opened().log(step, figures)
-
-    def _attempt(self, action: Callable[[], object]) -> bool:
+    def _attempt(self, entry: tuple[int, Mapping[str, float]] | None) -> bool:
+        """Open the tracker if it is closed, and write the entry. Return whether both succeeded."""
         try:
-            action()
+            if self._tracker is None:
+                self._tracker = self._open_tracker()
+            if entry is not None:
+                self._tracker.log(*entry)
         except Exception as error:
             self._warn_once("takes no figures", error)
             self._close()
