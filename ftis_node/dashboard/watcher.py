@@ -13,8 +13,8 @@ Each snapshot starts from the lock file, so it also finds a node that was restar
 
 from __future__ import annotations
 
-import shutil
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -56,7 +56,7 @@ class MachineMeter:
     def __init__(self) -> None:
         self._nvml = _open_nvml()
 
-    def read(self, home: Home, process: psutil.Process | None) -> MachineUsage:
+    def read(self, process: psutil.Process | None) -> MachineUsage:
         memory = psutil.virtual_memory()
         resident = _resident_bytes(process) if process else []
         return MachineUsage(
@@ -64,7 +64,6 @@ class MachineMeter:
             resident_bytes=sum(resident),
             ram_used_bytes=memory.total - memory.available,
             ram_total_bytes=memory.total,
-            disk_free_bytes=_disk_free_bytes(home),
             gpus=self._gpus(),
         )
 
@@ -77,26 +76,13 @@ class MachineMeter:
             return ()
 
 
-def _disk_free_bytes(home: Home) -> int:
-    """Return the free disk space of the home; 0, which the screen omits, if the home no longer exists."""
-    try:
-        return shutil.disk_usage(home.root).free
-    except OSError:
-        return 0
-
-
 def _resident_bytes(process: psutil.Process) -> list[int]:
     """Return the resident memory of the node and each child process, without processes that end meanwhile."""
-    sizes = []
-    try:
-        family = [process, *process.children(recursive=True)]
-    except psutil.Error:
-        return []
-    for member in family:
-        try:
-            sizes.append(int(member.memory_info().rss))
-        except psutil.Error:
-            continue
+    sizes: list[int] = []
+    with suppress(psutil.Error):
+        for member in (process, *process.children(recursive=True)):
+            with suppress(psutil.Error):
+                sizes.append(int(member.memory_info().rss))
     return sizes
 
 
@@ -114,9 +100,8 @@ def _open_nvml() -> Any:
 
 def _gpu(nvml: Any, index: int) -> GpuUsage:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    memory, name = nvml.nvmlDeviceGetMemoryInfo(handle), nvml.nvmlDeviceGetName(handle)
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     return GpuUsage(
-        name=name.decode() if isinstance(name, bytes) else str(name),
         used_bytes=int(memory.used),
         total_bytes=int(memory.total),
         busy=nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100,
@@ -155,7 +140,7 @@ class Watcher:
             reported_at=reported_at,
             peers=peers,
             history=self._follower.history,
-            machine=self._meter.read(self._home, process),
+            machine=self._meter.read(process),
             start_command=status.node.resume or start_command(self._home),
             logs=str(self._home.logs),
             problem=problem,

@@ -134,8 +134,7 @@ MACHINE = MachineUsage(
     resident_bytes=9_300_000_000,
     ram_used_bytes=21_000_000_000,
     ram_total_bytes=64_000_000_000,
-    disk_free_bytes=200_000_000_000,
-    gpus=(GpuUsage(name="RTX 3090", used_bytes=21_300_000_000, total_bytes=25_800_000_000, busy=0.87),),
+    gpus=(GpuUsage(used_bytes=21_300_000_000, total_bytes=25_800_000_000, busy=0.87),),
 )
 RUNNING = NodeSnapshot(
     taken_at=NOW,
