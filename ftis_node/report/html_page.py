@@ -30,6 +30,7 @@ NODE_SETTINGS = ("engine", "device", "dtype", "lora", "seed")
 MEANS = ("reward_mean", "loss", "kept_fraction", "truncated_fraction", "mean_kl")
 NUM_LAST_STEPS = 10
 NUM_ROWS = 10
+NUM_TASKS = 2
 
 
 def tiles(facts: RunFacts) -> list[tuple[str, str, str]]:
@@ -39,7 +40,7 @@ def tiles(facts: RunFacts) -> list[tuple[str, str, str]]:
     refused = sum(facts.event_totals.refused.values())
     tokens = facts.event_totals.tokens
     shown = [("Steps", f"{steps[-1].step:,}" if steps else "0", _time_a_step(steps))]
-    shown += [_accuracy_tile(points) for points in by_task(facts)[:2]]
+    shown += [_accuracy_tile(points) for points in _tasks(facts)]
     if (reward := mean(point.reward_mean for point in steps[-NUM_LAST_STEPS:])) is not None:
         num_last = min(NUM_LAST_STEPS, len(steps))
         shown.append(("Reward", number(reward), "last step" if num_last == 1 else f"mean of the last {num_last} steps"))
@@ -55,9 +56,9 @@ def summary(facts: RunFacts) -> list[str]:
     """Return a summary of the run in a few sentences."""
     steps = facts.history.steps
     if not steps:
-        return ["The node has completed no step yet, so there are no curves.", *_why_no_step(facts)]
+        return ["The node has completed no step yet, so there are no curves.", _why_no_step(facts)]
     says = [f"{plural(len(steps), 'step')} in {duration(steps[-1].time - _began_at(facts))}."]
-    for points in by_task(facts)[:2]:
+    for points in _tasks(facts):
         first, last = points[0], points[-1]
         if first is not last:
             before, after = percent(first.pass_at_1), percent(last.pass_at_1)
@@ -72,14 +73,6 @@ def summary(facts: RunFacts) -> list[str]:
     if idle := sum(point.problem is not None for point in steps):
         says.append(f"{plural(idle, 'step')} had no effect.")
     return says
-
-
-def by_task(facts: RunFacts) -> list[list[EvaluationPoint]]:
-    """Return the evaluations of each task, by step."""
-    tasks: dict[str, list[EvaluationPoint]] = {}
-    for point in facts.history.evaluations:
-        tasks.setdefault(point.task, []).append(point)
-    return [sorted(points, key=lambda point: point.step) for points in tasks.values()]
 
 
 def groups_used(steps: Iterable[StepPoint]) -> tuple[int, int]:
@@ -108,6 +101,10 @@ def _row(steps: Sequence[StepPoint]) -> dict[str, Any]:
     }
 
 
+def _tasks(facts: RunFacts) -> list[list[EvaluationPoint]]:
+    return list(facts.history.by_task().values())[:NUM_TASKS]
+
+
 def _accuracy_tile(points: Sequence[EvaluationPoint]) -> tuple[str, str, str]:
     last = points[-1]
     best = max(points, key=lambda point: point.pass_at_1)
@@ -127,12 +124,12 @@ def _began_at(facts: RunFacts) -> float:
     return steps[0].time if began_at is None else min(began_at, steps[0].time)
 
 
-def _why_no_step(facts: RunFacts) -> list[str]:
+def _why_no_step(facts: RunFacts) -> str:
     role = facts.status.node.role
     if role in {"generator", "exchange", "bootstrap"}:
-        return [f"Its role is {role}: it has no learner."]
+        return f"Its role is {role}: it has no learner."
     made, received = (facts.event_totals.traffic.total(kind) for kind in ("made", "received"))
-    return [f"It generated {plural(made, 'group')} and accepted {received:,} from peers. A step needs more."]
+    return f"It generated {plural(made, 'group')} and accepted {received:,} from peers. A step needs more."
 
 
 def render_page(facts: RunFacts) -> str:

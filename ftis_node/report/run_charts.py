@@ -297,15 +297,9 @@ def _mismatch(steps: Sequence[StepPoint]) -> Chart:
 
 
 def _tasks(history: History) -> list[ChartSeries]:
-    names = list(dict.fromkeys(point.task for point in history.evaluations))[: len(TASK_COLOURS)]
     return [
-        ChartSeries(
-            name,
-            colour,
-            sorted((float(point.step), point.pass_at_1) for point in history.evaluations if point.task == name),
-            dots=True,
-        )
-        for name, colour in zip(names, TASK_COLOURS, strict=False)
+        ChartSeries(name, colour, [(float(point.step), point.pass_at_1) for point in points], dots=True)
+        for (name, points), colour in zip(history.by_task().items(), TASK_COLOURS, strict=False)
     ]
 
 

@@ -73,6 +73,13 @@ class History:
     events: tuple[dict[str, Any], ...] = ()
     damaged_lines: int = 0
 
+    def by_task(self) -> dict[str, list[EvaluationPoint]]:
+        """Return the evaluations of each task, by step."""
+        tasks: dict[str, list[EvaluationPoint]] = {}
+        for point in sorted(self.evaluations, key=lambda point: point.step):
+            tasks.setdefault(point.task, []).append(point)
+        return tasks
+
 
 class HistoryFollower:
     """A history that follows its event log."""

@@ -15,11 +15,9 @@ from ftis_node.dashboard.view.events import event_line, notable_events
 from ftis_node.dashboard.view.figures import (
     head_line,
     metric_lines,
-    pass_points,
-    pass_title,
+    pass_curve,
     plot_rows,
-    reward_points,
-    reward_title,
+    reward_curve,
 )
 from ftis_node.dashboard.view.health_answers import answer_lines, next_lines, worst_tone
 from ftis_node.dashboard.view.spans import Span, Tone, line
@@ -180,8 +178,8 @@ class MainScreen(Screen[None]):
         """Pass a snapshot to all widgets."""
         self.set_class(not snapshot.is_live, "-stopped")
         self.query_one(Overview).show(snapshot)
-        self.query_one("#reward", Plot).show(reward_title(snapshot), reward_points(snapshot), is_live=snapshot.is_live)
-        self.query_one("#pass", Plot).show(pass_title(snapshot), pass_points(snapshot), is_live=snapshot.is_live)
+        self.query_one("#reward", Plot).show(*reward_curve(snapshot), is_live=snapshot.is_live)
+        self.query_one("#pass", Plot).show(*pass_curve(snapshot), is_live=snapshot.is_live)
         self.query_one(MetricsPanel).show(snapshot)
         self.query_one(PeersTable).show(snapshot)
         self.query_one(EventLines).show(snapshot)

@@ -163,28 +163,21 @@ def _part(used_bytes: int, total_bytes: int) -> str:
     return f"{used_bytes / 1e9:.1f} of {total_bytes / 1e9:.1f} GB"
 
 
-def reward_points(snapshot: NodeSnapshot) -> Points:
-    return tuple((point.step, point.reward_mean) for point in snapshot.history.steps if point.reward_mean is not None)
+def reward_curve(snapshot: NodeSnapshot) -> tuple[str, Points]:
+    """Return a title and the mean reward of each step."""
+    steps = snapshot.history.steps
+    points = tuple((point.step, point.reward_mean) for point in steps if point.reward_mean is not None)
+    return f"reward of a step {points[-1][1]:.3f}" if points else "reward of a step", points
 
 
-def pass_points(snapshot: NodeSnapshot) -> Points:
-    """Return pass@1 of the task with the newest evaluation."""
+def pass_curve(snapshot: NodeSnapshot) -> tuple[str, Points]:
+    """Return a title and pass@1 of the task with the newest evaluation."""
     evaluations = snapshot.history.evaluations
-    task = evaluations[-1].task if evaluations else ""
-    return tuple((point.step, point.pass_at_1) for point in evaluations if point.task == task)
-
-
-def reward_title(snapshot: NodeSnapshot) -> str:
-    points = reward_points(snapshot)
-    return f"reward of a step {points[-1][1]:.3f}" if points else "reward of a step"
-
-
-def pass_title(snapshot: NodeSnapshot) -> str:
-    points = pass_points(snapshot)
-    if not points:
-        return "pass@1"
-    last = snapshot.history.evaluations[-1]
-    return f"pass@1 {last.pass_at_1:.3f} of {last.n} {printable(last.task)}"
+    if not evaluations:
+        return "pass@1", ()
+    last = evaluations[-1]
+    title = f"pass@1 {last.pass_at_1:.3f} of {last.n} {printable(last.task)}"
+    return title, tuple((point.step, point.pass_at_1) for point in evaluations if point.task == last.task)
 
 
 def plot_rows(points: Points, *, width: int, height: int) -> list[str]:
