@@ -120,6 +120,7 @@ def _event(event: dict[str, Any]) -> str:
 
 def _completion_row(completion: CompletionDetails) -> dict[str, Any]:
     row = dataclasses.asdict(completion)
+    del row["versions"]
     if not completion.token_ids:
         del row["token_ids"], row["logprobs"], row["lowest_logprob"]
         row["sender_tokens"] = row.pop("num_tokens")

@@ -114,6 +114,7 @@ class CompletionDetails:
     """One completion with the sampler's log-probs, in nats per token. `token_ids` is empty if it was sent as text.
 
     `text` is None without a tokenizer. `claimed_reward` is the sender's score, `reward` is this node's.
+    `versions` are the policy versions of the first and the last token, None if it was sent as text.
     """
 
     text: str | None
@@ -125,6 +126,7 @@ class CompletionDetails:
     mean_logprob: float
     lowest_logprob: float | None
     logprobs: list[float]
+    versions: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +174,7 @@ def read_group_history(home: Home, id_prefix: str) -> GroupHistory | None:
         temperature=group.sampling.temperature,
         prompt=_prompt(home, group),
         completions=tuple(
-            _completion(completion, reward, decoder)
+            read_completion(completion, reward, decoder)
             for completion, reward in zip(completions, summary.rewards, strict=True)
         ),
         texts_missing=decoder.missing if isinstance(group, Group) else "",
@@ -254,11 +256,14 @@ def _used_by_events(lines: Sequence[dict[str, Any]]) -> str:
     return f"taken by step {steps[-1]}" if steps else "unknown: the event trail does not say"
 
 
-def _completion(completion: Completion | TextCompletion, reward: float, decoder: Decoder) -> CompletionDetails:
+def read_completion(
+    completion: Completion | TextCompletion, reward: float, decoder: Decoder, *, with_special_tokens: bool = False
+) -> CompletionDetails:
+    """Return a stored completion for users, with this node's reward."""
     if isinstance(completion, Completion):
         ids = [int(token) for token in completion.token_ids]
         return CompletionDetails(
-            text=decoder.text(ids),
+            text=decoder.text(ids, with_special_tokens=with_special_tokens),
             token_ids=ids,
             num_tokens=len(ids),
             finish_reason=completion.finish_reason.value,
@@ -267,6 +272,7 @@ def _completion(completion: Completion | TextCompletion, reward: float, decoder:
             mean_logprob=float(completion.logprobs.mean(dtype="float64")),
             lowest_logprob=float(completion.logprobs.min()),
             logprobs=completion.logprobs.tolist(),
+            versions=(completion.policy_version, completion.policy_version_newest),
         )
     return CompletionDetails(
         text=completion.text,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.dashboard.view.events import event_line
@@ -18,9 +19,10 @@ from ftis_node.dashboard.view.spans import (
 from ftis_node.telemetry.terminal_text import clipped, date_time, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from ftis_node.dashboard.buffer_reader import CompletionDetail, GroupDetail
+    from ftis_node.dashboard.buffer_reader import GroupDetail
+    from ftis_node.replay.group_history import CompletionDetails
     from ftis_node.replay.reader import GroupSummary
 
 GROUP_COLUMNS = ("time", "id", "from", "problem", "reward", "state", "tokens")
@@ -73,11 +75,11 @@ def group_lines(group: GroupDetail, *, with_tokens: bool = False) -> list[Line]:
         line(Span(f"prompt, {len(group.prompt_ids)} tokens", Tone.FAINT)),
         *_block(group.prompt, group.prompt_ids),
     ]
-    for place, completion in enumerate(group.completions, start=1):
+    for place, (completion, pieces) in enumerate(zip(group.completions, group.pieces, strict=True), start=1):
         lines += [line(), _head(place, completion, summary.policy_version)]
         lines += _block(completion.text, completion.token_ids)
         if with_tokens and completion.logprobs:
-            lines.append(_token_line(completion))
+            lines.append(_token_line(pieces, completion.logprobs))
     return [*lines, line(), *history_lines(group.history)]
 
 
@@ -102,10 +104,10 @@ def use_line(summary: GroupSummary) -> Line:
     return labeled("used", Span(FATES.get(reason, f"no: {printable(reason)}"), Tone.WARN))
 
 
-def _head(place: int, completion: CompletionDetail, version: int) -> Line:
+def _head(place: int, completion: CompletionDetails, version: int) -> Line:
     """Return the values of a completion, with its policy versions if they differ from the group's."""
     tone = Tone.GOOD if completion.reward > 0 else Tone.PLAIN
-    least = f", least {min(completion.logprobs):.2f}" if completion.logprobs else ""
+    least = "" if completion.lowest_logprob is None else f", least {completion.lowest_logprob:.2f}"
     first, last = completion.versions or (version, version)
     versions = "" if first == last == version else f", version {first}" + ("" if first == last else f" to {last}")
     return line(
@@ -117,18 +119,17 @@ def _head(place: int, completion: CompletionDetail, version: int) -> Line:
     )
 
 
-def _block(text: str | None, token_ids: tuple[int, ...]) -> list[Line]:
+def _block(text: str | None, token_ids: Sequence[int]) -> list[Line]:
     if text is None:
         shown = " ".join(str(token) for token in token_ids[:MAX_SHOWN_TOKENS])
         return [line("  ", Span("ids ", Tone.FAINT), shown)]
     return [line("  ", row) for row in printable(text.rstrip("\n"), keep_newlines=True).split("\n")]
 
 
-def _token_line(completion: CompletionDetail) -> Line:
+def _token_line(pieces: Sequence[str], logprobs: Sequence[float]) -> Line:
     """Return every token with its log-prob; improbable tokens are highlighted."""
     spans: list[Span | str] = ["  "]
-    shown = zip(completion.pieces, completion.logprobs, strict=True)
-    for piece, logprob in list(shown)[:MAX_SHOWN_TOKENS]:
+    for piece, logprob in islice(zip(pieces, logprobs, strict=True), MAX_SHOWN_TOKENS):
         spans += [printable(piece), Span(f" {logprob:.2f}  ", Tone.WARN if logprob < RARE else Tone.FAINT)]
     return line(*spans)
 
