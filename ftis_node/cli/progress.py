@@ -18,7 +18,7 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rich.progress import Progress, Task, TaskID
+    from rich.progress import Task
 
     from ftis_node.telemetry.log import OnProgress
 
@@ -119,20 +119,20 @@ def _bar(work: ProgressState) -> Iterator[OnProgress]:
     )
     bar = bars.add_task(work.title, total=None, what=work.what)
     bars.start()
+
+    def draw(fraction: float | None, what: str) -> None:
+        work.update(fraction, what)
+        if not what:
+            bars.stop()
+            return
+        if not bars.live.is_started:
+            bars.start()
+        bars.update(bar, total=None if fraction is None else 1.0, completed=fraction or 0.0, what=what)
+
     try:
-        yield lambda fraction, what: _draw(bars, bar, work, fraction, what)
+        yield draw
     finally:
         bars.stop()
-
-
-def _draw(bars: Progress, bar: TaskID, work: ProgressState, fraction: float | None, what: str) -> None:
-    work.update(fraction, what)
-    if not what:
-        bars.stop()
-        return
-    if not bars.live.is_started:
-        bars.start()
-    bars.update(bar, total=None if fraction is None else 1.0, completed=fraction or 0.0, what=what)
 
 
 def _length(seconds: float) -> str:

@@ -82,15 +82,6 @@ def summarize_health(document: Document, *, now: float) -> HealthSummary:
     return HealthSummary(_contributing(document, now), _learning(document, now), healthy)
 
 
-def used_up(document: Document) -> dict[str, int]:
-    """Return the limits of the budgets that are used up, by name."""
-    return {
-        name: amount["limit"]
-        for name, amount in document.get("budget", {}).items()
-        if amount["limit"] is not None and amount["left"] == 0
-    }
-
-
 def _ended(document: Document) -> HealthAnswer:
     """Return how a node that is not running ended, and the command that resumes it."""
     node = document["node"]
@@ -98,7 +89,9 @@ def _ended(document: Document) -> HealthAnswer:
     match node.get("end"):
         case "finished":
             used = ", ".join(
-                f"{limit:,} of {limit:,} {BUDGET_UNITS[name]}" for name, limit in used_up(document).items()
+                f"{amount['limit']:,} of {amount['limit']:,} {BUDGET_UNITS[name]}"
+                for name, amount in document.get("budget", {}).items()
+                if amount["limit"] is not None and amount["left"] == 0
             )
             return HealthAnswer(AnswerWord.FINISHED, used or "all work is done", f"go on with {command}")
         case "stopped":

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
-from ftis_node.telemetry.secrets import SecretFreeFormatter, keep_variables_secret, redacted
+from ftis_node.telemetry.secrets import keep_variables_secret, redacted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -125,15 +125,15 @@ class CurrentStderr(logging.StreamHandler[TextIO]):
         return sys.stderr
 
 
-class TextFormatter(SecretFreeFormatter):
-    """Formatter of text lines with date and time zone. A `bare` record gives only its message."""
+class TextFormatter(logging.Formatter):
+    """Formatter of text lines with date and time zone, without secrets. A `bare` record gives only its message."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return redacted(record.getMessage()) if getattr(record, "bare", False) else super().format(record)
+        return redacted(record.getMessage() if getattr(record, "bare", False) else super().format(record))
 
 
-class JsonFormatter(SecretFreeFormatter):
-    """Formatter of JSON lines: {time, level, logger, message, fields}, and `error` with a traceback."""
+class JsonFormatter(logging.Formatter):
+    """Formatter of JSON lines without secrets: {time, level, logger, message, fields}, and `error` with a traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         document = {

@@ -8,7 +8,6 @@ pass through `redacted`. It removes each form of a secret, any access token of t
 from __future__ import annotations
 
 import base64
-import logging
 import os
 import re
 import stat
@@ -72,13 +71,6 @@ def redacted(text: str) -> str:
         if form in text:
             text = text.replace(form, HIDDEN)
     return TOKENS.sub(HIDDEN, text)
-
-
-class SecretFreeFormatter(logging.Formatter):
-    """Formatter that removes secrets from log lines and their tracebacks."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return redacted(super().format(record))
 
 
 def show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
