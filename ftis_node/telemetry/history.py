@@ -107,7 +107,10 @@ class HistoryFollower:
 
 
 class HistoryBuilder:
-    """Builder of a history from an event log's lines, in order."""
+    """Builder of a history from an event log's lines, in order.
+
+    `is_notable` selects names of events. The last events with these names are kept separately, however old.
+    """
 
     def __init__(
         self, *, num_last_events: int = DEFAULT_NUM_LAST_EVENTS, is_notable: Callable[[str], bool] | None = None
