@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from ftis_node.config.home import Home
     from ftis_node.models.tokenizer import Decoder
+    from ftis_node.records.group import Completion, TextCompletion
     from ftis_node.replay.group_history import CompletionDetails
     from ftis_node.replay.reader import GroupSummary
 
@@ -51,9 +52,10 @@ def read_group(home: Home, group_id: str, decoder: Decoder) -> GroupDetail | Non
         return None
     summary, envelope = found
     group = unpack_any(open_envelope(envelope).body)
+    stored: Sequence[Completion | TextCompletion] = group.completions
     completions = [
         read_completion(completion, reward, decoder, with_special_tokens=True)
-        for completion, reward in zip(group.completions, summary.rewards, strict=True)
+        for completion, reward in zip(stored, summary.rewards, strict=True)
     ]
     return GroupDetail(
         summary=summary,

@@ -126,7 +126,7 @@ class HistoryBuilder:
     def add(self, line: bytes) -> str | None:
         """Add one line; return the event's name, or None if the line is damaged."""
         head = read_head(line)
-        name = head and head.event
+        name = None if head is None else head.event
         try:
             if name == "step":
                 self._add_step(step_point(read_event(line)))
