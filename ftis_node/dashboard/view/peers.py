@@ -74,7 +74,7 @@ def peer_lines(row: Mapping[str, Any], *, now: float) -> list[Line]:
     model = f"{row.get('model') or 'model unknown'}{parameters}, {row.get('role') or 'role unknown'}{version}"
     seen = f"{ago(row['last_seen'], now)} ago" if row.get("last_seen") else "not since the node's start"
     lines = [
-        labeled("peer", printable(row["peer_id"])),
+        labeled("peer id", printable(row["peer_id"])),
         labeled("name", Span(printable(row.get("name") or "none given"), Tone.STRONG)),
         labeled("model", printable(model)),
         *([labeled("domain", printable(row["domain"]))] if row.get("domain") else []),
