@@ -1,16 +1,14 @@
-"""Application of the dashboard: the threads that read the node and its buffer, and the keys that open screens."""
+"""Application of the dashboard: the watcher's thread, and the keys that open screens."""
 
 from __future__ import annotations
 
 import threading
 from typing import TYPE_CHECKING, Any
 
-from textual.app import App
 from textual.events import InputEvent
 
-from ftis_node.dashboard.page import GroupOpened, GroupsListed, NodeSeen
+from ftis_node.dashboard.context import DashboardContext, NodeSeen
 from ftis_node.dashboard.screens.main import MainScreen
-from ftis_node.errors import FtisError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,14 +17,12 @@ if TYPE_CHECKING:
     from textual.screen import Screen
 
     from ftis_node.config.home import Home
-    from ftis_node.dashboard.snapshot import NodeSnapshot
     from ftis_node.dashboard.watcher import Watcher
-    from ftis_node.models.tokenizer import Decoder
 
 PERIOD_S = 1.0
 
 
-class DashboardApp(App[None]):
+class DashboardApp(DashboardContext):
     """Application that paints first and reads the node afterwards."""
 
     ENABLE_COMMAND_PALETTE = False
@@ -48,16 +44,12 @@ class DashboardApp(App[None]):
         `read_swarm` returns the document of `/swarm` and runs in the thread of its screen. `once` ends the application
         after the first paint.
         """
-        super().__init__()
+        super().__init__(home)
         self.theme = "ansi-dark"
-        self.is_leaving = False
-        self.snapshot: NodeSnapshot | None = None  # None before the first snapshot
-        self._home = home
         self._open_watcher = open_watcher
         self._read_swarm = read_swarm
         self._period_s = period_s
         self._once = once
-        self._decoder: Decoder | None = None
         self._is_over = threading.Event()
 
     def get_default_screen(self) -> Screen[None]:
@@ -97,46 +89,6 @@ class DashboardApp(App[None]):
         for screen in self.screen_stack:
             if screen.is_mounted and (show := getattr(screen, "show", None)) is not None:
                 show(message.snapshot)
-
-    def open_page(self, page: Screen[None]) -> None:
-        if not self.is_leaving:
-            self.push_screen(page)
-
-    def peer_names(self) -> dict[str, str]:
-        peers = () if self.snapshot is None else self.snapshot.peers
-        return {row["peer_id"]: str(row.get("name") or "") for row in peers}
-
-    def load_groups(self, asker: Screen[None], *, sender: str | None = None) -> None:
-        """Read the newest groups in a thread, then send `asker` a GroupsListed."""
-
-        def read() -> None:
-            import sqlite3
-
-            from ftis_node.dashboard.buffer_reader import list_groups
-
-            try:
-                asker.post_message(GroupsListed(list_groups(self._home, sender=sender)))
-            except (FtisError, sqlite3.Error) as error:
-                asker.post_message(GroupsListed([], str(error)))
-
-        self.run_worker(read, thread=True, group="buffer")
-
-    def load_group(self, asker: Screen[None], group_id: str) -> None:
-        """Read one group in a thread, then send `asker` a GroupOpened."""
-
-        def read() -> None:
-            import sqlite3
-
-            from ftis_node.dashboard.buffer_reader import read_group
-            from ftis_node.models.tokenizer import Decoder
-
-            self._decoder = self._decoder or Decoder(self._home)
-            try:
-                asker.post_message(GroupOpened(read_group(self._home, group_id, self._decoder)))
-            except (FtisError, sqlite3.Error) as error:
-                asker.post_message(GroupOpened(None, str(error)))
-
-        self.run_worker(read, thread=True, group="buffer")
 
     def action_show_groups(self) -> None:
         from ftis_node.dashboard.screens.groups import GroupsScreen

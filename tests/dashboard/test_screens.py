@@ -13,7 +13,7 @@ from textual.app import App
 from ftis_node.config.home import Home
 from ftis_node.dashboard import buffer_reader
 from ftis_node.dashboard.app import DashboardApp
-from ftis_node.dashboard.page import NodeSeen
+from ftis_node.dashboard.context import NodeSeen
 from ftis_node.dashboard.screens.groups import PeerScreen
 from ftis_node.dashboard.view.spans import Span
 from ftis_node.dashboard.widgets import RowsTable

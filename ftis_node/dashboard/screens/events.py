@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from textual import on
 from textual.widgets import Input
 
-from ftis_node.dashboard.page import TextPage
+from ftis_node.dashboard.context import TextPage
 from ftis_node.dashboard.view.events import event_line, notable_events
 from ftis_node.dashboard.view.spans import Span, Tone, line, text_of
 from ftis_node.dashboard.widgets import Scroller, SearchLine

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from textual import on
 from textual.widgets import DataTable
 
-from ftis_node.dashboard.page import Page, TextPage
+from ftis_node.dashboard.context import Page, TextPage
 from ftis_node.dashboard.view.groups import GROUP_COLUMNS, group_lines, group_row
 from ftis_node.dashboard.view.peers import ban_words, peer_lines
 from ftis_node.dashboard.view.spans import Span, Tone, line
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
 
     from ftis_node.dashboard.buffer_reader import GroupDetail
-    from ftis_node.dashboard.page import GroupOpened, GroupsListed
+    from ftis_node.dashboard.context import GroupOpened, GroupsListed
     from ftis_node.dashboard.snapshot import NodeSnapshot
 
 

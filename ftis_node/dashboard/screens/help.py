@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ftis_node.dashboard.page import TextPage
+from ftis_node.dashboard.context import TextPage
 from ftis_node.dashboard.snapshot import NodePhase
 from ftis_node.dashboard.view.health_answers import health_of, problem_text, problems
 from ftis_node.dashboard.view.spans import Line, Span, Tone, labeled, line

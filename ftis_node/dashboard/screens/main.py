@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
-    from ftis_node.dashboard.app import DashboardApp
+    from ftis_node.dashboard.context import DashboardContext
     from ftis_node.dashboard.snapshot import NodeSnapshot
     from ftis_node.dashboard.view.figures import Points
 
@@ -115,7 +115,7 @@ class Plot(Static):
 class MainScreen(Screen[None]):
     """Main screen: overview, curves, metrics, peers, events."""
 
-    app: DashboardApp
+    app: DashboardContext
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (WIDE, "-wide")]
     VERTICAL_BREAKPOINTS = [(0, "-low"), (TALL, "-tall")]
     DEFAULT_CSS = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from ftis_node.dashboard.page import SwarmRead, TextPage
+from ftis_node.dashboard.context import SwarmRead, TextPage
 from ftis_node.dashboard.view.spans import Span, Tone, line
 from ftis_node.errors import FtisError
 
