@@ -115,7 +115,7 @@ class Battle:
         self.honest = self._node(2, lambda *_: None)
         for node in (self.victim, self.honest):
             await node.start()
-        self.housekeeping = asyncio.ensure_future(self.victim.wiring.peers_loop().run())
+        self.housekeeping = asyncio.ensure_future(self.victim.wiring.peers_loop.run())
         for _ in range(WARM_UP):
             await self.honest_publishes()
             await asyncio.sleep(0.2)

@@ -128,13 +128,11 @@ POINTS: dict[Place, tuple[str, ...]] = {
         "node/loops/announcements.py:AnnouncementHandler.refuse_of",
         "node/loops/intake.py:IntakeLoop.submit",
         "node/loops/pull.py:PullLoop._request_from_others",
-        "node/loops/pull_slots.py:PullSlots._is_proven",
         "node/loops/pull_slots.py:PullSlots._has_slot_for",
         "node/loops/pull.py:PullLoop._note_failed",
         "node/loops/pull.py:PullLoop._note_outcome",
         "node/loops/pull.py:PullLoop._note_useless",
         "node/loops/pull.py:PullLoop._pull",
-        "node/loops/pull.py:PullLoop._pull_now",
         "node/loops/pull.py:PullLoop._settle",
         "node/loops/pull.py:PullLoop._spend_the_rest",
         "node/loops/pull.py:_is_useless",
@@ -156,7 +154,6 @@ POINTS: dict[Place, tuple[str, ...]] = {
         "gossip/services.py:Services._weights",
         "gossip/streams.py:StreamServer._send_items",
         "gossip/streams.py:StreamServer._serve_peer",
-        "node/peers/manager.py:PeerManager.is_known",
         "node/peers/serve.py:reencode_as_text",
         "node/peers/serve.py:PeerRequestHandler._find",
         "node/peers/serve.py:PeerRequestHandler._encode_as_text",
@@ -186,7 +183,6 @@ GENERATORS = (
     "node/loops/weight_download.py:VersionStore.put",
 )
 LEARNERS = (
-    "node/loops/weight_offer.py:OfferLoop._note_begin",
     "node/loops/weight_offer.py:OfferLoop.give",
     "node/loops/weight_offer.py:OfferLoop.give>open_weights_request",
 )
@@ -194,7 +190,6 @@ EXCEPTIONS: dict[str, str] = {
     "*.__init__": "a maker's own arguments",
     "gossip/interface.py:*": "a protocol without code",
     "node/protocols.py:Null*": "does nothing",
-    "node/loops/directory.py:BackfillSource.*": "a protocol without code",
     "gossip/loopback.py:*": "the twin for tests and experiments, where nobody is a stranger",
     "gossip/services.py:PeerCalls._check_*": "what this node is about to say itself",
     "gossip/p2pd/client.py:P2pdClient._call": "p2pd's own answer",
@@ -240,7 +235,6 @@ EXCEPTIONS: dict[str, str] = {
     "node/peers/registry.py:*": "counts by peer id; its callers are points",
     "node/peers/serve.py:Announcer.*": "this node's own groups",
     "node/peers/serve.py:Confirmations.*": "counts by peer id: its callers are points",
-    "node/loops/generate.py:*": "this node's own groups",
     "node/startup/recovery.py:*": "this node's own files",
     "node/startup/bootstrap.py:BootstrapApi.*": "a request of this machine's users: aiohttp answers an error",
     "node/startup/bootstrap.py:show_nothing": "a request of this machine's users: aiohttp answers an error",
@@ -249,7 +243,6 @@ EXCEPTIONS: dict[str, str] = {
     "node/http_api/connection_limits.py:*": "a connection to an HTTP port: closed and counted, no peer is known there",
     "node/storage/identity_backup.py:*": "the operator's file",
     "node/loops/intake.py:IntakeLoop._admit": "groups of several peers; after an error each alone, in `_admit_one`",
-    "node/startup/shared.py:*": "this node's settings",
     "node/startup/wiring.py:*": "makes loops: a queue of this node's own groups",
     "node/peers/manager.py:PeerManager.*ban*": "a peer id alone, which is bounded where it is read",
     "node/peers/manager.py:PeerManager.*is_new_peer": "a peer id alone, which is bounded where it is read",
@@ -267,7 +260,7 @@ EXCEPTIONS: dict[str, str] = {
     "node/training/evaluation.py:make_tracking": "this node's own report",
     "node/loops/train.py:TrainLoop._train_in_turn": "groups of several peers; each is guarded in `StepPeers`",
     "node/loops/train.py:TrainLoop._train": "groups of several peers; each is guarded in `StepPeers`",
-    "node/training/step_selection.py:write_taken": "ids and numbers of groups that are stored",
+    "node/training/step_gate.py:write_taken": "ids and numbers of groups that are stored",
     "validation/*rules.py:*": "a part of `judge`",
 }
 """Patterns of points where nothing is injected, and why nothing of a peer can raise there alone."""

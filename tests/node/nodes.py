@@ -118,7 +118,6 @@ def components(
             scorer=scorer,
             new_peers_scorer=scorer,
             generation=generation,
-            evaluated=generation,
             learner=NullLearner(0),
             gossip=gossip,
             buffer=buffer,

@@ -124,7 +124,6 @@ class ProcessNodeFactory:
 
     @property
     def listen_addresses(self) -> tuple[ListenAddress, ...]:
-        """Return the addresses on which the network will listen."""
         return self._network.listen_addresses
 
     def arrange(self, settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> WorkerPlacement:

@@ -68,7 +68,7 @@ def _fill(made: World) -> None:
     made.parts.buffer.admit_many(accepted)
     path = made.home.root / "weights.bin"
     path.write_bytes(FILE)
-    loop = made.wiring.offer_loop()
+    loop = made.wiring.offer_loop
     offered = offer_of(FILE)
     loop._newest = OfferedVersion(offered, seal_offer(offered, OWN), path, hash_chunks(chunks_of(FILE)))
     loop._held[1], loop._requested_at[1] = loop._newest, 0.0

@@ -62,7 +62,7 @@ async def chain(items: Sequence[Item]) -> None:
         await _serve(made)
         groups = made.parts.buffer.take(1, own=0, foreign=len(items), **rule)[0]
         loop = made.wiring.train_loop(made.wiring.step_gate(), last_step=None)
-        batch = loop._peers.batch(groups)
+        batch = loop.peers.batch(groups)
         assert len(batch) == len(groups)
         assert not any(group.own for group in batch), "no group of a peer is own"
         if batch:

@@ -134,7 +134,7 @@ async def test_each_group_of_a_batch_counts_in_the_rate_limit(tmp_path: Path) ->
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice:
         ear = alice.wiring.announcements
-        ear._announce_limiter = AnnounceRateLimiter(max_per_minute=3)
+        ear._limiter = AnnounceRateLimiter(max_per_minute=3)
         (batch,) = join_announcements([announced(number) for number in range(1, 8)])
         ear._take(GossipMessage(PEER, batch.to_bytes()))
         assert len(ear.queue) == 3

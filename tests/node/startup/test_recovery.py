@@ -23,7 +23,7 @@ from ftis_node.node.protocols import NullLearner
 from ftis_node.node.startup import migrations as upgrade
 from ftis_node.node.startup.recovery import log_unknown_steps, release_damaged, rescue_files
 from ftis_node.node.startup.run_plan import plan_run
-from ftis_node.node.training.step_selection import write_taken
+from ftis_node.node.training.step_gate import write_taken
 from ftis_node.records.identity import Identity
 from ftis_node.replay import integrity
 from ftis_node.replay.buffer import ReplayBuffer
