@@ -3,8 +3,8 @@
     a task that is not awaited, a callback, a timer --> the loop's exception handler --+
     a thread                                        --> threading.excepthook ----------+--> on_fault(where, error)
 
-An error is a fault if it passed through our code, or if `report` reports it: a part of the process has stopped, and no
-other part notices. Libraries have separate tasks and threads. Those of hivemind serve unknown peers, which must not be
+An error is a fault if it passed through our code, or if `report` reports it. A part of the process has stopped then,
+and no other part notices. Libraries have separate tasks and threads. Those of hivemind serve unknown peers, which must not be
 able to end a node. So errors within libraries are only logged, once for each kind. Other checks detect the loss of such
 a task: p2pd's connection, heartbeats, time limits.
 """

@@ -1,7 +1,7 @@
 """Logging of daemon and workers: text or JSON lines, and a rate limit for repeated faults; progress of long work.
 
 A record may have two extra attributes: `fields` holds values by name for the JSON form, `bare` marks text without time
-and level. Standard files may be closed, on a full disk, or a pipe without a reader: a line that cannot be written is
+and level. Standard files may be closed, on a full disk, or a pipe without a reader. A line that cannot be written is
 dropped, and the node continues.
 """
 

@@ -1,8 +1,8 @@
 """Secret files, and redaction: the removal of secrets from all text that this process writes.
 
 Code that reads a secret registers it with `keep_secret`. Log lines, tracebacks of the command line, events and statuses
-pass through `redacted`. It removes each form of a secret, any access token of the Hugging Face Hub and of an
-`Authorization` header, and user and password in a URL.
+pass through `redacted`. It removes each form of a secret, and user and password in a URL. It removes any
+access token of the Hugging Face Hub and of an `Authorization` header.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ def metrics_table() -> str:
 
 
 def with_table(page: str) -> str:
-    """Return the page with the table of the code in place of its own, which ends at the first empty line."""
+    """Return the page with the table of the code in place of the former one, which ends at the first empty line."""
     before, _, rest = page.partition(HEAD)
     after = rest.partition("\n\n")[2]
     return f"{before}{metrics_table()}\n{after}"
