@@ -131,7 +131,7 @@ proto: $(STAMP)
 
 ## make docs           the reference pages that are made from the code
 docs: $(STAMP)
-	$(BIN)/python -m ftis_node.config.reference > docs/reference/configuration.md
+	$(BIN)/python -m tests.documented.configuration > docs/reference/configuration.md
 	$(BIN)/python -m tests.documented.metrics
 	$(BIN)/python -m tests.documented.cli_reference > docs/reference/cli.md
 

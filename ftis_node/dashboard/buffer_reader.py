@@ -6,8 +6,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ftis_node.records.codec import unpack_any
 from ftis_node.records.envelope import open_envelope
-from ftis_node.records.text_codec import unpack_any
 from ftis_node.replay.group_history import group_events, read_completion
 from ftis_node.replay.reader import ReplayReader
 

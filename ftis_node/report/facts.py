@@ -15,9 +15,9 @@ from ftis_node.config.home_files import last_settings
 from ftis_node.errors import ConfigError
 from ftis_node.files import read_text
 from ftis_node.models.tokenizer import Decoder
+from ftis_node.records.codec import unpack_any
 from ftis_node.records.envelope import open_envelope
 from ftis_node.records.group import Completion
-from ftis_node.records.text_codec import unpack_any
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.report.formatting import clean, short_id
 from ftis_node.report.timeline import TimelineBuilder, TimelineEntry

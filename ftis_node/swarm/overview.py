@@ -27,7 +27,6 @@ NAME_WIDTH, MODEL_WIDTH, ID_LENGTH, MAX_MATRIX = 16, 20, 8, 12
 
 
 def render_views(views: Sequence[SwarmView]) -> list[str]:
-    """Return the lines of all runs."""
     if not views:
         return ["no run is known yet"]
     return [line for place, view in enumerate(views) for line in ([""] if place else []) + render_view(view)]
@@ -125,7 +124,6 @@ class RunSummary(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, manifest: RunManifest) -> RunSummary:
-        """Return the summary of a manifest."""
         return cls(manifest.run_id, manifest.name, manifest.task, manifest.method.name)
 
 
@@ -167,7 +165,6 @@ class SwarmView(msgspec.Struct, frozen=True):
     num_omitted: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
         document: dict[str, Any] = msgspec.to_builtins(self)
         return document
 

@@ -4,9 +4,9 @@
     a thread                                        --> threading.excepthook ----------+--> on_fault(where, error)
 
 An error is a fault if it passed through our code, or if `report` reports it. A part of the process has stopped then,
-and no other part notices. Libraries have separate tasks and threads. Those of hivemind serve unknown peers, which must not be
-able to end a node. So errors within libraries are only logged, once for each kind. Other checks detect the loss of such
-a task: p2pd's connection, heartbeats, time limits.
+and no other part notices. Libraries have separate tasks and threads. Those of hivemind serve unknown peers, which must
+not be able to end a node. So errors within libraries are only logged, once for each kind. Other checks detect the loss
+of such a task: p2pd's connection, heartbeats, time limits.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from ftis_node.config.reference import render_reference as configuration
 from ftis_node.documentation import NAMED, as_links, find_pages, sections
 from tests.documented import cli_reference
+from tests.documented.configuration import render_reference as configuration
 from tests.documented.metrics import metrics_table
 from tests.documented.pages import PAGES, ROOT
 

@@ -25,7 +25,7 @@ from ftis_node.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ftis_node.doctor.table import CheckResult
+    from ftis_node.doctor.check_result import CheckResult
 
 # same as in doctor/doctor.py
 CHECKS = ("python", "gpu", "ram", "disk", "limits", "engine", "port", "route", "peer", "model")
