@@ -112,6 +112,7 @@ class CompletionDetails:
     """One completion with the sampler's log-probs, in nats per token. `token_ids` is empty if it was sent as text.
 
     `text` is None without a tokenizer. `claimed_reward` is the sender's score, `reward` is this node's.
+    `versions` are the policy versions of the first and the last token, None if it was sent as text.
     """
 
     text: str | None
@@ -123,6 +124,7 @@ class CompletionDetails:
     mean_logprob: float
     lowest_logprob: float | None
     logprobs: list[float]
+    versions: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +169,7 @@ def read_group_history(home: Home, id_prefix: str) -> GroupHistory | None:
         temperature=group.sampling.temperature,
         prompt=_prompt(home, group),
         completions=tuple(
-            _completion(completion, reward, decoder)
+            read_completion(completion, reward, decoder)
             for completion, reward in zip(completions, summary.rewards, strict=True)
         ),
         texts_missing=decoder.missing if isinstance(group, Group) else "",
@@ -233,12 +235,16 @@ def _used(summary: GroupSummary) -> str:
     return f"not used: {summary.reason}"
 
 
-def _completion(completion: Completion | TextCompletion, reward: float, decoder: Decoder) -> CompletionDetails:
-    ids, logprobs = [], []
+def read_completion(
+    completion: Completion | TextCompletion, reward: float, decoder: Decoder, *, with_special_tokens: bool = False
+) -> CompletionDetails:
+    """Return a stored completion for users, with this node's reward."""
+    ids, logprobs, versions = [], [], None
     if isinstance(completion, Completion):
         ids, logprobs = completion.token_ids.tolist(), completion.logprobs.tolist()
-        text, num_tokens = decoder.text(ids), len(ids)
+        text, num_tokens = decoder.text(ids, with_special_tokens=with_special_tokens), len(ids)
         mean_logprob = float(completion.logprobs.mean(dtype="float64"))
+        versions = (completion.policy_version, completion.policy_version_newest)
     else:
         text, num_tokens, mean_logprob = completion.text, completion.num_tokens, completion.mean_logprob
     return CompletionDetails(
@@ -251,6 +257,7 @@ def _completion(completion: Completion | TextCompletion, reward: float, decoder:
         mean_logprob=mean_logprob,
         lowest_logprob=min(logprobs, default=None),
         logprobs=logprobs,
+        versions=versions,
     )
 
 

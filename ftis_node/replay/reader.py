@@ -51,6 +51,10 @@ class GroupSummary:
     num_tokens: int
     rewards: list[float]
 
+    @property
+    def reward_mean(self) -> float:
+        return sum(self.rewards) / len(self.rewards) if self.rewards else 0.0
+
 
 SUMMARY_COLUMNS = ", ".join(GroupSummary.__slots__)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ftis_node.telemetry.health_summary import duration
-from ftis_node.telemetry.terminal_text import cells, clipped
+from ftis_node.telemetry.terminal_text import clipped, columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -36,7 +36,7 @@ def render_view(view: SwarmView) -> list[str]:
     """Return the lines of one run: its peers, then the matrix of learners and senders."""
     lines = [_title(view)]
     if view.peers:
-        lines += _table([HEADER, *(_cells(row, view.taken_at) for row in view.peers)], num_left=NUM_LEFT)
+        lines += columns(HEADER, [_cells(row, view.taken_at) for row in view.peers], num_left=NUM_LEFT)
         lines += ["", *_matrix(view)]
     if view.num_omitted:
         lines.append(f"{view.num_omitted} more peers are not shown")
@@ -98,11 +98,12 @@ def _matrix(view: SwarmView) -> list[str]:
     if not learners:
         return ["who learns from whom: no peer has published a step yet"]
     senders = list(view.peers[:MAX_MATRIX])
-    table = [("", *(_label(row) for row in senders), "others")]
+    header, table = ("", *map(_label, senders), "others"), []
     for row in learners:
         shares = [row.learns_from.get(sender.peer_id, 0.0) for sender in senders]
         table.append((_label(row), *map(_percent, shares), _percent(max(0.0, 1.0 - sum(shares)))))
-    return ["who learns from whom (share of the groups of a peer's last steps, by sender):", *_table(table, num_left=1)]
+    title = "who learns from whom (share of the groups of a peer's last steps, by sender):"
+    return [title, *columns(header, table, num_left=1)]
 
 
 def _label(row: SwarmRow) -> str:
@@ -111,18 +112,6 @@ def _label(row: SwarmRow) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %" if share >= 0.005 else "-"
-
-
-def _table(rows: Sequence[Sequence[str]], *, num_left: int) -> list[str]:
-    """Return aligned lines: the first `num_left` columns aligned left, the others right."""
-    widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        gaps = [" " * (width - cells(text)) for text, width in zip(row, widths, strict=True)]
-        left = [text + gap for text, gap in zip(row[:num_left], gaps, strict=False)]
-        right = [gap + text for text, gap in zip(row[num_left:], gaps[num_left:], strict=True)]
-        lines.append("  ".join([*left, *right]).rstrip())
-    return lines
 
 
 class RunSummary(msgspec.Struct, frozen=True):
