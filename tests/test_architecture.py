@@ -196,7 +196,6 @@ SHARED_FILE_NAMES = {
     "messages": "messages between two parts",
     "peers": "peers: the command, the screen",
     "process": "one child process",
-    "reference": "generators of the reference pages",
     "registry": "entries by name",
     "report": "a report: of a step, a trial, a run",
     "settings": "settings of a package's own",
