@@ -17,7 +17,7 @@ from ftis_node.files import read_text
 from ftis_node.models.tokenizer import Decoder
 from ftis_node.records.codec import unpack_any
 from ftis_node.records.envelope import open_envelope
-from ftis_node.records.group import Completion
+from ftis_node.replay.group_history import read_completion
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.report.formatting import clean, short_id
 from ftis_node.report.timeline import TimelineBuilder, TimelineEntry
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ftis_node.config.home import Home
-    from ftis_node.records.group import TextCompletion
+    from ftis_node.records.group import Completion, TextCompletion
     from ftis_node.replay.reader import GroupSummary
     from ftis_node.telemetry.log import OnProgress
     from ftis_node.telemetry.status import Status
@@ -188,13 +188,9 @@ def _sample(reader: ReplayReader, title: str, summary: GroupSummary, decoder: De
 
 
 def _shown(completion: Completion | TextCompletion, reward: float, decoder: Decoder) -> SampleCompletion:
-    if isinstance(completion, Completion):
-        ids = completion.token_ids.tolist()
-        decoded, num_tokens = decoder.text(ids), len(ids)
-        text = "token ids " + " ".join(map(str, ids)) if decoded is None else decoded
-    else:
-        text, num_tokens = completion.text, completion.num_tokens
-    return SampleCompletion(1, clean(text.strip(), limit=MAX_TEXT), reward, num_tokens, str(completion.finish_reason))
+    read = read_completion(completion, reward, decoder)
+    text = f"token ids {' '.join(map(str, read.token_ids))}" if read.text is None else read.text
+    return SampleCompletion(1, clean(text.strip(), limit=MAX_TEXT), reward, read.num_tokens, read.finish_reason)
 
 
 @dataclass(frozen=True, slots=True)
