@@ -131,9 +131,9 @@ class HistoryBuilder:
             if name == "step":
                 self._add_step(step_point(read_event(line)))
             elif name == "eval":
-                point = evaluation_point(read_event(line))
+                point = msgspec.convert(read_event(line), EvaluationPoint)
                 self._evaluations[point.step, point.task] = point
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, msgspec.ValidationError):
             name = None
         if name is None:
             self._damaged_lines += 1
@@ -225,17 +225,6 @@ def step_point(event: dict[str, Any]) -> StepPoint:
         "problem": event.get("refused") or event.get("skipped"),
     }
     return StepPoint(**figures)
-
-
-def evaluation_point(event: dict[str, Any]) -> EvaluationPoint:
-    """Return an `eval` event as a point. Raise KeyError, TypeError or ValueError if it is none."""
-    return EvaluationPoint(
-        time=float(event["time"]),
-        step=int(event["step"]),
-        task=str(event["task"]),
-        pass_at_1=float(event["pass_at_1"]),
-        n=int(event["n"]),
-    )
 
 
 def slices(items: Sequence[T], num: int) -> list[Sequence[T]]:
