@@ -1,4 +1,4 @@
-"""Slots of the pull loop: they limit the pulls in flight, in total and per peer."""
+"""Slots of the pull and backfill loops: they limit the requests in flight, in total and per peer."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import asyncio
 import time
 from collections import Counter
 from contextlib import asynccontextmanager
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from ftis_node.node.supervision.task_monitor import waiting_for
-from ftis_node.swarm.peer_guard import PeerBackoff, Place
+from ftis_node.swarm.peer_guard import MAX_PEERS, PeerBackoff, Place
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from ftis_node.swarm.peer_guard import PeerGuard
 
 FAILED_REST_S = 5.0
+QUICK_S = 1.0  # time limit of a query to a peer that is not known to be slow
+SLOW_S = 5.0  # to a slow one
 
 
 class HeldBytes:
@@ -104,3 +107,61 @@ class PullSlots:
 
     def _is_proven(self, peer_id: str) -> bool:
         return self._registry.has_sent_groups(peer_id)
+
+
+class Pace(StrEnum):
+    """How long a peer needs to answer a query."""
+
+    UNKNOWN = "unknown"
+    QUICK = "quick"
+    SLOW = "slow"
+
+
+class QuerySlots:
+    """Concurrency limiter for queries, with `num_slots` slots for peers of each pace. For one event loop.
+
+    A peer is slow if its last query took `QUICK_S` or longer. A query to a peer that is not known to be slow ends after
+    that time. So slow and absent peers delay only one another, and a new peer delays others by that time at most.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self._num_slots = num_slots
+        self._free = {pace: asyncio.Semaphore(num_slots) for pace in Pace}
+        self._paces: dict[str, Pace] = {}  # by time of the last query, oldest first
+
+    def pace_of(self, peer_id: str) -> Pace:
+        """Return the peer's pace at its last query."""
+        return self._paces.get(peer_id, Pace.UNKNOWN)
+
+    @staticmethod
+    def limit_s(pace: Pace) -> float:
+        """Return the time limit in seconds of a query to a peer of this pace."""
+        return SLOW_S if pace is Pace.SLOW else QUICK_S
+
+    def takes_turn(self, busy: dict[str, Pace], peer_id: str) -> bool:
+        """Add a peer to the `busy` ones; return False if it is one, or if there are `num_slots` of its pace."""
+        pace = self.pace_of(peer_id)
+        if peer_id in busy or sum(one is pace for one in busy.values()) >= self._num_slots:
+            return False
+        busy[peer_id] = pace
+        return True
+
+    @asynccontextmanager
+    async def of(self, peer_id: str) -> AsyncIterator[float]:
+        """Hold a slot while the block runs. Yield the time limit of the query in seconds."""
+        pace = self.pace_of(peer_id)
+        with waiting_for("a query under way to end"):  # each query has a time limit
+            await self._free[pace].acquire()
+        try:
+            yield self.limit_s(pace)
+        finally:
+            self._free[pace].release()
+
+    def note(self, peer_id: str, *, took_s: float, is_answered: bool) -> Pace:
+        """Note the duration of a query, and return the peer's pace from now on."""
+        self._paces.pop(peer_id, None)
+        if took_s >= QUICK_S or is_answered:  # a request that fails at once does not show the pace
+            self._paces[peer_id] = Pace.SLOW if took_s >= QUICK_S else Pace.QUICK
+        if len(self._paces) > MAX_PEERS:
+            del self._paces[next(iter(self._paces))]
+        return self.pace_of(peer_id)
