@@ -7,7 +7,7 @@ Only a peer that received the body can confirm a delivery. Every member sees the
 confirmation alone proves nothing. A query verifies each confirmation from another peer before it counts.
 
 A sender repeats an announcement if a confirmation was lost or if the sender restarted. All groups of one sender are
-then confirmed in one call. Senders take turns, so an unresponsive one delays the others by one call.
+then confirmed in one call. Senders take turns.
 """
 
 from __future__ import annotations
@@ -15,8 +15,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 from math import inf
+from typing import TYPE_CHECKING
 
 from ftis_node.backoff import ExponentialBackoff
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MAX_SENT_BODIES = 1 << 14
 MAX_UNVERIFIED = 256
@@ -164,7 +168,7 @@ class ReconfirmQueue:
             del self._due[next(iter(self._due))]
         return is_added
 
-    def take(self) -> tuple[str, list[bytes]] | None:
-        """Return the next sender and its groups, None if the queue is empty."""
-        sender = next(iter(self._due), None)
+    def take(self, may_send: Callable[[str], bool] = lambda _: True) -> tuple[str, list[bytes]] | None:
+        """Return the next sender for which `may_send` is true, and its groups; None if there is none."""
+        sender = next(filter(may_send, self._due), None)
         return None if sender is None else (sender, list(self._due.pop(sender)))
