@@ -79,6 +79,7 @@ class LearnerClient(WorkerClient):
         restart_policy: RestartPolicy | None = None,
         environment: Mapping[str, str] | None = None,
         on_event: Callable[[CheckpointEvent | HostsConnected], None] | None = None,
+        on_slow_stop: Callable[[], object] | None = None,
         preloading: PreloadingProcess | None = None,
         worker_module: str = MODULE,
     ) -> None:
@@ -99,6 +100,7 @@ class LearnerClient(WorkerClient):
                 restart_policy=restart_policy,
                 on_started=self._ask_state,
                 on_event=on_event,
+                on_slow_stop=on_slow_stop,
             )
         )
         self._state: LearnerState | None = None

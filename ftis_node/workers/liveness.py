@@ -205,21 +205,27 @@ class LivenessVerdict(StrEnum):
 
 @dataclass(slots=True)
 class Liveness:
-    """The failure detector of one worker process. With `max_stalled_ticks` None a request may take any time."""
+    """The failure detector of one worker process. With `max_stalled_ticks` None a request may take any time.
+
+    `longest_ticks` is the longest time from one progress of a request to the next, without those still in progress.
+    """
 
     max_silent_ticks: int
     max_stalled_ticks: int | None = None
     num_silent_ticks: int = 0
     num_stalled_ticks: int = 0
     last_progress: int = -1
+    longest_ticks: int = 0
     is_busy: bool = False
 
     def beat(self, heartbeat: Heartbeat) -> None:
         """Record a heartbeat."""
         self.num_silent_ticks = 0
-        self.is_busy = heartbeat.num_in_flight > 0
         if heartbeat.progress > self.last_progress:  # the start of a request is progress, too
+            if self.is_busy:  # at the heartbeat before: time without a request does not count
+                self.longest_ticks = max(self.longest_ticks, self.num_stalled_ticks)
             self.num_stalled_ticks = 0
+        self.is_busy = heartbeat.num_in_flight > 0
         self.last_progress = heartbeat.progress
 
     def tick(self) -> LivenessVerdict:

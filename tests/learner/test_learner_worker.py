@@ -178,6 +178,29 @@ async def test_stopped_on_a_slow_disk_it_saves_the_newest_step(model_folder, tmp
     assert is_complete(tmp_path / "home" / "checkpoints" / "step-00000001")
 
 
+async def test_stopped_in_a_slow_micro_batch_it_saves_the_steps_before(model_folder, tmp_path):
+    """Each pass takes longer than the grace, and reports nothing meanwhile."""
+    client = LearnerClient(
+        make_boot(model_folder, tmp_path / "home", checkpoint_every_steps=1000),
+        sockets_dir=tmp_path / "s",
+        log_path=tmp_path / "learner.log",
+        timing=Timing(stop_grace_s=1.0, save_limit_s=120.0),
+        environment={"SLOW_PASS_S": "5", "PYTHONPATH": str(Path(__file__).parents[2])},
+        worker_module="tests.node.slow_save",
+    )
+    try:
+        await client.start()
+        await client.train(random_groups(seed=1, **SMALL), step=1)
+        train = asyncio.create_task(client.train(random_groups(seed=2, **SMALL), step=2))
+        await asyncio.sleep(2.0)
+        assert not train.done()
+    finally:
+        await client.stop()
+    with pytest.raises(WorkerDiedError, match="was stopped"):
+        await train
+    assert is_complete(tmp_path / "home" / "checkpoints" / "step-00000001")
+
+
 async def test_a_death_between_two_steps_is_told_at_the_next_one(model_folder, tmp_path):
     """Without a checkpoint the step before is lost with the worker, and the caller must ask where it stands."""
     boot = make_boot(model_folder, tmp_path / "home", checkpoint_every_steps=10)

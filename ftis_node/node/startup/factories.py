@@ -193,6 +193,7 @@ class ProcessNodeFactory:
             timing=learner_timing(of.settings.learner),
             environment=visible_gpus(of.arrangement.learner_gpus),
             on_event=lambda event: _report_learner_event(of.events, event),
+            on_slow_stop=lambda: delay_forced_end("the learner's computation in progress"),
             preloading=self._preloading,
         )
 
@@ -304,7 +305,7 @@ def learner_timing(settings: LearnerSection) -> Timing:
 
 def _report_learner_event(events: EventLog, event: CheckpointEvent | HostsConnected) -> None:
     if isinstance(event, CheckpointInProgress):
-        delay_forced_end(f"the checkpoint of step {event.step}")
+        delay_forced_end(f"the checkpoint of step {event.step}, which is being written")
         return
     if isinstance(event, HostsConnected):
         if event.num_connected < event.num_hosts:
