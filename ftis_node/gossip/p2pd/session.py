@@ -54,7 +54,7 @@ EXIT_GRACE_S = 0.2  # p2pd closes its sockets shortly before it exits
 
 
 def prepare_sockets(folder: Path) -> None:
-    """Create the folder, readable by its owner only, and remove_socket files that a killed process left.
+    """Create the folder, readable by its owner only, and remove files that a killed process left.
 
     Raises UsageError if its path is too long, it cannot be created, or it belongs to another user.
     """
@@ -68,7 +68,7 @@ def prepare_sockets(folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-            raise UsageError(f"{folder} must be a folder of this user's: remove_socket it, or choose another")
+            raise UsageError(f"{folder} must be a folder of this user's: remove it, or choose another")
         folder.chmod(0o700)
         clear_sockets(folder)
     except OSError as error:
