@@ -21,10 +21,15 @@ def read_document(home: Home, path: str, *, timeout_s: float = TIMEOUT_S) -> Any
 
     For a node that is stopped or still starting, it returns the last documents in the home.
     """
-    if url := home.running_url():
-        return _get(url, path, timeout_s)
-    is_starting = home.is_held()
-    if is_starting and not home.status.exists():
+    url = home.running_url()
+    if url is not None:
+        try:
+            return _get(url, path, timeout_s)
+        except FtisError:
+            if not _has_ended(home):
+                raise
+    is_held = home.is_held()
+    if is_held and not home.status.exists():
         return _as_starting("{}") if path == "/status" else []
     if not home.status.exists():
         raise ConfigError(f"no node has run in {home.root}: give its home with --home")
@@ -32,7 +37,20 @@ def read_document(home: Home, path: str, *, timeout_s: float = TIMEOUT_S) -> Any
     peers, swarm = saved.pop("peers", []), saved.pop("swarm_view", [])
     if path != "/status":
         return swarm if path == "/swarm" else peers
-    return _as_starting(json.dumps(saved)) if is_starting else _as_stopped(saved, home)
+    if is_held:
+        return _as_starting(json.dumps(saved)) if url is None else _as_stopping(saved)
+    return _as_stopped(saved, home)
+
+
+def _has_ended(home: Home) -> bool:
+    """Return whether the node that closed its port has ended, or has saved its last status and is about to end."""
+    if not home.is_held():
+        return True
+    try:
+        node = read_object(home.status).get("node")
+    except (OSError, FileError):
+        return False
+    return isinstance(node, dict) and bool(node.get("end"))
 
 
 def _get(url: str, path: str, timeout_s: float) -> Any:
@@ -88,6 +106,13 @@ def _as_starting(saved: str) -> dict[str, Any]:
     from ftis_node.telemetry.status import Status, starting
 
     document: dict[str, Any] = json.loads(starting(Status.from_json(saved.encode())).to_json())
+    return document
+
+
+def _as_stopping(saved: dict[str, Any]) -> dict[str, Any]:
+    from ftis_node.telemetry.status import Status, stopping
+
+    document: dict[str, Any] = json.loads(stopping(Status.from_json(json.dumps(saved).encode())).to_json())
     return document
 
 

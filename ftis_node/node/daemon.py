@@ -65,11 +65,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import FtisError
+from ftis_node.node.supervision.background import stop_waits_for
 from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.telemetry.faults import watched_task
 from ftis_node.telemetry.status import EndWord
 
 if TYPE_CHECKING:
@@ -84,6 +86,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LINGER_POLL_S = 0.2
+LEARNER = "learner worker"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +113,14 @@ async def run_loops(
 
     `observed` serves the status from now on.
     """
-    settings = node.context.settings
+    settings, stop = node.context.settings, _Stop()
     loops = {name: _without_end(name, loop) for name, loop in work.loops.items()} | {
         "generation worker": node.generation.run(),
-        "learner worker": node.learner.run(),
+        LEARNER: node.learner.run(),
         "network": _ended_by(node.gossip.close),
         "scorer": _ended_by(node.scorer.close),
         "scorer of new peers' groups": _ended_by(node.new_peers_scorer.close),
+        "stop": _ended_by(stop.begin),
     }
     if observed is not None:
         observed.status = status
@@ -125,11 +129,17 @@ async def run_loops(
         log.info("node %s is up, its figures are at %s", node.about.name, url)
         await status.refresh()  # before the first step: the summary at the end compares with this status
         end = EndWord.FAILED
+        showing = watched_task(_show_stop(stop, status), name="status of the stop")
         try:
             async with asyncio.TaskGroup() as tasks:
                 running = [tasks.create_task(loop, name=name) for name, loop in loops.items()]
+                stop.phases = [[task for task in running if task.get_name() not in work.loops]]
                 await tasks.create_task(work.until_done, name="work")
-                await asyncio.gather(_linger(node), _save(node))
+                await stop.begin()
+                lingering = tasks.create_task(_linger(node), name="peers that fetch the last groups")
+                saving = tasks.create_task(_save(node), name="the checkpoint of the last step")
+                stop.phases.insert(0, [saving, lingering])
+                await asyncio.wait([saving, lingering])
                 for task in running:
                     task.cancel()
             end = EndWord.FINISHED
@@ -137,8 +147,35 @@ async def run_loops(
             end = EndWord.STOPPED
             raise
         finally:
-            await status.refresh(state="stopped", end=end)
+            closing = asyncio.create_task(node.tracking.close(), name="the trackers")
+            stop.phases.append([closing])
+            await closing  # after the loops, which queue metrics until they end
+            showing.cancel()
+            await asyncio.wait([showing])
+            await status.refresh(end=end)
             await node.disk(status.save)
+
+
+@dataclass(slots=True)
+class _Stop:
+    """The stop of a node. `phases` are the tasks whose end it waits for, those of one phase together."""
+
+    phases: list[list[asyncio.Task[None]]] = field(default_factory=list)
+    has_begun: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def begin(self) -> None:
+        self.has_begun.set()
+
+    def waits_for(self) -> str:
+        """Return the tasks of the present phase that have not ended. The learner reports why (`delay_forced_end`)."""
+        phases = ([task.get_name() for task in phase if not task.done()] for phase in self.phases)
+        left = next(filter(None, phases), [])
+        return "; ".join(stop_waits_for() or name if name == LEARNER else name for name in left)
+
+
+async def _show_stop(stop: _Stop, status: StatusLoop) -> None:
+    await stop.has_begun.wait()
+    await status.show_stop(stop.waits_for)
 
 
 async def _save(node: NodeComponents) -> None:

@@ -82,12 +82,15 @@ def summarize_health(document: Document, *, now: float, limits: HealthLimits | N
     """Return the answers for a status document (`status --json`); `now` is Unix time in seconds."""
     limits = limits or HealthLimits()
     state = document["node"]["state"]
-    if state not in ("running", "starting"):
+    if state not in ("running", "starting", "stopping"):
         answer = _ended(document)
         return HealthSummary(answer, answer, answer)
     healthy = _healthy(document, now, limits)
-    if state == "starting":
+    if state in ("starting", "stopping"):
         wait = _not_yet("the node is starting", "wait while models load; see logs/ in the home")
+        if state == "stopping":
+            waits_for = document["node"].get("waits_for")
+            wait = _not_yet("the node is stopping", f"it waits for {waits_for}" if waits_for else "wait until it ends")
         return HealthSummary(wait, wait, wait if healthy.is_well else healthy)
     return HealthSummary(_contributing(document, now, limits), _learning(document, now, limits), healthy)
 

@@ -25,6 +25,7 @@ class EndWord(StrEnum):
 class NodeStatus(msgspec.Struct, frozen=True):
     """Identity and state of the node. `state` is starting, running, stopping, stopped or failed.
 
+    `waits_for` names what a stopping node waits for, as a noun; it is "" in any other state.
     `domain` names the parts of the run's task for which the node generates, "" for all. `end` is how a stopped node
     ended (see `EndWord`), "" for a running one. `resume` is the command that starts a stopped node again.
     """
@@ -39,6 +40,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
     domain: str = ""
     end: str = ""
     resume: str = ""
+    waits_for: str = ""
 
 
 class RunStatus(msgspec.Struct, frozen=True):
@@ -304,11 +306,20 @@ def starting(status: Status) -> Status:
     return _at_rest(status, state="starting", worker="starting", swarm="starting", reason="the node is starting")
 
 
+def stopping(status: Status) -> Status:
+    """Return the last snapshot of a node whose process still ends."""
+    node = msgspec.structs.replace(status.node, end="", resume="")
+    reason = "the node is stopping"
+    return _at_rest(
+        msgspec.structs.replace(status, node=node), state="stopping", worker="stopped", swarm="stopped", reason=reason
+    )
+
+
 def _at_rest(status: Status, *, state: str, worker: str, swarm: str, reason: str) -> Status:
-    problems = [] if state == "starting" else [reason]
+    problems = [reason] if state == "stopped" else []
     health = HealthStatus(healthy=not problems, problems=problems, waits_for=reason, taken_at=status.health.taken_at)
     changes: dict[str, Any] = {
-        "node": msgspec.structs.replace(status.node, state=state),
+        "node": msgspec.structs.replace(status.node, state=state, waits_for=""),
         "generation": msgspec.structs.replace(status.generation, state=worker, tokens_per_s=0.0),
         "learner": msgspec.structs.replace(status.learner, state=worker),
         "swarm": msgspec.structs.replace(status.swarm, state=swarm, reason=reason, peers_connected=0),

@@ -22,7 +22,7 @@ from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.telemetry.status import EndWord, LimitsStatus, NodeStatus, RunStatus, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from ftis_node.config.home import Home
     from ftis_node.gossip.interface import Gossip
@@ -77,6 +77,7 @@ class StatusLoop:
         self._members: Collection[str] = ()
         self._shortage = FileShortage()
         self.http_refused: Counter[str] = Counter() if http_refused is None else http_refused
+        self._stop_waits_for: Callable[[], str] | None = None  # None: the node is not stopping
         self.latest = Status()
         self.first: Status | None = None
 
@@ -89,17 +90,29 @@ class StatusLoop:
                     await asyncio.sleep(PERIOD_S)
             await self._shortage.passed_over(partial(self._disk, self.save))
 
-    async def refresh(self, *, state: str = "running", end: EndWord | None = None) -> Status:
+    async def show_stop(self, waits_for: Callable[[], str]) -> None:
+        """Show the node as stopping, with what it waits for, until canceled. `run` may have ended."""
+        self._stop_waits_for = waits_for
+        while True:
+            await self._shortage.passed_over(self.refresh)
+            await asyncio.sleep(PERIOD_S)
+
+    async def refresh(self, *, end: EndWord | None = None) -> Status:
         """Take a new snapshot. `end` is how the node ended; a fault takes precedence over the signal that it causes."""
         self._members = await self._gossip.members()
         counts = await self._buffer.counts()
         self._workers.note(counts)
+        state = "stopped" if end is not None else "running" if self._stop_waits_for is None else "stopping"
         before, now = self.latest.swarm, self._snapshot(state, counts)
         if state == "stopped":  # the network is already down, so keep its state from before
             swarm = msgspec.structs.replace(now.swarm, state=before.state, reason=before.reason)
             end = EndWord.FAILED if self._health.has_fault else end
             node = msgspec.structs.replace(now.node, end="" if end is None else end.value)
             now = msgspec.structs.replace(now, swarm=swarm, node=node)
+        elif self._stop_waits_for is not None:
+            node = msgspec.structs.replace(now.node, waits_for=self._stop_waits_for())
+            health = msgspec.structs.replace(now.health, ready=False, waits_for="the node is stopping")
+            now = msgspec.structs.replace(now, node=node, health=health)
         self.latest = now
         self.first = self.first or now
         self._refreshed_at = time.monotonic()

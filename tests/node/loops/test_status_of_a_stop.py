@@ -1,0 +1,99 @@
+"""What the status says while a node stops: the loops of a node whose learner ends, or saves, when the test says so."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.node.daemon import RoleLoops, run_loops
+from ftis_node.node.http_api.local_api import LocalApi
+from ftis_node.node.peers.operator_actions import PeerControl
+from ftis_node.node.protocols import NullLearner
+from ftis_node.node.startup.startup_summary import read_last_status
+from ftis_node.node.startup.wiring import Wiring
+from ftis_node.node.supervision.background import delay_forced_end, until_signalled
+from tests.gossip.helpers import eventually
+from tests.node.nodes import components
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ftis_node.node.components import NodeComponents
+    from ftis_node.node.loops.status import StatusLoop
+
+
+class SlowLearner(NullLearner):
+    """A learner that ends after `may_end`, and saves after `may_save`; `reports` is what it waits for in its end."""
+
+    def __init__(self, *, reports: str = "") -> None:
+        super().__init__(0)
+        self.reports = reports
+        self.may_end, self.may_save = asyncio.Event(), asyncio.Event()
+
+    async def run(self) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            if self.reports:
+                delay_forced_end(self.reports)
+            await self.may_end.wait()
+
+    async def save(self) -> int:
+        await self.may_save.wait()
+        return 0
+
+
+async def run(node: NodeComponents, status: StatusLoop, wiring: Wiring, done: asyncio.Event) -> None:
+    async def until_done() -> None:
+        await done.wait()
+
+    control = PeerControl(node.peers, wiring.peer_table.rows)
+    api = LocalApi(status, wiring.peer_table, control=control, token_file=node.home.control_token)
+    await node.gossip.start()
+    await run_loops(node, work=RoleLoops({"status": status.run()}, until_done()), status=status, api=api)
+
+
+@pytest.mark.parametrize("reports", ["", "the checkpoint of step 7"])
+async def test_a_stopped_node_waits_for_its_learner(tmp_path: Path, reports: str) -> None:
+    learner = SlowLearner(reports=reports)
+    with components(tmp_path, learner=learner) as node:
+        wiring = Wiring(node)
+        status = wiring.status_loop()
+        work = asyncio.create_task(until_signalled(run(node, status, wiring, asyncio.Event())))
+        await eventually(lambda: status.latest.node.state == "running")
+        assert status.latest.node.waits_for == ""
+        asyncio.get_running_loop().call_soon(_raise_sigterm)
+        await eventually(lambda: status.latest.node.waits_for == (reports or "learner worker"))
+        assert (status.latest.node.state, status.latest.node.end) == ("stopping", "")
+        assert (status.latest.health.ready, status.latest.health.waits_for) == (False, "the node is stopping")
+        taken_at = status.latest.health.taken_at
+        await eventually(lambda: status.latest.health.taken_at > taken_at)
+        learner.may_end.set()
+        await work
+        left = read_last_status(node.home).node
+        assert (left.state, left.end, left.waits_for) == ("stopped", "stopped", "")
+
+
+async def test_a_finished_node_waits_for_its_last_checkpoint_then_for_its_learner(tmp_path: Path) -> None:
+    learner, done = SlowLearner(), asyncio.Event()
+    with components(tmp_path, learner=learner) as node:
+        wiring = Wiring(node)
+        status = wiring.status_loop()
+        work = asyncio.create_task(run(node, status, wiring, done))
+        await eventually(lambda: status.latest.node.state == "running")
+        done.set()
+        await eventually(lambda: status.latest.node.waits_for == "the checkpoint of the last step")
+        await eventually(lambda: status.latest.node.state == "stopping")
+        learner.may_save.set()
+        await eventually(lambda: status.latest.node.waits_for == "learner worker")
+        learner.may_end.set()
+        await work
+        left = read_last_status(node.home).node
+        assert (left.state, left.end, left.waits_for) == ("stopped", "finished", "")
+
+
+def _raise_sigterm() -> None:
+    signal.raise_signal(signal.SIGTERM)
