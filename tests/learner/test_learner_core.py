@@ -19,7 +19,7 @@ from ftis_node.config.manifest import SamplingSection
 from ftis_node.config.step import OptimizerSection
 from ftis_node.config.workers import LoraSection
 from ftis_node.errors import ConfigError, FtisError, MachineError
-from ftis_node.learner.checkpoint import checkpoint
+from ftis_node.learner.checkpoint import checkpoint, checkpoint_manager
 from ftis_node.learner.checkpoint.export import export_newest, export_policy
 from ftis_node.learner.core import Learner
 from ftis_node.models import load_causal_lm, load_tokenizer, resolve_model
@@ -103,6 +103,22 @@ def test_refused_step_is_reported_and_survives_as_json(model_folder, tmp_path):
     learner.save_if_behind()
     state = Learner(make_boot(model_folder, tmp_path)).state()
     assert (state.step, state.policy_version, state.last_report) == (1, 0, reply.report)
+
+
+def test_a_checkpoint_that_the_disk_refused_is_followed_by_that_of_the_newest_step(model_folder, tmp_path, monkeypatch):
+    write, refusals = checkpoint_manager.write_checkpoint, [OSError(28, "No space left on device")]
+
+    def refuse_once(*arguments, **options):
+        if refusals:
+            raise refusals.pop()
+        return write(*arguments, **options)
+
+    monkeypatch.setattr(checkpoint_manager, "write_checkpoint", refuse_once)
+    learner = Learner(make_boot(model_folder, tmp_path))
+    learner.train(random_groups(), step=1)
+    learner.save_if_behind()
+    assert not refusals
+    assert Learner(make_boot(model_folder, tmp_path)).state().step == 1
 
 
 def test_step_is_done_once_and_none_is_left_out(model_folder, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from ftis_node.learner.messages import CheckpointEvent, CheckpointSkipped, LearnerBoot
     from ftis_node.learner.step.optimizer import MasterWeights
 
+log = logging.getLogger(__name__)
 FREE_SPACE: Final = "free disk space there and start again; the node resumes at the newest checkpoint"
 
 
@@ -182,7 +184,10 @@ class CheckpointManager:
     def save_if_behind(self) -> None:
         """Write a checkpoint unless the newest one is already of this step. Raises MachineError if the disk refuses."""
         with self._disk_errors():
-            self.saver.wait()
+            try:
+                self.saver.wait()
+            except OSError as error:  # the disk may have space again: the newest step is what must not be lost
+                log.warning("the checkpoint of step %d was not written (%s): next try", self.saver.failed_step, error)
             if self.saver.saved_step != self.progress.step:
                 self._begin()
                 self.saver.wait()
