@@ -11,7 +11,7 @@ Requests of the backfill by cause:
     | too few foreign groups for a step,    | its groups newer than the last received | that member                    |
     | and a member announces nothing        |                                         |                                |
 
-The shards loop chooses shards of the run by their yield and the budget:
+The shards loop chooses shards of the run by the pull rule, their yield and the budget:
 
     consumes: counts of announcements received, peers' records     produces: subscriptions, catch-up requests
     waits for: the clock                                           unblocked by: time
@@ -28,14 +28,16 @@ import math
 import random
 import time
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ftis_node.gossip.interface import Fetched, FetchOutcome
 from ftis_node.node.loops.announcements import MAX_SENDERS
-from ftis_node.node.loops.pull_slots import Pace, QuerySlots
+from ftis_node.node.loops.pull_slots import ANSWERED, Pace, QuerySlots
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.records.bounds import MAX_INTEGER
 from ftis_node.records.peer_messages import BackfillRequest
+from ftis_node.swarm.demand import pulls_all
 from ftis_node.swarm.peer_guard import PeerBackoff, Place
 from ftis_node.swarm.rate_limits import TokenBucket
 from ftis_node.swarm.sequence import BackfillProgress
@@ -65,7 +67,6 @@ PAGE = 256  # announcements in one answer
 GAPS_PER_TURN = 16  # of one sender
 EVERYBODYS_PER_MINUTE = 3.0
 SHARDS_INTERVAL_S = 10.0
-ANSWERED = (FetchOutcome.COMPLETE, FetchOutcome.BUSY)
 
 
 class BackfillLoop:
@@ -231,9 +232,9 @@ class BackfillLoop:
 
         Return the newest creation time among the usable ones (Unix seconds, else 0), their number, and the outcome.
         """
-        fetched = Fetched((), FetchOutcome.BROKEN)
+        fetched, data = Fetched((), FetchOutcome.BROKEN), question.to_bytes()
         with self._guard.work_for(peer_id, Place.CATCH_UP):
-            fetched = await self._request(peer_id, question)
+            fetched = await self._slots.query(peer_id, partial(self._gossip.request_backfill, peer_id, data))
         newest = 0.0
         for payload in fetched.bodies:
             with self._guard.work_for(peer_id, Place.ANNOUNCEMENT):
@@ -249,19 +250,6 @@ class BackfillLoop:
             self._pauses.failed(peer_id, now=time.monotonic())
         return newest, len(fetched.bodies), fetched.outcome
 
-    async def _request(self, peer_id: str, question: BackfillRequest) -> Fetched:
-        """Send a request in a slot of the peer's pace; if it shows that the peer is slow, once more in a slow slot."""
-        while True:
-            pace = self._slots.pace_of(peer_id)
-            async with self._slots.of(peer_id) as limit_s:
-                began_at = time.monotonic()
-                with waiting_for("a peer's answer", endless=False):
-                    fetched = await self._gossip.request_backfill(peer_id, question.to_bytes(), timeout_s=limit_s)
-            is_answered = fetched.outcome in ANSWERED
-            now = self._slots.note(peer_id, took_s=time.monotonic() - began_at, is_answered=is_answered)
-            if is_answered or pace is Pace.SLOW or now is not Pace.SLOW:
-                return fetched
-
     def _may_ask(self, peer_id: str) -> bool:
         """Return whether to query a member: not banned, and not in a pause after a failed request."""
         may_work = self._guard.may_work(peer_id) and not self._peers.is_banned(peer_id)
@@ -274,7 +262,11 @@ class BackfillLoop:
 
 
 class ShardsLoop:
-    """Loop that selects shards every few seconds. It does nothing in a run with one shard."""
+    """Loop that selects shards every few seconds. It does nothing in a run with one shard.
+
+    A node that pulls every group reads every shard. Otherwise a burst of announcements would end a subscription, and
+    the groups of that shard would arrive ten seconds late.
+    """
 
     def __init__(
         self,
@@ -305,14 +297,21 @@ class ShardsLoop:
                 with waiting_for("the clock"):
                     await asyncio.sleep(SHARDS_INTERVAL_S)
                 announcements_per_s = (self._num_announcements() - before) / (time.monotonic() - counted_at)
-                count = num_affordable(
-                    announcements_per_s,
-                    num_read=len(self._read),
-                    num_shards=self._num_shards,
-                    budget_per_s=self._context.settings.swarm.announcements_per_s,
-                )
+                count = self._num_shards if await self._pulls_all() else self._num_affordable(announcements_per_s)
                 if count != len(self._read) or not self._required() <= self._read:
                     await self._choose(tasks, count=count)
+
+    async def _pulls_all(self) -> bool:
+        swarm, num_members = self._context.settings.swarm, len(await self._gossip.known_members())
+        return pulls_all(swarm.pull_policy, num_members=num_members, small_swarm=swarm.pull_all_max_peers)
+
+    def _num_affordable(self, announcements_per_s: float) -> int:
+        return num_affordable(
+            announcements_per_s,
+            num_read=len(self._read),
+            num_shards=self._num_shards,
+            budget_per_s=self._context.settings.swarm.announcements_per_s,
+        )
 
     def _num_announcements(self) -> int:
         return self._announcements.announcements_by_shard.total()

@@ -7,14 +7,16 @@ import time
 from collections import Counter
 from contextlib import asynccontextmanager
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from ftis_node.gossip.interface import FetchOutcome
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.swarm.peer_guard import MAX_PEERS, PeerBackoff, Place
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from ftis_node.gossip.interface import Fetched
     from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.swarm.peer_guard import PeerGuard
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 FAILED_REST_S = 5.0
 QUICK_S = 1.0  # time limit of a query to a peer that is not known to be slow
 SLOW_S = 5.0  # to a slow one
+ANSWERED = (FetchOutcome.COMPLETE, FetchOutcome.BUSY)
 
 
 class HeldBytes:
@@ -117,6 +120,12 @@ class Pace(StrEnum):
     SLOW = "slow"
 
 
+class SendQuery(Protocol):
+    """Function that sends a query and returns the answer, after `timeout_s` seconds at most."""
+
+    async def __call__(self, *, timeout_s: float) -> Fetched: ...
+
+
 class QuerySlots:
     """Concurrency limiter for queries, with `num_slots` slots for peers of each pace. For one event loop.
 
@@ -156,6 +165,19 @@ class QuerySlots:
             yield self.limit_s(pace)
         finally:
             self._free[pace].release()
+
+    async def query(self, peer_id: str, send: SendQuery) -> Fetched:
+        """Send a query in a slot of the peer's pace; if it shows that the peer is slow, once more in a slow slot."""
+        while True:
+            pace = self.pace_of(peer_id)
+            async with self.of(peer_id) as limit_s:
+                began_at = time.monotonic()
+                with waiting_for("a peer's answer", endless=False):
+                    fetched = await send(timeout_s=limit_s)
+            is_answered = fetched.outcome in ANSWERED
+            now = self.note(peer_id, took_s=time.monotonic() - began_at, is_answered=is_answered)
+            if is_answered or pace is Pace.SLOW or now is not Pace.SLOW:
+                return fetched
 
     def note(self, peer_id: str, *, took_s: float, is_answered: bool) -> Pace:
         """Note the duration of a query, and return the peer's pace from now on."""
