@@ -232,9 +232,10 @@ class BackfillLoop:
 
         Return the newest creation time among the usable ones (Unix seconds, else 0), their number, and the outcome.
         """
-        fetched, data = Fetched((), FetchOutcome.BROKEN), question.to_bytes()
+        fetched = Fetched((), FetchOutcome.BROKEN)
         with self._guard.work_for(peer_id, Place.CATCH_UP):
-            fetched = await self._slots.query(peer_id, partial(self._gossip.request_backfill, peer_id, data))
+            send = partial(self._gossip.request_backfill, peer_id, question.to_bytes())
+            fetched = await self._slots.query(peer_id, send)
         newest = 0.0
         for payload in fetched.bodies:
             with self._guard.work_for(peer_id, Place.ANNOUNCEMENT):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ftis_node.gossip.interface import Fetched, FetchOutcome
+from ftis_node.gossip.loopback import LoopbackGossip
 from ftis_node.node.loops import backfill, confirmations, pull_slots
 from ftis_node.node.loops.pull_slots import Pace, QuerySlots
 from tests.gossip.helpers import eventually
@@ -107,14 +108,20 @@ async def test_gaps_of_a_slow_sender_do_not_delay_the_gap_of_another(
 async def test_newcomers_that_are_slow_do_not_delay_the_catch_up_with_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    swarm, slow = LightSwarm(tmp_path, manifest_of(foreign_groups=0)), list(map(str, range(64)))
-    async with swarm.node(2, directory_period_s=150) as bob:
-        answers = add_slow_members(bob, monkeypatch, slow)
-        await eventually(lambda: all(peer_id in bob.parts.registry.peers for peer_id in slow))
-        async with swarm.node(1, directory_period_s=150) as alice:
-            swarm.loses = lambda sender, receiver, kind, said: kind == ANNOUNCED
-            await swarm.publish(alice, 3)
-            await bob.wiring.backfill.catch_up(identity_of(1).peer_id)
+    swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
+    slow = [identity_of(number).peer_id for number in range(64, 128)]
+    members, present = LoopbackGossip.members, list[str]()
+
+    async def only_present(gossip: LoopbackGossip) -> list[str]:
+        return [peer_id for peer_id in await members(gossip) if peer_id in present]
+
+    async with swarm.node(1, directory_period_s=150) as alice:
+        await swarm.publish(alice, 3)
+        monkeypatch.setattr(LoopbackGossip, "members", only_present)
+        async with swarm.node(2, directory_period_s=150) as bob:
+            answers = add_slow_members(bob, monkeypatch, slow)
+            await eventually(lambda: all(peer_id in bob.parts.registry.peers for peer_id in slow))
+            present.append(alice.gossip.peer_id)
             await eventually(lambda: held(bob) == 3)
             assert answers.total() <= 24, "the slow ones were queried first"
 

@@ -15,6 +15,8 @@ from ftis_node.node.protocols import NullLearner
 from ftis_node.node.startup.startup_summary import read_last_status
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.background import delay_forced_end, until_signalled
+from ftis_node.tasks import load_task
+from ftis_node.tasks.scorer import IsolatedScorer
 from tests.gossip.helpers import eventually
 from tests.node.nodes import components
 
@@ -46,6 +48,11 @@ class SlowLearner(NullLearner):
         return 0
 
 
+def scorers() -> dict[str, IsolatedScorer]:
+    """Real ones, without a process: the task is harmless to score."""
+    return {name: IsolatedScorer(load_task("arithmetic")) for name in ("scorer", "new_peers_scorer")}
+
+
 async def run(node: NodeComponents, status: StatusLoop, wiring: Wiring, done: asyncio.Event) -> None:
     async def until_done() -> None:
         await done.wait()
@@ -59,7 +66,7 @@ async def run(node: NodeComponents, status: StatusLoop, wiring: Wiring, done: as
 @pytest.mark.parametrize("reports", ["", "the checkpoint of step 7"])
 async def test_a_stopped_node_waits_for_its_learner(tmp_path: Path, reports: str) -> None:
     learner = SlowLearner(reports=reports)
-    with components(tmp_path, learner=learner) as node:
+    with components(tmp_path, learner=learner, **scorers()) as node:
         wiring = Wiring(node)
         status = wiring.status_loop()
         work = asyncio.create_task(until_signalled(run(node, status, wiring, asyncio.Event())))
@@ -79,7 +86,7 @@ async def test_a_stopped_node_waits_for_its_learner(tmp_path: Path, reports: str
 
 async def test_a_finished_node_waits_for_its_last_checkpoint_then_for_its_learner(tmp_path: Path) -> None:
     learner, done = SlowLearner(), asyncio.Event()
-    with components(tmp_path, learner=learner) as node:
+    with components(tmp_path, learner=learner, **scorers()) as node:
         wiring = Wiring(node)
         status = wiring.status_loop()
         work = asyncio.create_task(run(node, status, wiring, done))
