@@ -108,7 +108,7 @@ async def test_gaps_of_a_slow_sender_do_not_delay_the_gap_of_another(
 async def test_newcomers_that_are_slow_do_not_delay_the_catch_up_with_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
+    swarm = LightSwarm(tmp_path, manifest_of())
     slow = [identity_of(number).peer_id for number in range(64, 128)]
     members, present = LoopbackGossip.members, list[str]()
 
@@ -123,7 +123,7 @@ async def test_newcomers_that_are_slow_do_not_delay_the_catch_up_with_another(
             await eventually(lambda: all(peer_id in bob.parts.registry.peers for peer_id in slow))
             present.append(alice.gossip.peer_id)
             await eventually(lambda: held(bob) == 3)
-            assert answers.total() <= 24, "the slow ones were queried first"
+            assert answers.total() < len(slow), "the slow ones were queried first"
 
 
 async def test_a_sender_that_does_not_answer_a_confirmation_holds_no_slot_of_the_pulls(
