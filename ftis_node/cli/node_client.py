@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.config.home import TOKEN_HEADER
@@ -10,6 +11,8 @@ from ftis_node.errors import ConfigError, FileError, FtisError, UsageError
 from ftis_node.files import read_object, read_text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from ftis_node.config.home import Home
 
 TIMEOUT_S = 5.0
@@ -24,13 +27,17 @@ def read_document(home: Home, path: str, *, timeout_s: float = TIMEOUT_S) -> Any
     url = home.running_url()
     if url is not None:
         try:
-            return _get(url, path, timeout_s)
+            status, document = _call(url, "GET", path, timeout_s)
         except FtisError:
             if not _has_ended(home):
                 raise
+        else:
+            if status != OK:
+                raise ConfigError(f"the node at {url} has no {path}: a bootstrap node serves only `ftis-node swarm`")
+            return document
     is_held = home.is_held()
     if is_held and not home.status.exists():
-        return _as_starting("{}") if path == "/status" else []
+        return _as_starting({}) if path == "/status" else []
     if not home.status.exists():
         raise ConfigError(f"no node has run in {home.root}: give its home with --home")
     saved = _last_words(home)
@@ -38,7 +45,7 @@ def read_document(home: Home, path: str, *, timeout_s: float = TIMEOUT_S) -> Any
     if path != "/status":
         return swarm if path == "/swarm" else peers
     if is_held:
-        return _as_starting(json.dumps(saved)) if url is None else _as_stopping(saved)
+        return _as_starting(saved) if url is None else _as_stopping(saved)
     return _as_stopped(saved, home)
 
 
@@ -53,11 +60,18 @@ def _has_ended(home: Home) -> bool:
     return isinstance(node, dict) and bool(node.get("end"))
 
 
-def _get(url: str, path: str, timeout_s: float) -> Any:
-    status, document = _call(url, "GET", path, None, {}, timeout_s)
-    if status != OK:
-        raise ConfigError(f"the node at {url} has no {path}: a bootstrap node serves only `ftis-node swarm`")
-    return document
+def repeated(read: Callable[[], Any], interval_s: float) -> Iterator[Any]:
+    """Yield what `read` returns, or its FtisError, every `interval_s`. Raises the ConfigError of the first read."""
+    seen_before = False
+    while True:
+        try:
+            yield read()
+        except FtisError as error:
+            if isinstance(error, ConfigError) and not seen_before:
+                raise
+            yield error
+        seen_before = True
+        time.sleep(interval_s)
 
 
 def _last_words(home: Home) -> dict[str, Any]:
@@ -78,22 +92,20 @@ def post_document(home: Home, path: str, document: dict[str, Any]) -> Any:
     if url is None or not home.control_token.exists():
         raise ConfigError(f"no running node in {home.root} accepts changes")
     headers = {TOKEN_HEADER: read_text(home.control_token)}
-    status, answer = _call(url, "POST", path, json.dumps(document), headers, TIMEOUT_S)
+    status, answer = _call(url, "POST", path, TIMEOUT_S, body=json.dumps(document), headers=headers)
     if status != OK:
         raise UsageError(str(answer.get("error", answer)))
     return answer
 
 
-def _call(
-    url: str, method: str, path: str, body: str | None, headers: dict[str, str], timeout_s: float
-) -> tuple[int, Any]:
+def _call(url: str, method: str, path: str, timeout_s: float, **content: Any) -> tuple[int, Any]:
     import http.client  # imports a mail parser, so load it only for a change
     from urllib.parse import urlsplit
 
     address = urlsplit(url)
     connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=timeout_s)
     try:
-        connection.request(method, path, body, headers)
+        connection.request(method, path, **content)
         response = connection.getresponse()
         return response.status, json.loads(response.read())
     except (OSError, ValueError) as error:
@@ -102,26 +114,23 @@ def _call(
         connection.close()
 
 
-def _as_starting(saved: str) -> dict[str, Any]:
+def _as_starting(saved: dict[str, Any]) -> Any:
     from ftis_node.telemetry.status import Status, starting
 
-    document: dict[str, Any] = json.loads(starting(Status.from_json(saved.encode())).to_json())
-    return document
+    return json.loads(starting(Status.from_json(json.dumps(saved).encode())).to_json())
 
 
-def _as_stopping(saved: dict[str, Any]) -> dict[str, Any]:
+def _as_stopping(saved: dict[str, Any]) -> Any:
     from ftis_node.telemetry.status import Status, stopping
 
-    document: dict[str, Any] = json.loads(stopping(Status.from_json(json.dumps(saved).encode())).to_json())
-    return document
+    return json.loads(stopping(Status.from_json(json.dumps(saved).encode())).to_json())
 
 
-def _as_stopped(saved: dict[str, Any], home: Home) -> dict[str, Any]:
+def _as_stopped(saved: dict[str, Any], home: Home) -> Any:
     from ftis_node.config.home_files import raised_budgets, start_command
     from ftis_node.telemetry.status import EndWord, Status, stopped
 
     status = stopped(Status.from_json(json.dumps(saved).encode()))
     is_finished = status.node.end == EndWord.FINISHED  # if the node did not finish, it did not use up its budget
     command = start_command(home, raised=raised_budgets(saved.get("budget", {})) if is_finished else None)
-    document: dict[str, Any] = json.loads(stopped(status, resume=command).to_json())
-    return document
+    return json.loads(stopped(status, resume=command).to_json())

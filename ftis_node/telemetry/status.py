@@ -6,9 +6,9 @@ These frozen records define the JSON form. The daemon builds one snapshot each s
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from ftis_node.telemetry.secrets import redacted
 
@@ -25,9 +25,9 @@ class EndWord(StrEnum):
 class NodeStatus(msgspec.Struct, frozen=True):
     """Identity and state of the node. `state` is starting, running, stopping, stopped or failed.
 
-    `waits_for` names what a stopping node waits for, as a noun; it is "" in any other state.
     `domain` names the parts of the run's task for which the node generates, "" for all. `end` is how a stopped node
-    ended (see `EndWord`), "" for a running one. `resume` is the command that starts a stopped node again.
+    ended (see `EndWord`), "" for a running one. `resume` is the command that starts a stopped node again. `waits_for`
+    names what a stopping node waits for, "" in any other state.
     """
 
     peer_id: str = ""
@@ -276,7 +276,6 @@ class Status(msgspec.Struct, frozen=True):
     health: HealthStatus = HealthStatus()
 
     def to_json(self) -> bytes:
-        """Return the snapshot as JSON."""
         return redacted(msgspec.json.encode(self).decode()).encode()
 
     @classmethod
@@ -288,9 +287,7 @@ class Status(msgspec.Struct, frozen=True):
 def stopped(status: Status, *, resume: str = "") -> Status:
     """Return the last snapshot of a node that no longer runs. `resume` is the command that starts it again."""
     end = status.node.end or _former_end(status).value
-    node = msgspec.structs.replace(status.node, end=end, resume=resume or status.node.resume)
-    status = msgspec.structs.replace(status, node=node)
-    return _at_rest(status, state="stopped", worker="stopped", swarm="stopped", reason="the node is not running")
+    return _at_rest(status, "stopped", "the node is not running", end=end, resume=resume or status.node.resume)
 
 
 def _former_end(status: Status) -> EndWord:
@@ -302,27 +299,21 @@ def _former_end(status: Status) -> EndWord:
 
 def starting(status: Status) -> Status:
     """Return the last snapshot of a node as that of a starting node, whose models are loading."""
-    status = msgspec.structs.replace(status, node=msgspec.structs.replace(status.node, end="", resume=""))
-    return _at_rest(status, state="starting", worker="starting", swarm="starting", reason="the node is starting")
+    return _at_rest(status, "starting", "the node is starting", end="", resume="")
 
 
 def stopping(status: Status) -> Status:
     """Return the last snapshot of a node whose process still ends."""
-    node = msgspec.structs.replace(status.node, end="", resume="")
-    reason = "the node is stopping"
-    return _at_rest(
-        msgspec.structs.replace(status, node=node), state="stopping", worker="stopped", swarm="stopped", reason=reason
+    return _at_rest(status, "stopping", "the node is stopping", end="", resume="")
+
+
+def _at_rest(status: Status, state: str, reason: str, *, end: str, resume: str) -> Status:
+    problems, at_work = [reason] if state == "stopped" else [], "starting" if state == "starting" else "stopped"
+    return replace(
+        status,
+        node=replace(status.node, state=state, end=end, resume=resume, waits_for=""),
+        generation=replace(status.generation, state=at_work, tokens_per_s=0.0),
+        learner=replace(status.learner, state=at_work),
+        swarm=replace(status.swarm, state=at_work, reason=reason, peers_connected=0),
+        health=HealthStatus(healthy=not problems, problems=problems, waits_for=reason, taken_at=status.health.taken_at),
     )
-
-
-def _at_rest(status: Status, *, state: str, worker: str, swarm: str, reason: str) -> Status:
-    problems = [reason] if state == "stopped" else []
-    health = HealthStatus(healthy=not problems, problems=problems, waits_for=reason, taken_at=status.health.taken_at)
-    changes: dict[str, Any] = {
-        "node": msgspec.structs.replace(status.node, state=state, waits_for=""),
-        "generation": msgspec.structs.replace(status.generation, state=worker, tokens_per_s=0.0),
-        "learner": msgspec.structs.replace(status.learner, state=worker),
-        "swarm": msgspec.structs.replace(status.swarm, state=swarm, reason=reason, peers_connected=0),
-        "health": health,
-    }
-    return msgspec.structs.replace(status, **changes)

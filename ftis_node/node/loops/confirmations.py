@@ -4,11 +4,7 @@ A confirmation goes to the sender of accepted groups, with the ids of the groups
 The first ones to a sender go at once. Under load those of half a second go together in one message. At most one of
 these is in flight to each sender, and senders that answer slowly delay only one another.
 
-The deliver loop frees the slots of a generator's own groups once a peer has confirmed them:
-
-    consumes: confirmations of peers     produces: freed slots
-    waits for: a confirmation; age       unblocked by: a learner that pulls, time
-
+The deliver loop frees the slots of a generator's own groups once a peer has confirmed them.
 It replaces the train loop in a node that does not learn: a generator or an exchange node. Learners pull only groups
 that they will use. So a generator makes as many groups as learners pull, plus one for each slot. If no learner pulls a
 group, it becomes stale and its slot is free again.
@@ -20,11 +16,12 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftis_node.node.loops.pull_slots import Pace, QuerySlots
-from ftis_node.node.supervision.task_monitor import waiting_for
-from ftis_node.replay.lifecycle import Freshness, ReleaseReason
+from ftis_node.node.supervision.task_monitor import pause, waiting_for
+from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.swarm.delivery import ReconfirmQueue
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.rate_limits import SendWindow
@@ -33,12 +30,12 @@ from ftis_node.validation import Accepted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ftis_node.gossip.interface import Gossip
+    from ftis_node.gossip import Gossip
     from ftis_node.node.context import NodeContext
     from ftis_node.node.loops.announcements import AnnouncementHandler
     from ftis_node.node.peers.serve import Confirmations
     from ftis_node.node.supervision.background import DiskThread
-    from ftis_node.node.training.group_limits import SlotPool
+    from ftis_node.node.training.group_limits import BufferLimits, SlotPool
     from ftis_node.replay.buffer import ReplayBuffer
     from ftis_node.replay.reader import ReplayReader
     from ftis_node.validation import ValidationResult
@@ -51,13 +48,14 @@ MAX_SENDING = 8  # confirmations in flight to senders of one pace
 POLL_INTERVAL_S = 0.2
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class ConfirmationLoop:
     """Sends confirmations: of new groups, and again for repeated announcements of stored groups."""
 
-    def __init__(self, *, announcements: AnnouncementHandler, gossip: Gossip) -> None:
-        self._announcements = announcements
-        self._gossip = gossip
-        self._guard = gossip.guard
+    announcements: AnnouncementHandler
+    gossip: Gossip
+
+    def __post_init__(self) -> None:
         self._window = SendWindow(window_s=WINDOW_S, burst=BURST)
         self._gathered = ReconfirmQueue()
         self._has_gathered = asyncio.Event()
@@ -74,17 +72,16 @@ class ConfirmationLoop:
         while True:
             with waiting_for("a gathered confirmation"):
                 await self._has_gathered.wait()
-            with waiting_for("the clock"):
-                await asyncio.sleep(WINDOW_S)
+            await pause(WINDOW_S)
             self._has_gathered.clear()
             self._send_all(self._gathered, tasks)
 
     async def _confirm_again(self, tasks: asyncio.TaskGroup) -> None:
         while True:
             with waiting_for("a group that is here already"):
-                await self._announcements.reminded.wait()
-            self._announcements.reminded.clear()
-            self._send_all(self._announcements.reminders, tasks)
+                await self.announcements.reminded.wait()
+            self.announcements.reminded.clear()
+            self._send_all(self.announcements.reminders, tasks)
 
     def _send_all(self, queue: ReconfirmQueue, tasks: asyncio.TaskGroup) -> None:
         """Begin to send what waits in a queue, except to senders whose turn comes when another call has ended."""
@@ -108,7 +105,7 @@ class ConfirmationLoop:
             for group_id in ids:
                 queue.add(sender, group_id)
         self._has_gathered.set()
-        self._announcements.reminded.set()
+        self.announcements.reminded.set()
 
     async def confirm(self, verdicts: Sequence[ValidationResult], *, source: str) -> None:
         """Send each sender the ids of its accepted groups. `source` is the peer that sent the bodies."""
@@ -116,15 +113,15 @@ class ConfirmationLoop:
         for verdict in verdicts:
             if isinstance(verdict, Accepted):
                 accepted[verdict.group.sender].append(verdict)
-        reachable = {source, *await self._gossip.members()} if accepted else set()
+        reachable = {source, *await self.gossip.members()} if accepted else set()
         for sender, groups in accepted.items():
-            with self._guard.work_for(sender, Place.CONFIRM):
+            with self.gossip.guard.work_for(sender, Place.CONFIRM):
                 self._note_numbers(sender, groups)
                 if sender in reachable and (rest := self._gather(sender, [group.announced_id for group in groups])):
                     await self._send(sender, rest)
 
     def _note_numbers(self, sender: str, groups: Sequence[Accepted]) -> None:
-        tracker = self._announcements.tracker_of(sender)
+        tracker = self.announcements.tracker_of(sender)
         for accepted in groups:
             tracker.note(accepted.group.number, at=time.monotonic())
 
@@ -136,52 +133,33 @@ class ConfirmationLoop:
         return [group_id for group_id in ids if not self._gathered.add(sender, group_id)]
 
     async def _send(self, sender: str, ids: Sequence[bytes]) -> None:
-        with self._guard.work_for(sender, Place.CONFIRM):
+        with self.gossip.guard.work_for(sender, Place.CONFIRM):
             self._window.sent(sender, now=time.monotonic())
-            if not await self._gossip.confirm(sender, ids):
+            if not await self.gossip.confirm(sender, ids):
                 log.debug("%s rejected the confirmation of %d groups", sender, len(ids))
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class DeliverLoop:
     """Loop that checks for confirmations several times a second."""
 
-    def __init__(
-        self,
-        *,
-        context: NodeContext,
-        buffer: ReplayBuffer,
-        reader: ReplayReader,
-        disk: DiskThread,
-        slots: SlotPool,
-        confirmations: Confirmations,
-    ) -> None:
-        self._context = context
-        self._buffer = buffer
-        self._reader = reader
-        self._disk = disk
-        self._slots = slots
-        self._confirmations = confirmations
+    context: NodeContext
+    buffer: ReplayBuffer
+    reader: ReplayReader
+    disk: DiskThread
+    slots: SlotPool
+    limits: BufferLimits
+    confirmations: Confirmations
 
     async def run(self) -> None:
-        """Run until canceled."""
         while True:
             await self._release()
-            with waiting_for("the clock"):
-                await asyncio.sleep(POLL_INTERVAL_S)
+            await pause(POLL_INTERVAL_S)
 
     async def _release(self) -> None:
-        step = self._context.manifest.step
-        freshness = Freshness(
-            now=time.time(),
-            max_age_s=step.max_age_s,
-            policy_version=self._context.state.policy_version,
-            max_version_lag=step.max_version_lag,
-        )
-        delivered = await self._disk(self._buffer.release_delivered, self._confirmations.confirmed_ids.keys())
-        stale = await self._disk(self._buffer.release_stale, freshness)
-        for groups, reason in ((delivered, ReleaseReason.DELIVERED), (stale, ReleaseReason.STALE)):
-            for group in groups:
-                self._context.events.write("released", group=group.id, reason=reason)
-        if delivered or stale:
-            await self._disk(self._buffer.prune, max_disk_bytes=self._context.settings.buffer.max_disk_bytes)
-            self._slots.set_held(self._reader.own_held())
+        delivered = await self.disk(self.buffer.release_delivered, self.confirmations.confirmed_ids.keys())
+        for group in delivered:
+            self.context.events.write("released", group=group.id, reason=ReleaseReason.DELIVERED)
+        if await self.limits.release_stale() or delivered:
+            await self.disk(self.buffer.prune, max_disk_bytes=self.context.settings.buffer.max_disk_bytes)
+            self.slots.set_held(self.reader.own_held())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ftis_node.gossip.interface import Fetched, FetchOutcome
+from ftis_node.gossip import Fetched, FetchOutcome
 from ftis_node.gossip.loopback import LoopbackGossip
 from ftis_node.node.loops import backfill, confirmations, pull_slots
 from ftis_node.node.loops.pull_slots import Pace, QuerySlots
@@ -148,8 +148,8 @@ async def test_a_sender_that_does_not_answer_a_confirmation_delays_those_to_no_o
     async with swarm.node(2) as bob:
         sent = add_stuck_confirmation(bob, monkeypatch, stuck)
         loop = bob.pull._confirmations
-        queue = loop._announcements.reminders if is_again else loop._gathered
-        event = loop._announcements.reminded if is_again else loop._has_gathered
+        queue = loop.announcements.reminders if is_again else loop._gathered
+        event = loop.announcements.reminded if is_again else loop._has_gathered
         queue.add(stuck, bytes(32))
         event.set()
         await eventually(lambda: stuck in sent)

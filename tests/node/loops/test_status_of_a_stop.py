@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ftis_node.node.daemon import RoleLoops, run_loops
-from ftis_node.node.http_api.local_api import LocalApi
-from ftis_node.node.peers.operator_actions import PeerControl
+from ftis_node.config.node import NodeSettings
+from ftis_node.node import daemon
+from ftis_node.node.daemon import RoleLoops, run_node
+from ftis_node.node.http_api.monitoring_api import MonitoringApi
 from ftis_node.node.protocols import NullLearner
 from ftis_node.node.startup.startup_summary import read_last_status
-from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.background import delay_forced_end, until_signalled
 from ftis_node.tasks import load_task
 from ftis_node.tasks.scorer import IsolatedScorer
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ftis_node.node.components import NodeComponents
-    from ftis_node.node.loops.status import StatusLoop
+    from ftis_node.node.startup.wiring import Wiring
+
+
+SETTINGS = NodeSettings(model="m", dtype="float32", status_port=0)
 
 
 class SlowLearner(NullLearner):
@@ -53,24 +56,32 @@ def scorers() -> dict[str, IsolatedScorer]:
     return {name: IsolatedScorer(load_task("arithmetic")) for name in ("scorer", "new_peers_scorer")}
 
 
-async def run(node: NodeComponents, status: StatusLoop, wiring: Wiring, done: asyncio.Event) -> None:
+async def prepare(node: NodeComponents, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Replace the loops of the role by a wait for the returned event, after which the node has no more work."""
+    done = asyncio.Event()
+
     async def until_done() -> None:
         await done.wait()
 
-    control = PeerControl(node.peers, wiring.peer_table.rows)
-    api = LocalApi(status, wiring.peer_table, control=control, token_file=node.home.control_token)
+    async def no_work(wiring: Wiring, *, last_step: int | None) -> RoleLoops:
+        return RoleLoops({}, until_done())
+
+    monkeypatch.setattr(daemon, "_work_of_role", no_work)
     await node.gossip.start()
-    await run_loops(node, work=RoleLoops({"status": status.run()}, until_done()), status=status, api=api)
+    return done
 
 
 @pytest.mark.parametrize("reports", ["", "the checkpoint of step 7"])
-async def test_a_stopped_node_waits_for_its_learner(tmp_path: Path, reports: str) -> None:
-    learner = SlowLearner(reports=reports)
-    with components(tmp_path, learner=learner, **scorers()) as node:
-        wiring = Wiring(node)
-        status = wiring.status_loop()
-        work = asyncio.create_task(until_signalled(run(node, status, wiring, asyncio.Event())))
-        await eventually(lambda: status.latest.node.state == "running")
+async def test_a_stopped_node_waits_for_its_learner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reports: str
+) -> None:
+    learner, observed = SlowLearner(reports=reports), MonitoringApi()
+    with components(tmp_path, settings=SETTINGS, learner=learner, **scorers()) as node:
+        await prepare(node, monkeypatch)
+        work = asyncio.create_task(until_signalled(run_node(node, steps=None, observed=observed)))
+        await eventually(lambda: observed.newest().node.state == "running")
+        status = observed.status
+        assert status is not None
         assert status.latest.node.waits_for == ""
         asyncio.get_running_loop().call_soon(_raise_sigterm)
         await eventually(lambda: status.latest.node.waits_for == (reports or "learner worker"))
@@ -84,13 +95,16 @@ async def test_a_stopped_node_waits_for_its_learner(tmp_path: Path, reports: str
         assert (left.state, left.end, left.waits_for) == ("stopped", "stopped", "")
 
 
-async def test_a_finished_node_waits_for_its_last_checkpoint_then_for_its_learner(tmp_path: Path) -> None:
-    learner, done = SlowLearner(), asyncio.Event()
-    with components(tmp_path, learner=learner, **scorers()) as node:
-        wiring = Wiring(node)
-        status = wiring.status_loop()
-        work = asyncio.create_task(run(node, status, wiring, done))
-        await eventually(lambda: status.latest.node.state == "running")
+async def test_a_finished_node_waits_for_its_last_checkpoint_then_for_its_learner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner, observed = SlowLearner(), MonitoringApi()
+    with components(tmp_path, settings=SETTINGS, learner=learner, **scorers()) as node:
+        done = await prepare(node, monkeypatch)
+        work = asyncio.create_task(run_node(node, steps=None, observed=observed))
+        await eventually(lambda: observed.newest().node.state == "running")
+        status = observed.status
+        assert status is not None
         done.set()
         await eventually(lambda: status.latest.node.waits_for == "the checkpoint of the last step")
         await eventually(lambda: status.latest.node.state == "stopping")
