@@ -71,8 +71,8 @@ class MemberProbe:
     def update(self, connected: Collection[str], group: asyncio.TaskGroup) -> None:
         """Forget disconnected peers; query new ones and paused ones that are due, in tasks of `group`.
 
-        New ones come first, and peers that gave no answer before get half of the requests in flight: so many silent
-        peers do not delay the answer of a new one. The order of a set has no meaning that a peer's id could use.
+        New ones come first. Peers that gave no answer before get half of the requests in flight, so that they do not
+        delay new ones. No peer gains by its id, because the order of a set is random.
         """
         for peer_id in set(self._is_member) - set(connected):
             del self._is_member[peer_id]

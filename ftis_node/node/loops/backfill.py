@@ -314,7 +314,7 @@ class ShardsLoop:
         return frozenset(shard_of(peer_id, self._num_shards) for peer_id in known if peers.is_trusted(peer_id))
 
     async def _choose(self, tasks: asyncio.TaskGroup, *, count: int) -> None:
-        """Subscribe to `count` shards, and catch up with the members of the new ones in tasks of their own."""
+        """Subscribe to `count` shards, and catch up with the members of the new ones in separate tasks."""
         readers = Counter(
             shard for peer in self._registry.peers.values() if peer.record for shard in peer.record.read_shards
         )
