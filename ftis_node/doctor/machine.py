@@ -21,6 +21,7 @@ import psutil
 from ftis_node.config.disk_room import free_bytes
 from ftis_node.config.limits import usual_home_bytes
 from ftis_node.doctor.table import CheckResult, Level
+from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
 from ftis_node.node.storage.usage import measure_usage
 from ftis_node.node.supervision.process_limits import MIN_OPEN_FILES, open_files
 from ftis_node.telemetry.terminal_text import GIB, size
@@ -43,7 +44,6 @@ DRIVER_ANSWERS_WITHIN_S = 8.0
 DRIVER_QUESTION = "--query-gpu=driver_version,name,memory.total,memory.used"
 MIN_DRIVER = 580  # of CUDA 13, as the torch of the vLLM in pyproject.toml needs it
 NO_GPU_ADVICE = "use a tiny model, or a machine with a GPU"
-CHECKPOINT_PREFIX = "step-"  # as in learner/checkpoint/checkpoint.py, which imports torch
 TORCH_LIMIT_S = 45.0
 VLLM_LIMIT_S = 75.0
 TORCH_PROBE = (

@@ -24,8 +24,6 @@ from ftis_node.learner.messages import (
     CheckpointSkipped,
     CheckReply,
     CheckRequest,
-    ExportReply,
-    ExportRequest,
     GiveMemoryBack,
     HostsConnected,
     LearnerState,
@@ -130,12 +128,11 @@ class LearnerClient(WorkerClient):
         """
         request = TrainRequest(step=step, groups=tuple(groups))
         try:
-            reply = await self._supervisor.call(request, TrainReply, on_event=on_published)
+            return await self._supervisor.call(request, TrainReply, on_event=on_published)
         except FtisError as error:
             if self.restarts == self._known_restarts:
                 raise
             raise WorkerDiedError(f"the learner died between two steps and was started again: {error}") from error
-        return reply
 
     async def check(self, group: TrainGroup) -> None:
         """Measure the mismatch with the engine on an own group; return when it was measured or dropped.
@@ -173,10 +170,6 @@ class LearnerClient(WorkerClient):
         Raises MachineError if the disk refuses, WorkerDiedError if the worker died meanwhile.
         """
         return (await self._supervisor.call(SaveRequest(), Saved)).step
-
-    async def export(self, out: Path, *, merge: bool = True) -> ExportReply:
-        """Write the trained model to `out`; `merge` False: the adapter alone. Raises ConfigError for a used folder."""
-        return await self._supervisor.call(ExportRequest(out=str(out), merge=merge), ExportReply)
 
     async def _ask_state(self, life: WorkerProcess) -> None:
         self._state = await life.call(StateRequest(), LearnerState)

@@ -1,24 +1,8 @@
 """The messages between the daemon and the learner's worker.
 
-    daemon                          worker
-      LearnerBoot ------------------>  load the model, resume from the newest checkpoint
-      <------------- HostsConnected    an event for each host that connects, if there are several
-      <---------- CheckpointSkipped    an event for each unreadable checkpoint
-      <------- CheckpointInProgress    an event for each half second that the learner waits for a checkpoint
-      StateRequest ----------------->
-      <--------------- LearnerState    step, policy version, weights
-      TrainRequest(step=n) --------->  idempotent: step n is done once
-      <----------------- TrainReply    the report, and new weights if there are any
-      CheckRequest ----------------->  a group of the present version, to be measured before the next update
-      <----------------- CheckReply
-      AuditRequest ----------------->  a peer's group that claims the present version: measured at once
-      <----------------- AuditReply
-      ExportRequest ---------------->
-      <---------------- ExportReply
-      GiveMemoryBack --------------->  answered after the step in progress
-      <---------- MemoryGivenBack
-      WriteWeights ----------------->  write shared weights to a file; answered after the step in progress
-      <------------- WeightsWritten
+The daemon starts a worker with `LearnerBoot`. Each request has one reply, after the step in progress. Three events come
+without a request: `HostsConnected`, `CheckpointSkipped` and `CheckpointInProgress`. During a step the new
+`PublishedWeights` and their `WeightProof` are events too.
 
 Token ids are little-endian int32 and log-probs little-endian float32, as on the wire.
 """
@@ -218,7 +202,7 @@ class LearnerState(Message, frozen=True):
 
 
 class TrainRequest(Message, frozen=True):
-    """Do step `step`, one more than the last one done."""
+    """Do step `step`, one more than the last one done; a repetition of the last one returns its report."""
 
     step: int
     groups: tuple[TrainGroup, ...]
@@ -259,20 +243,6 @@ class AuditReply(Message, frozen=True):
     num_tokens: int = 0
 
 
-class ExportRequest(Message, frozen=True):
-    """Write the trained model to the folder `out`. `merge` False: the LoRA adapter alone."""
-
-    out: str
-    merge: bool = True
-
-
-class ExportReply(Message, frozen=True):
-    """The export is complete in the folder `out`, trained for `step` steps."""
-
-    out: str
-    step: int
-
-
 class GiveMemoryBack(Message, frozen=True):
     """A generator on the same device lacks memory: release cached blocks as soon as no step is in progress."""
 
@@ -307,7 +277,7 @@ class Saved(Message, frozen=True):
 
 
 class HostsConnected(Message, frozen=True):
-    """The learner waits at `rendezvous` until `num_hosts` hosts are connected, this one included."""
+    """One more host is connected: the learner waits at `rendezvous` until `num_hosts` are, this one included."""
 
     num_connected: int
     num_hosts: int
@@ -322,7 +292,7 @@ class CheckpointSkipped(Message, frozen=True):
 
 
 class CheckpointInProgress(Message, frozen=True):
-    """The learner waits until the checkpoint of `step` is on disk."""
+    """The learner waits until the checkpoint of `step` is on disk; every half second."""
 
     step: int
 

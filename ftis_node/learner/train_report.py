@@ -1,15 +1,13 @@
 """The report of a step, and the mismatch between engine and learner on the same tokens under the same weights.
 
-The engine reports the log-prob of each token that it samples, and the learner recomputes it. If both were exact they
-would be equal, and an importance ratio would compare two policies only. Their difference (another kernel, number format
-or softmax, or old weights) enters every ratio that the learner computes.
+The engine reports the log-prob of each token that it samples, and the learner recomputes it. Their difference (another
+kernel, number format or softmax, or old weights) enters every ratio that the learner computes.
 
 The KL is estimated by k3 of J. Schulman, "Approximating KL Divergence" (joschu.net/blog/kl-approx.html). With samples
 from q, and r = p / q, the mean of (r - 1) - log r is an unbiased estimate of KL(q || p). Each of its terms is >= 0.
 
-Generation runs ahead. So a step's groups are mostly a version old and cannot compare engine and learner under the same
-weights. The daemon therefore offers the first group that a new version sampled, the check group. An idle learner
-measures it at once, a busy one just before the update of the step in progress.
+Generation runs ahead, so a step's groups are mostly a version old. The daemon therefore offers the first group that a
+new version sampled, the check group. An idle learner measures it at once, a busy one just before its next update.
 """
 
 from __future__ import annotations
@@ -105,18 +103,11 @@ def report_of(
     batch: TrainBatch,
     objective: Objective,
     *,
-    understated: tuple[str, ...],
     step: int,
     version_before: int,
-    learning_rate: float,
     checked: Mismatch | None,
-    entropy: float | None,
-    agreement: tuple[dict[str, float], float | None],
-    duration_s: float,
-    micro_batch_tokens: int,
-    out_of_memory: int,
 ) -> StepReport:
-    """Return the report of step `step`; `version_before` is the policy version that the step started from.
+    """Return the report of step `step` from version `version_before` on; the learner adds what only it knows.
 
     The mismatch is that of the batch's own tokens of this version. Without such tokens it is the check group's
     (`checked`).
@@ -137,25 +128,16 @@ def report_of(
         truncated_fraction=first.metrics.get("truncated_fraction", 0.0),
         mean_kl=first.metrics.get("mean_kl", 0.0),
         grad_norm=first.grad_norm,
-        learning_rate=learning_rate,
         kl_to_start=first.metrics.get("kl_to_start"),
-        entropy=entropy,
         mismatch_kl=mismatch.kl if mismatch else None,
         mismatch_share=mismatch.share if mismatch else None,
         mismatch_tokens=mismatch.num_tokens if mismatch else 0,
         mismatch_version=version_before if mismatch else None,
         num_updates=outcome.num_updates,
         num_tokens=batch.num_tokens,
-        duration_s=duration_s,
-        tokens_per_s=batch.num_tokens / duration_s if duration_s > 0 else 0.0,
-        micro_batch_tokens=micro_batch_tokens,
-        out_of_memory=out_of_memory,
         own_groups=batch.num_own_groups,
         foreign_groups=batch.num_foreign_groups,
-        understated=understated,
-        by_sender=_by_sender(outcome.first, batch, objective),
-        agreement=agreement[0],
-        own_agreement=agreement[1],
+        by_sender=_by_sender(first, batch, objective),
         skipped=outcome.skipped,
         refused=outcome.refused,
     )

@@ -13,8 +13,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ftis_node.errors import MachineError, WorkerTaskError
 from ftis_node.learner.distributed.hosts import connect_hosts
@@ -25,11 +24,8 @@ from ftis_node.learner.messages import (
     AuditRequest,
     CheckReply,
     CheckRequest,
-    ExportReply,
-    ExportRequest,
     GiveMemoryBack,
     LearnerBoot,
-    LearnerState,
     MemoryGivenBack,
     Saved,
     SaveRequest,
@@ -48,6 +44,7 @@ if TYPE_CHECKING:
     from ftis_node.learner.core import Learner
     from ftis_node.learner.distributed.launch import Hosts, RankAddress
     from ftis_node.learner.distributed.ranks import StepCallback
+    from ftis_node.workers.wire import Message
     from ftis_node.workers.worker import Emitter, Handlers
 
 logger = logging.getLogger(__name__)
@@ -98,21 +95,12 @@ async def build(boot: LearnerBoot, emit: Emitter) -> AsyncIterator[Handlers]:
         learner = await thread.work(lambda between: _open(boot, address, hosts, emit), emit)
         saving = asyncio.create_task(_save_while_idle(boot, thread, learner, emit))
         try:
-            yield {
-                StateRequest: partial(_state, thread, learner),
-                TrainRequest: partial(_train, thread, learner),
-                CheckRequest: partial(_check, boot, thread, learner),
-                AuditRequest: partial(_audit, thread, learner),
-                ExportRequest: partial(_export, thread, learner),
-                SaveRequest: partial(_save, thread, learner),
-                GiveMemoryBack: partial(_give_memory_back, thread, learner),
-                WriteWeights: partial(_write_weights, thread, learner),
-            }
+            yield _handlers(boot, thread, learner)
         finally:
             saving.cancel()
             await asyncio.wait([saving])
         try:
-            await thread.work(lambda between: learner.save_if_behind(), emit)
+            await thread.work(lambda between: learner.checkpoints.save_if_behind(), emit)
         except MachineError as error:  # no caller is left: the daemon reads the state from the disk
             logger.error("%s", error)
         await thread.work(lambda between: learner.close(), emit)
@@ -123,7 +111,7 @@ async def _save_while_idle(boot: LearnerBoot, thread: ModelThread, learner: Lear
     while boot.settings.checkpoint_every_steps is None:
         await asyncio.sleep(IDLE_POLL_INTERVAL_S)
         try:
-            await thread.work(lambda between: learner.save_if_due(), emit)
+            await thread.work(lambda between: learner.checkpoints.save_if_due(), emit)
         except MachineError as error:  # the next step reports it to the daemon if it still fails
             logger.error("%s", error)
             await asyncio.sleep(RETRY_S)
@@ -143,60 +131,53 @@ def _open(boot: LearnerBoot, address: RankAddress | None, hosts: Hosts, emit: Em
     return learner
 
 
-async def _state(thread: ModelThread, learner: Learner, _: StateRequest, emit: Emitter) -> LearnerState:
-    return await thread.work(lambda between: learner.state(), emit)
+def _handlers(boot: LearnerBoot, thread: ModelThread, learner: Learner) -> Handlers:
+    """Return the handler of each request. All but one run in the model's thread, after a step in progress."""
 
-
-async def _train(thread: ModelThread, learner: Learner, request: TrainRequest, emit: Emitter) -> TrainReply:
-    def train(between: StepCallback) -> TrainReply:
+    def train(request: TrainRequest, between: StepCallback, emit: Emitter) -> TrainReply:
         try:
             return learner.train(request.groups, step=request.step, between=between, on_published=emit)
         finally:
             learner.give_memory_back()
 
-    return await thread.work(train, emit)
+    def audit(request: AuditRequest, between: StepCallback, emit: Emitter) -> AuditReply:
+        version = unpack_train_group(request.group).policy_version
+        found = learner.audit(request.group, version=version, between=between)
+        return AuditReply() if found is None else AuditReply(kl=found.kl, num_tokens=found.num_tokens)
 
-
-async def _check(
-    boot: LearnerBoot, thread: ModelThread, learner: Learner, request: CheckRequest, emit: Emitter
-) -> CheckReply:
-    # Offer first: a step in progress then measures it before its update, and the thread has nothing to do.
-    learner.offer_check(request.group)
-    if not boot.takes_turns:  # otherwise the next step measures it: between steps the generator has the memory
-        await thread.work(lambda between: learner.check(between=between), emit)
-    return CheckReply()
-
-
-async def _audit(thread: ModelThread, learner: Learner, request: AuditRequest, emit: Emitter) -> AuditReply:
-    version = unpack_train_group(request.group).policy_version
-    found = await thread.work(lambda between: learner.audit(request.group, version=version, between=between), emit)
-    return AuditReply() if found is None else AuditReply(kl=found.kl, num_tokens=found.num_tokens)
-
-
-async def _export(thread: ModelThread, learner: Learner, request: ExportRequest, emit: Emitter) -> ExportReply:
-    def export(between: StepCallback) -> ExportReply:
-        learner.export(Path(request.out), merge=request.merge)
-        return ExportReply(out=request.out, step=learner.state().step)
-
-    return await thread.work(export, emit)
-
-
-async def _save(thread: ModelThread, learner: Learner, _: SaveRequest, emit: Emitter) -> Saved:
-    def save(between: StepCallback) -> Saved:
-        learner.save_if_behind()
+    def save(request: SaveRequest, between: StepCallback, emit: Emitter) -> Saved:
+        learner.checkpoints.save_if_behind()
         return Saved(step=learner.state().step)
 
-    return await thread.work(save, emit)
+    def give_memory_back(request: GiveMemoryBack, between: StepCallback, emit: Emitter) -> MemoryGivenBack:
+        learner.give_memory_back(force=True)
+        return MemoryGivenBack()
+
+    async def check(request: CheckRequest, emit: Emitter) -> CheckReply:
+        # Offer first: a step in progress then measures it before its update, and the thread has nothing to do.
+        learner.offer_check(request.group)
+        if not boot.takes_turns:  # otherwise the next step measures it: between steps the generator has the memory
+            await thread.work(lambda between: learner.check(between=between), emit)
+        return CheckReply()
+
+    in_thread: dict[type[Message], Callable[[Any, StepCallback, Emitter], Message]] = {
+        StateRequest: lambda request, between, emit: learner.state(),
+        TrainRequest: train,
+        AuditRequest: audit,
+        SaveRequest: save,
+        GiveMemoryBack: give_memory_back,
+        WriteWeights: lambda request, between, emit: WeightsWritten(learner.write_weights(refused=request.refused)),
+    }
+    return {kind: partial(_in_thread, thread, answer) for kind, answer in in_thread.items()} | {CheckRequest: check}
 
 
-async def _give_memory_back(thread: ModelThread, learner: Learner, _: GiveMemoryBack, emit: Emitter) -> MemoryGivenBack:
-    await thread.work(lambda between: learner.give_memory_back(force=True), emit)  # after a step in progress
-    return MemoryGivenBack()
-
-
-async def _write_weights(thread: ModelThread, learner: Learner, request: WriteWeights, emit: Emitter) -> WeightsWritten:
-    written = await thread.work(lambda between: learner.write_weights(refused=request.refused), emit)
-    return WeightsWritten(weights=written)
+async def _in_thread(
+    thread: ModelThread,
+    answer: Callable[[Any, StepCallback, Emitter], Message],
+    request: Message,
+    emit: Emitter,
+) -> Message:
+    return await thread.work(lambda between: answer(request, between, emit), emit)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ftis_node.errors import FileError, MachineError, ModelError
 from ftis_node.files import read_object
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH
+from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX, STATE_FILE
 from ftis_node.memory.learner_memory import GPU_MICRO_BATCH_TOKENS
 from ftis_node.memory.placement import assign_gpus, check_heads, inspect_machine
 from ftis_node.memory.plan import USABLE_SHARE, Machine, plan
@@ -41,7 +42,6 @@ MIN_RANK = 8
 SMALLER_ADAPTERS = ((1, 64, 4096), (4, 32, 2048), (16, 16, 1024))
 ALL_WEIGHTS = "all weights"
 AS_BEGUN = ", as this home began"
-CHECKPOINT_PREFIX = "step-"  # as in learner/checkpoint/checkpoint.py, which imports torch
 ADAPTER = re.compile(r"LoRA of rank (\d{1,5}), alpha (\d{1,5}),")  # names as in learner/checkpoint/checkpoint.py
 
 
@@ -74,7 +74,7 @@ def read_previous_training(home: Home, model: str) -> PreviousTraining | None:
     except (OSError, FileError, KeyError, TypeError, ValueError):
         last, of_last = {}, None
     newest = newest_complete(home.checkpoints, CHECKPOINT_PREFIX)
-    trains = "" if newest is None else str(checkpoint_owner(newest / "state.json").get("trains", ""))
+    trains = "" if newest is None else str(checkpoint_owner(newest / STATE_FILE).get("trains", ""))
     if not trains:
         is_same = last.get("model") == model and last.get("role") not in ("generator", "exchange")
         return of_last if is_same and of_last is not None and isinstance(of_last.lora, bool) else None

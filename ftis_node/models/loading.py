@@ -38,7 +38,7 @@ from ftis_node.models.library_logging import quiet_library_logging
 from ftis_node.models.safetensors_file import read_header
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     import torch
 
@@ -238,16 +238,11 @@ def export_model(
         tokenizer.save(folder)
 
 
-def export_adapter(
-    adapted_model: Any, tokenizer: PromptTokenizer, out: Path, *, state_dict: Mapping[str, torch.Tensor] | None = None
-) -> None:
-    """Write the LoRA adapter of a peft model, and the tokenizer. Raises ConfigError as `export_model` does.
-
-    `state_dict` replaces the model's own weights, for a model that several processes share.
-    """
+def export_adapter(adapted_model: Any, tokenizer: PromptTokenizer, out: Path) -> None:
+    """Write the LoRA adapter of a peft model, and the tokenizer. Raises ConfigError as `export_model` does."""
     with _whole_folder(out) as folder:
         # "auto" would ask the hub whether the embedding was resized; adapters here never touch it.
-        adapted_model.save_pretrained(folder, save_embedding_layers=False, state_dict=state_dict)
+        adapted_model.save_pretrained(folder, save_embedding_layers=False)
         tokenizer.save(folder)
 
 

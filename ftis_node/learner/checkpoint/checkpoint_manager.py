@@ -104,28 +104,26 @@ def find_checkpoint(
             tidy(folder, damaged)
     if ranks.size == 1:
         return found
-    data = ranks.broadcast(b"" if found is None else msgspec.msgpack.encode(_header_of(found)))
-    if not data:
+    data = b""
+    if found is not None:
+        cuda = found.cuda_random_state
+        header = CheckpointHeader(
+            found.state,
+            _forms_of(found.weights),
+            _forms_of(found.moments),
+            found.random_state.numpy().tobytes(),
+            None if cuda is None else cuda.numpy().tobytes(),
+        )
+        data = msgspec.msgpack.encode(header)
+    if not (data := ranks.broadcast(data)):
         return None
     header = msgspec.msgpack.decode(data, type=CheckpointHeader)
-    cuda = header.cuda_random_state
     return Checkpoint(
         header.state,
         BroadcastTensors(ranks, header.weights, None if found is None else found.weights),
         BroadcastTensors(ranks, header.moments, None if found is None else found.moments),
         _from_bytes(header.random_state),
-        None if cuda is None else _from_bytes(cuda),
-    )
-
-
-def _header_of(found: Checkpoint) -> CheckpointHeader:
-    cuda = found.cuda_random_state
-    return CheckpointHeader(
-        found.state,
-        _forms_of(found.weights),
-        _forms_of(found.moments),
-        found.random_state.numpy().tobytes(),
-        None if cuda is None else cuda.numpy().tobytes(),
+        None if header.cuda_random_state is None else _from_bytes(header.cuda_random_state),
     )
 
 
@@ -202,10 +200,6 @@ class CheckpointManager:
     def take_part(self) -> None:
         """Contribute the shards of a rank above 0 when rank 0 begins a checkpoint."""
         gather(self._masters.tensors, self._optimizer, keep=False)
-
-    def close(self) -> None:
-        """Finish the current write and end the thread."""
-        self.saver.close()
 
     def _begin(self) -> None:
         with self._ranks.lead(GatherCommand("checkpoint")):

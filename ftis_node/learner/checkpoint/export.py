@@ -3,8 +3,6 @@
 Published weights are in the compute dtype and have a proof. A version is the whole model (with an adapter merged into
 it), or the adapter alone if the engine serves adapters. Version n is the policy after step n. Version 0 is the starting
 model and is not written: the generator has it.
-
-An export comes from the running learner or from its home.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from ftis_node.errors import ConfigError, MachineError, SharingError
 from ftis_node.learner.checkpoint.checkpoint import newest_usable, owner_of, restore_weights
 from ftis_node.learner.checkpoint.checkpoint_manager import FREE_SPACE
 from ftis_node.learner.distributed.ranks import GatherCommand, ProveCommand
-from ftis_node.learner.distributed.sharded_tensors import TensorGatherer, is_sharded, whole
+from ftis_node.learner.distributed.sharded_tensors import TensorGatherer, is_sharded
 from ftis_node.learner.model.policy import ADAPTER, adapter_alone, adapter_merger, load_unchecked, own_tensors
 from ftis_node.models import export_adapter, export_model
 from ftis_node.telemetry.log import unwatched
@@ -220,7 +218,7 @@ def export_policy(policy: Policy, out: Path, *, merge: bool) -> None:
         is_on_hub = "/" in policy.source.name
         base = policy.source.name if is_on_hub else str(policy.source.folder)
         policy.adapted.peft_config[ADAPTER].base_model_name_or_path = base
-        export_adapter(policy.adapted, policy.tokenizer, out, state_dict=adapter_state(policy))
+        export_adapter(policy.adapted, policy.tokenizer, out)
 
 
 @torch.no_grad()
@@ -253,12 +251,6 @@ def write_weights(
         places |= dict.fromkeys(tensors, file_name)
     index = {"metadata": {"total_size": total_bytes}, "weight_map": places}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
-
-
-def adapter_state(policy: Policy) -> dict[str, Tensor]:
-    """Return the adapter's full weights, under the names of the adapted model, on every rank. All ranks call it."""
-    assert policy.adapted is not None
-    return {name: whole(value).cpu() for name, value in policy.adapted.state_dict().items() if ".lora_" in name}
 
 
 def export_newest(boot: LearnerBoot, out: Path, *, merge: bool, on_progress: OnProgress = unwatched) -> int:

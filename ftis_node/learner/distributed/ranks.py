@@ -261,9 +261,9 @@ class ProveCommand(Message, frozen=True):
 
 
 class GatherCommand(Message, frozen=True):
-    """Send rank 0 the full tensors of a publication, a checkpoint or an export."""
+    """Send rank 0 the full tensors of a publication or a checkpoint."""
 
-    what: Literal["publication", "checkpoint", "merged model", "adapter"]
+    what: Literal["publication", "checkpoint"]
 
 
 class EndCommand(Message, frozen=True):

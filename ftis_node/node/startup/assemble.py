@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftis_node.config.limits import KEPT_EVENT_FILES
+from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
 from ftis_node.models import parameter_count
 from ftis_node.node.components import NodeComponents
 from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription, NodeState
@@ -28,7 +29,7 @@ from ftis_node.node.startup.prepare import prepare
 from ftis_node.node.startup.recovery import log_unknown_steps, release_damaged
 from ftis_node.node.startup.startup_summary import mark_end, mark_start, start_lines
 from ftis_node.node.startup.wiring import Wiring
-from ftis_node.node.storage.cleanup import CHECKPOINT_PREFIX, num_versions, version_bytes
+from ftis_node.node.storage.cleanup import num_versions, version_bytes
 from ftis_node.node.storage.event_log_snapshot import EventLogSnapshot
 from ftis_node.node.storage.usage import DiskSpace
 from ftis_node.node.supervision.background import DiskThread, first_of_ours

@@ -15,7 +15,8 @@ from ftis_node.config.home_files import HOME_SCHEMA, last_settings, marked_schem
 from ftis_node.errors import ConfigError, FileError, MachineError, ModelError, UsageError
 from ftis_node.files import read_object
 from ftis_node.gossip.p2pd.process import check_free
-from ftis_node.memory.choice import CHECKPOINT_PREFIX, checkpoint_owner
+from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
+from ftis_node.memory.choice import checkpoint_owner
 from ftis_node.models import model_fingerprint, other_model, parameter_count, read_shape, resolve_model
 from ftis_node.workers.durable import newest_complete
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from ftis_node.config.disk_room import is_disk_full
 from ftis_node.config.limits import usual_home_bytes
 from ftis_node.errors import ConfigError
+from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX, DAMAGED_PREFIX
 from ftis_node.models import parameter_count, read_shape
 from ftis_node.node.protocols import dtype_of, serves_adapters
 from ftis_node.node.startup.preflight import checkpoint_bytes
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
     from ftis_node.replay.buffer import ReplayBuffer
     from ftis_node.workers.shared_weights import Way
 
-CHECKPOINT_PREFIX = "step-"  # a copy, because learner/checkpoint/checkpoint.py imports torch
-DAMAGED_PREFIX = "damaged-"
 TURNED_OVER = re.compile(r".+\.log\.\d+")
 GROUPS_BYTES = 16 << 20  # groups in progress, event log lines, the buffer's journal
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
