@@ -1,19 +1,17 @@
 """Conversion of groups to arrays: one batch per step, divided into micro-batches under a token budget.
 
 A batch is a matrix of completion tokens, `[N, T]`, on which losses are computed. A micro-batch is the input of one
-forward pass. Its index maps the positions that predict completion tokens to cells of the matrix. Only two files know
-the token layout of a micro-batch. This one writes one completion a row, padded on the right, for models that accept
-nothing else. `make_packed_micro_batches` writes all of them into one row without padding.
+forward pass, in one of two layouts. Its index maps the positions that predict completion tokens to cells of the matrix.
 
-Padding on the right needs no attention mask: a causal model never attends to later tokens.
+Padded rows have one completion each, for models that accept nothing else. Padding on the right needs no attention mask:
+a causal model never attends to later tokens.
 
-Micro-batches without padding: one row holds several sequences end to end, and a group's prompt only once.
+A packed row holds several sequences end to end without padding, and a group's prompt only once.
 
     prompt p1 p2 p3 | a1 a2 | b1 | c1 c2 c3        a, b, c attend to the prompt and themselves, not each other
 
-With G completions the prompt runs through the model once instead of G times. A completion's last token predicts nothing
-and is omitted. Whole groups are packed, longest first, each into the first row with enough space. A group that exceeds
-a row's budget is divided between completions, and each part contains its prompt.
+A completion's last token predicts nothing and is omitted. Whole groups are packed, longest first, each into the first
+row with enough space. A group that exceeds a row's budget is divided, and each part contains its prompt.
 """
 
 from __future__ import annotations
@@ -110,17 +108,6 @@ class TrainBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceSpan:
-    """Tokens `start` to `end` (exclusive) of a row."""
-
-    start: int
-    end: int
-
-    def __len__(self) -> int:
-        return self.end - self.start
-
-
-@dataclass(frozen=True, slots=True)
 class MicroBatch:
     """The tokens of one forward pass, and the positions of M completion tokens in it.
 
@@ -129,8 +116,8 @@ class MicroBatch:
     target_ids       [M] int64, that token
     cell_index       [M] int64, that token's cell in the batch's flattened [N, T]
     positions        [R, C] int64, each token's position in its own text; None: its column
-    texts            the texts of a packed row (R is 1), each as its spans in order: a prompt may be part of several;
-                     empty if each row is one text
+    texts            the texts of a packed row (R is 1), each as its ranges of columns in order: a prompt may be part
+                     of several; empty if each row is one text
     """
 
     token_ids: Tensor
@@ -138,7 +125,7 @@ class MicroBatch:
     target_ids: Tensor
     cell_index: Tensor
     positions: Tensor | None = None
-    texts: tuple[tuple[SequenceSpan, ...], ...] = ()
+    texts: tuple[tuple[range, ...], ...] = ()
 
 
 def make_batch(groups: Sequence[TrainGroup]) -> TrainBatch:
@@ -284,18 +271,18 @@ class _Row:
         self.ids: list[NDArray[np.int32]] = []
         self.positions: list[NDArray[np.int64]] = []
 
-    def add(self, ids: NDArray[np.int32], *, position: int) -> SequenceSpan:
-        """Append `ids`, of which the first is at `position` in its text."""
-        span = SequenceSpan(self.length, self.length + len(ids))
+    def add(self, ids: NDArray[np.int32], *, position: int) -> range:
+        """Append `ids`, of which the first is at `position` in its text. Returns their columns."""
+        columns = range(self.length, self.length + len(ids))
         self.ids.append(ids)
         self.positions.append(np.arange(position, position + len(ids)))
-        self.length = span.end
-        return span
+        self.length = columns.stop
+        return columns
 
 
 def _lay_out_packed(batch: TrainBatch, families: Sequence[Sequence[int]]) -> MicroBatch:
     row = _Row()
-    texts: list[tuple[SequenceSpan, ...]] = []
+    texts: list[tuple[range, ...]] = []
     predictors, targets, cells = [], [], []
     for family in families:
         first = batch.prompts[family[0]]
@@ -307,11 +294,11 @@ def _lay_out_packed(batch: TrainBatch, families: Sequence[Sequence[int]]) -> Mic
         for number in family:
             completion = batch.completions[number]
             if len(family) == 1:
-                own = SequenceSpan(last + 1, prompt.end)
+                own = range(last + 1, prompt.stop)
             else:
                 own = row.add(completion[:-1], position=len(first))
                 parts += [(prompt, own)] if len(own) else []
-            predictors.append(np.array([last, *range(own.start, own.end)]))
+            predictors.append(np.array([last, *own]))
             targets.append(completion.astype(np.int64))
             cells.append(number * batch.mask.shape[1] + np.arange(len(completion)))
         texts += parts or [(prompt,)]

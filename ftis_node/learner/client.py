@@ -1,11 +1,5 @@
 """The daemon's client of the learner's worker process. Imports no torch.
 
-    client = LearnerClient(boot, sockets_dir=..., log_path=...)
-    state = await client.start()                          # the state of the newest checkpoint
-    reply = await client.train(groups, step=state.step + 1)
-    ...
-    await client.stop()                                   # saves the newest step
-
 If the worker dies, the call in flight raises WorkerDiedError and the supervisor restarts it. `await client.start()`
 then waits for the new process and returns its state, which may be one step ahead of the last report.
 """
@@ -16,26 +10,8 @@ import os
 from typing import TYPE_CHECKING, TypeAlias
 
 from ftis_node.errors import FtisError, WorkerDiedError
+from ftis_node.learner import messages
 from ftis_node.learner.distributed.launch import COMMUNICATION
-from ftis_node.learner.messages import (
-    AuditReply,
-    AuditRequest,
-    CheckpointInProgress,
-    CheckpointSkipped,
-    CheckReply,
-    CheckRequest,
-    GiveMemoryBack,
-    HostsConnected,
-    LearnerState,
-    MemoryGivenBack,
-    Saved,
-    SaveRequest,
-    StateRequest,
-    TrainReply,
-    TrainRequest,
-    WeightsWritten,
-    WriteWeights,
-)
 from ftis_node.workers.preload import WorkerSpec
 from ftis_node.workers.supervisor import Supervisor, WorkerClient
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof
@@ -44,13 +20,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from ftis_node.learner.messages import CheckpointEvent, LearnerBoot, TrainGroup
+    from ftis_node.learner.messages import (
+        AuditReply,
+        CheckpointEvent,
+        LearnerBoot,
+        LearnerState,
+        TrainGroup,
+        TrainReply,
+    )
     from ftis_node.workers.liveness import RestartPolicy
     from ftis_node.workers.preload import PreloadingProcess, Timing
     from ftis_node.workers.process import WorkerProcess
 
 OnPublished: TypeAlias = "Callable[[PublishedWeights | WeightProof], None]"
 
+EVENT_TYPES = (
+    *(messages.CheckpointSkipped, messages.CheckpointInProgress, messages.HostsConnected),
+    *(PublishedWeights, WeightProof),
+)
 MODULE = "ftis_node.learner.worker"
 # torch's allocator on a GPU shared with a generator: expandable segments fragment less than blocks of fixed sizes.
 ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -76,7 +63,7 @@ class LearnerClient(WorkerClient):
         timing: Timing | None = None,
         restart_policy: RestartPolicy | None = None,
         environment: Mapping[str, str] | None = None,
-        on_event: Callable[[CheckpointEvent | HostsConnected], None] | None = None,
+        on_event: Callable[[CheckpointEvent | messages.HostsConnected], None] | None = None,
         preloading: PreloadingProcess | None = None,
         worker_module: str = MODULE,
     ) -> None:
@@ -86,7 +73,7 @@ class LearnerClient(WorkerClient):
             boot=boot,
             sockets_dir=sockets_dir,
             log_path=log_path,
-            event_types=(CheckpointSkipped, CheckpointInProgress, HostsConnected, PublishedWeights, WeightProof),
+            event_types=EVENT_TYPES,
             environment=worker_environment(boot) | dict(environment or {}),
             preloading=preloading,
         )
@@ -126,9 +113,9 @@ class LearnerClient(WorkerClient):
         `on_published` receives the new weights and then their proof before the reply, while the checkpoint is written.
         Raises WorkerDiedError if the worker died meanwhile, MachineError if memory or disk do not suffice.
         """
-        request = TrainRequest(step=step, groups=tuple(groups))
+        request = messages.TrainRequest(step=step, groups=tuple(groups))
         try:
-            return await self._supervisor.call(request, TrainReply, on_event=on_published)
+            return await self._supervisor.call(request, messages.TrainReply, on_event=on_published)
         except FtisError as error:
             if self.restarts == self._known_restarts:
                 raise
@@ -140,21 +127,21 @@ class LearnerClient(WorkerClient):
         The report of the next step has the mismatch, if the group arrived before the weights changed from its version.
         Raises WorkerDiedError if the worker died meanwhile.
         """
-        await self._supervisor.call(CheckRequest(group=group), CheckReply)
+        await self._supervisor.call(messages.CheckRequest(group=group), messages.CheckReply)
 
     async def audit(self, group: TrainGroup) -> AuditReply:
         """Compare a peer's log-probs with the learner's own, if the learner has the weights that `group` claims.
 
         Raises WorkerDiedError if the worker died meanwhile, and WorkerTaskError if the comparison failed.
         """
-        return await self._supervisor.call(AuditRequest(group=group), AuditReply)
+        return await self._supervisor.call(messages.AuditRequest(group=group), messages.AuditReply)
 
     async def give_memory_back(self) -> None:
         """Return when no step is in progress and the learner's cached memory is free.
 
         Raises WorkerDiedError if the worker died meanwhile; all of its memory is then free.
         """
-        await self._supervisor.call(GiveMemoryBack(), MemoryGivenBack)
+        await self._supervisor.call(messages.GiveMemoryBack(), messages.MemoryGivenBack)
 
     async def write_weights(self, refused: str = "") -> PublishedWeights | None:
         """Write the present weights to a file; return None for the starting model. Waits for a step in progress.
@@ -162,17 +149,18 @@ class LearnerClient(WorkerClient):
         A non-empty `refused` is the reason why no engine can map shared weights: all later versions go through files.
         Raises MachineError if the disk refuses, WorkerDiedError if the worker died meanwhile.
         """
-        return (await self._supervisor.call(WriteWeights(refused=refused), WeightsWritten)).weights
+        request = messages.WriteWeights(refused=refused)
+        return (await self._supervisor.call(request, messages.WeightsWritten)).weights
 
     async def save(self) -> int:
         """Write the newest step to the disk, without a time limit, and return its number.
 
         Raises MachineError if the disk refuses, WorkerDiedError if the worker died meanwhile.
         """
-        return (await self._supervisor.call(SaveRequest(), Saved)).step
+        return (await self._supervisor.call(messages.SaveRequest(), messages.Saved)).step
 
     async def _ask_state(self, life: WorkerProcess) -> None:
-        self._state = await life.call(StateRequest(), LearnerState)
+        self._state = await life.call(messages.StateRequest(), messages.LearnerState)
 
 
 def worker_environment(boot: LearnerBoot) -> dict[str, str]:

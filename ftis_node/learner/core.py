@@ -20,7 +20,7 @@ import msgspec
 import torch
 
 from ftis_node.errors import ConfigError, FtisError, WorkerTaskError
-from ftis_node.learner.batch import batch_of, make_batch, make_micro_batches, make_packed_micro_batches
+from ftis_node.learner.batch import batch_of, make_batch
 from ftis_node.learner.checkpoint.checkpoint import owner_of
 from ftis_node.learner.checkpoint.checkpoint_manager import CheckpointManager
 from ftis_node.learner.checkpoint.export import WeightPublication
@@ -303,10 +303,8 @@ class Learner:
         return compute_logprobs(self.policy.logprobs, batch, micro_batches, between=between, ranks=self._ranks)
 
     def _micro_batches(self, batch: TrainBatch) -> list[MicroBatch]:
-        """Return micro-batches in packed rows if the model supports them, else one row per completion."""
-        make = make_packed_micro_batches if self.policy.packs else make_micro_batches
-        max_tokens, size = self._oom_retry.max_tokens, self._ranks.size
-        return cut_evenly(lambda budget: make(batch, max_tokens=budget), max_tokens=max_tokens, size=size)
+        cut = partial(self.policy.micro_batches, batch)
+        return cut_evenly(cut, max_tokens=self._oom_retry.max_tokens, size=self._ranks.size)
 
     def _settle(self, on_published: Callable[[PublishedWeights | WeightProof], None]) -> None:
         """Publish the present policy and, if due, write its checkpoint. Skips the parts that are already done."""

@@ -12,29 +12,14 @@ import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, closing
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ftis_node.errors import MachineError, WorkerTaskError
+from ftis_node.learner import messages
 from ftis_node.learner.distributed.hosts import connect_hosts
 from ftis_node.learner.distributed.launch import start_ranks
 from ftis_node.learner.groups import unpack_train_group
-from ftis_node.learner.messages import (
-    AuditReply,
-    AuditRequest,
-    CheckReply,
-    CheckRequest,
-    GiveMemoryBack,
-    LearnerBoot,
-    MemoryGivenBack,
-    Saved,
-    SaveRequest,
-    StateRequest,
-    TrainReply,
-    TrainRequest,
-    WeightsWritten,
-    WriteWeights,
-)
+from ftis_node.learner.messages import LearnerBoot
 from ftis_node.models import skip_unused_packages
 from ftis_node.workers.worker import run_worker
 
@@ -45,7 +30,7 @@ if TYPE_CHECKING:
     from ftis_node.learner.distributed.launch import Hosts, RankAddress
     from ftis_node.learner.distributed.ranks import StepCallback
     from ftis_node.workers.wire import Message
-    from ftis_node.workers.worker import Emitter, Handlers
+    from ftis_node.workers.worker import Emitter, Handler, Handlers
 
 logger = logging.getLogger(__name__)
 
@@ -132,52 +117,52 @@ def _open(boot: LearnerBoot, address: RankAddress | None, hosts: Hosts, emit: Em
 
 
 def _handlers(boot: LearnerBoot, thread: ModelThread, learner: Learner) -> Handlers:
-    """Return the handler of each request. All but one run in the model's thread, after a step in progress."""
+    """Return the handler of each request. All but one work in the model's thread, after a step in progress."""
 
-    def train(request: TrainRequest, between: StepCallback, emit: Emitter) -> TrainReply:
+    def in_thread(answer: Callable[[Any, StepCallback, Emitter], Message]) -> Handler:
+        async def handle(request: Message, emit: Emitter) -> Message:
+            return await thread.work(lambda between: answer(request, between, emit), emit)
+
+        return handle
+
+    def train(request: messages.TrainRequest, between: StepCallback, emit: Emitter) -> Message:
         try:
             return learner.train(request.groups, step=request.step, between=between, on_published=emit)
         finally:
             learner.give_memory_back()
 
-    def audit(request: AuditRequest, between: StepCallback, emit: Emitter) -> AuditReply:
+    def audit(request: messages.AuditRequest, between: StepCallback, emit: Emitter) -> Message:
         version = unpack_train_group(request.group).policy_version
         found = learner.audit(request.group, version=version, between=between)
-        return AuditReply() if found is None else AuditReply(kl=found.kl, num_tokens=found.num_tokens)
+        return messages.AuditReply() if found is None else messages.AuditReply(kl=found.kl, num_tokens=found.num_tokens)
 
-    def save(request: SaveRequest, between: StepCallback, emit: Emitter) -> Saved:
+    def save(request: messages.SaveRequest, between: StepCallback, emit: Emitter) -> Message:
         learner.checkpoints.save_if_behind()
-        return Saved(step=learner.state().step)
+        return messages.Saved(step=learner.state().step)
 
-    def give_memory_back(request: GiveMemoryBack, between: StepCallback, emit: Emitter) -> MemoryGivenBack:
+    def give_memory_back(request: messages.GiveMemoryBack, between: StepCallback, emit: Emitter) -> Message:
         learner.give_memory_back(force=True)
-        return MemoryGivenBack()
+        return messages.MemoryGivenBack()
 
-    async def check(request: CheckRequest, emit: Emitter) -> CheckReply:
+    def write_weights(request: messages.WriteWeights, between: StepCallback, emit: Emitter) -> Message:
+        return messages.WeightsWritten(learner.write_weights(refused=request.refused))
+
+    async def check(request: messages.CheckRequest, emit: Emitter) -> Message:
         # Offer first: a step in progress then measures it before its update, and the thread has nothing to do.
         learner.offer_check(request.group)
         if not boot.takes_turns:  # otherwise the next step measures it: between steps the generator has the memory
             await thread.work(lambda between: learner.check(between=between), emit)
-        return CheckReply()
+        return messages.CheckReply()
 
-    in_thread: dict[type[Message], Callable[[Any, StepCallback, Emitter], Message]] = {
-        StateRequest: lambda request, between, emit: learner.state(),
-        TrainRequest: train,
-        AuditRequest: audit,
-        SaveRequest: save,
-        GiveMemoryBack: give_memory_back,
-        WriteWeights: lambda request, between, emit: WeightsWritten(learner.write_weights(refused=request.refused)),
+    return {
+        messages.StateRequest: in_thread(lambda request, between, emit: learner.state()),
+        messages.TrainRequest: in_thread(train),
+        messages.CheckRequest: check,
+        messages.AuditRequest: in_thread(audit),
+        messages.SaveRequest: in_thread(save),
+        messages.GiveMemoryBack: in_thread(give_memory_back),
+        messages.WriteWeights: in_thread(write_weights),
     }
-    return {kind: partial(_in_thread, thread, answer) for kind, answer in in_thread.items()} | {CheckRequest: check}
-
-
-async def _in_thread(
-    thread: ModelThread,
-    answer: Callable[[Any, StepCallback, Emitter], Message],
-    request: Message,
-    emit: Emitter,
-) -> Message:
-    return await thread.work(lambda between: answer(request, between, emit), emit)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from learner_rig import make_group, one_by_one_logprobs, random_groups, unpacked
 from tiny_models import make_model
 
 from ftis_node.learner.batch import (
-    SequenceSpan,
     batch_of,
     make_batch,
     make_micro_batches,
@@ -35,8 +34,8 @@ def test_layout_by_hand():
     # A completion's last token predicts nothing; a text alone is one span.
     assert micro_batch.token_ids.tolist() == [[1, 2, 7, 8, 10, 3, 4, 20]]
     assert micro_batch.positions.tolist() == [[0, 1, 2, 3, 2, 0, 1, 2]]
-    prompt = SequenceSpan(0, 2)
-    assert micro_batch.texts == ((prompt, SequenceSpan(2, 4)), (prompt, SequenceSpan(4, 5)), (SequenceSpan(5, 8),))
+    prompt = range(0, 2)
+    assert micro_batch.texts == ((prompt, range(2, 4)), (prompt, range(4, 5)), (range(5, 8),))
     assert micro_batch.predictor_index.tolist() == [1, 2, 3, 1, 4, 6, 7]
     assert micro_batch.target_ids.tolist() == [7, 8, 9, 10, 11, 20, 21]
     assert micro_batch.cell_index.tolist() == [0, 1, 2, 3, 4, 6, 7]
@@ -46,7 +45,7 @@ def test_without_sharing_each_completion_is_one_span_with_its_prompt():
     batch = make_batch([make_group([[7, 8], [9]], [0.0, 1.0], prompt=(1, 2))])
     (micro_batch,) = make_packed_micro_batches(batch, max_tokens=100, shares_prompts=False)
     assert micro_batch.token_ids.tolist() == [[1, 2, 7, 1, 2]]
-    assert micro_batch.texts == ((SequenceSpan(0, 3),), (SequenceSpan(3, 5),))
+    assert micro_batch.texts == ((range(0, 3),), (range(3, 5),))
 
 
 @pytest.mark.parametrize("max_tokens", [1, 20, 40, 64, 10_000])
@@ -142,6 +141,6 @@ def test_plain_rows_are_computed_by_the_same_model(model):
 
 def test_attention_of_another_kind_is_refused(model):
     query = torch.zeros(1, 4, 3, 8)
-    plan = attention.AttentionPlan.of([(SequenceSpan(0, 3),)], torch.device("cpu"))
+    plan = attention.AttentionPlan.of([(range(0, 3),)], torch.device("cpu"))
     with pytest.raises(NotImplementedError, match="sliding_window"):
         attention.attend(None, query, query, query, None, plan=plan, sliding_window=2)

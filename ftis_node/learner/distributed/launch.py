@@ -5,11 +5,9 @@
                  `---- rank 2 ...
 
 Each rank reads its address as under torchrun: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT. A process that
-torchrun started keeps that address. Otherwise rank 0 starts the other ranks itself, for two reasons. torchrun puts each
-rank into its own session, so the daemon's kill of the worker's process group would miss it. Its rendezvous listens on
-every network interface. With rank 0 as launcher all ranks share one process group, and the port listens on the loopback
-interface only. If the learner has several hosts, `hosts.py` connects them, and an agent (`host_agent.py`) starts the
-ranks of each other host.
+torchrun started keeps that address. Otherwise rank 0 starts the other ranks itself: torchrun puts each rank into its
+own session, which the daemon's kill would miss, and listens on every network interface. If the learner has several
+hosts, `hosts.py` connects them, and an agent (`host_agent.py`) starts the ranks of each other host.
 
 All ranks end together: the others end with rank 0 (`liveness.py`), and rank 0 ends as soon as another rank does. The
 daemon then restarts the whole group, like any worker.

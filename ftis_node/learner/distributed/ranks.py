@@ -1,7 +1,6 @@
 """The ranks that train one policy together, their messages, and the commands that rank 0 broadcasts.
 
-Rank 0 receives the daemon's requests and broadcasts a command for each piece of work (`rank_worker.py`). All ranks
-execute it in lockstep, each for its part. They take the same decisions because they use the same values:
+Rank 0 broadcasts a command for each piece of work (`rank_worker.py`), and all ranks execute it in lockstep:
 
     micro-batches  --deal-->  forward on each rank  --sum-->  log-probs [N, T] on every rank  -->  loss, its gradient
     gradients      <--sum--   backward on each rank  <--------------------------------------------------'
@@ -9,9 +8,8 @@ execute it in lockstep, each for its part. They take the same decisions because 
 A forward or backward pass gathers each layer's weights from all ranks, so all ranks make the same number of passes. A
 rank with less work runs an empty micro-batch. All ranks agree on whether to stop between two micro-batches.
 
-After an error on one rank (a lost connection, out of memory) the others wait inside a collective operation. They
-receive no message there. So that rank ends its process, all others end with it, and the group restarts at its
-checkpoint. Messages are msgspec bytes, never pickles.
+After an error on one rank (a lost connection, out of memory) the others wait inside a collective operation. So that
+rank ends its process, all others end with it, and the group restarts at its checkpoint. Messages are never pickles.
 """
 
 from __future__ import annotations

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ftis_node.learner.batch import SequenceSpan
-
 ATTENTION = "ftis_packed"
 UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "position_bias")  # terms that other models add to attention
 MIN_LENGTH = 16  # tokens: all shorter texts share one bucket
@@ -59,22 +57,19 @@ class AttentionPlan:
     source: Tensor
 
     @classmethod
-    def of(cls, texts: Sequence[tuple[SequenceSpan, ...]], device: torch.device) -> AttentionPlan:
-        """Return the plan for `texts`, each as its spans of the row in order; together they cover the row."""
+    def of(cls, texts: Sequence[tuple[range, ...]], device: torch.device) -> AttentionPlan:
+        """Return the plan for `texts`, each as its columns of the row in order; together they cover the row."""
         by_length: dict[int, list[NDArray[np.int64]]] = {}
         if len(texts) > 1:
-            every = [np.concatenate([np.arange(span.start, span.end) for span in spans]) for spans in texts]
+            every = [np.concatenate([np.arange(part.start, part.stop) for part in parts]) for parts in texts]
             merged = merged_classes(list(map(len, every)), BUCKET_PAIRS.get(device.type, 0))
             for places in every:
                 by_length.setdefault(merged[_length_class(len(places))], []).append(places)
-        sizes = [max(map(len, members)) for members in by_length.values()]
-        buckets = tuple(
-            LengthBucket(len(members), size) for members, size in zip(by_length.values(), sizes, strict=True)
-        )
+        buckets = tuple(LengthBucket(len(members), max(map(len, members))) for members in by_length.values())
         rows = np.zeros(sum(bucket.num_texts * bucket.size for bucket in buckets), dtype=np.int64)
-        source = np.zeros(max(span.end for spans in texts for span in spans) if buckets else 0, dtype=np.int64)
+        source = np.zeros(max(part.stop for parts in texts for part in parts) if buckets else 0, dtype=np.int64)
         column = 0
-        for members, size in zip(by_length.values(), sizes, strict=True):
+        for members, (_, size) in zip(by_length.values(), buckets, strict=True):
             for places in members:
                 rows[column : column + size] = places[-1]
                 rows[column : column + len(places)] = places

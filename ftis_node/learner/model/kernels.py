@@ -6,9 +6,8 @@
               feed-forward block stays that of `policy.py`, which saves less
     auto      on a GPU the fastest of these, measured; on a CPU plain, because compilation takes half a minute
 
-Norms, rotary angles and activations read and write all of a layer's tensors many times; fused they do so once. The
-chosen kernels must give the log-probs and the gradient of plain kernels, up to rounding (`policy_loading.py`). Kernels
-that do not are skipped with a warning that gives the cause.
+The chosen kernels must give the log-probs and the gradient of plain kernels, up to rounding (`policy_loading.py`).
+Kernels that do not are skipped with a warning that gives the cause.
 """
 
 from __future__ import annotations
@@ -26,9 +25,10 @@ import numpy as np
 import torch
 
 from ftis_node.errors import ConfigError
-from ftis_node.learner.batch import batch_of, make_micro_batches, make_packed_micro_batches
+from ftis_node.learner.batch import batch_of
 from ftis_node.learner.model import attention
 from ftis_node.learner.model.logprobs import decode
+from ftis_node.learner.model.policy import decoder_layers
 from ftis_node.learner.model.policy_loading import difference_from, probe_group, probe_values
 from ftis_node.learner.step.oom_retry import one_out_of_memory_error
 
@@ -141,7 +141,7 @@ def _in_a_line(error: Exception) -> str:
 
 def compile_layers(causal_lm: Any) -> Callable[[], None]:
     """Compile each decoder layer at its first run. Returns the undo function."""
-    layers = _layers(causal_lm)
+    layers = decoder_layers(causal_lm)
     if not layers:
         raise ValueError("its layers are none of transformers' own")
     # Each micro-batch has another plan: compiled, each would be a separate program.
@@ -227,11 +227,4 @@ def _micro_batch(policy: Policy, num_tokens: int) -> MicroBatch:
         probe_group(str(number), ids.astype("<i4"), PROMPT_TOKENS, (COMPLETION_TOKENS,) * GROUP_SIZE)
         for number in range(num_groups)
     ]
-    make = make_packed_micro_batches if policy.packs else make_micro_batches
-    return max(make(batch_of(groups), max_tokens=num_tokens), key=lambda made: made.token_ids.numel())
-
-
-def _layers(causal_lm: Any) -> list[Any]:
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    return [module for module in causal_lm.modules() if isinstance(module, GradientCheckpointingLayer)]
+    return max(policy.micro_batches(batch_of(groups), num_tokens), key=lambda made: made.token_ids.numel())

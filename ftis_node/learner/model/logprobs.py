@@ -1,14 +1,10 @@
 """Log-probs of the completion tokens under the model being trained.
 
-The output head needs the most memory: a vocabulary of 150,000 in float32 is 0.6 MB a token. So the decoder runs alone,
-and only the positions that predict a completion token are taken from its output. The head processes them in chunks,
-whose logits are discarded and recomputed in the backward pass. Its gradient is explicit:
-
-    dlp_t / dlogits = onehot(token) - softmax(logits)
-
-so memory holds only one buffer of a chunk's logits. Tokens with a gradient of zero (filtered, or without advantage) are
-skipped. Log-sum-exp is in float32 or better, whatever type the head uses. Log-probs are those of the full softmax at
-the sampling temperature, as generators report them.
+The output head needs the most memory: a vocabulary of 150,000 in float32 is 0.6 MB a token. So only the positions that
+predict a completion token go through it, in chunks, whose logits are recomputed in the backward pass. The gradient
+dlp_t / dlogits = onehot(token) - softmax(logits) is explicit, so memory holds one buffer of a chunk's logits. Tokens
+with a gradient of zero (filtered, or without advantage) are skipped. Log-sum-exp is in float32 or better. Log-probs are
+those of the full softmax at the sampling temperature, as generators report them.
 """
 
 from __future__ import annotations
@@ -54,8 +50,11 @@ def completion_logprobs(
 
 def decode(causal_lm: Any, micro_batch: MicroBatch) -> Tensor:
     """Return the decoder's last hidden states `[N, T, H]` of a micro-batch's rows."""
-    layout = _layout(micro_batch, causal_lm.device)
-    token_ids = on_device(micro_batch.token_ids, causal_lm.device)
+    device, layout = causal_lm.device, {}
+    if micro_batch.texts and micro_batch.positions is not None:  # a packed row
+        plan = AttentionPlan.of(micro_batch.texts, device)
+        layout = {"position_ids": on_device(micro_batch.positions, device), "plan": plan}
+    token_ids = on_device(micro_batch.token_ids, device)
     hidden: Tensor = causal_lm.get_decoder()(input_ids=token_ids, use_cache=False, **layout).last_hidden_state
     return hidden
 
@@ -203,14 +202,6 @@ def has_wide_products(device: torch.device, dtype: torch.dtype) -> bool:
     except (RuntimeError, TypeError):
         return False
     return bool((total == 17).all() and (product == 16).all())
-
-
-def _layout(micro_batch: MicroBatch, device: torch.device) -> dict[str, Any]:
-    """Return positions and plan as keyword arguments of the model; empty if rows are plain texts."""
-    if not micro_batch.texts or micro_batch.positions is None:
-        return {}
-    plan = AttentionPlan.of(micro_batch.texts, device)
-    return {"position_ids": on_device(micro_batch.positions, device), "plan": plan}
 
 
 def _any_head(hidden: Tensor, head: Any, target_ids: Tensor, temperature: float) -> Tensor:

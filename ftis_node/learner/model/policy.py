@@ -1,18 +1,16 @@
 """The model in training: in full, or a LoRA adapter on a frozen model.
 
 The model and its adapter are held and computed in `dtype`, as engines hold them. If that is bfloat16, trained weights
-also have float32 masters (`optimizer.py`). An update at a learning rate of 1e-6 is below the resolution of bfloat16.
+also have float32 masters (`optimizer.py`).
 
 The model stays in eval mode: two passes over a batch must agree, so dropout is off. Layers whose activations are
 recomputed in the backward pass are the exception, since transformers recomputes in training mode only.
 
-Gated feed-forward blocks that save half as much for their backward pass.
+Gated feed-forward blocks save half as much for their backward pass as with autograd's defaults:
 
     down(silu(gate(x)) * up(x))        saved: gate(x), up(x)        recomputed: silu, the product
 
-By default autograd saves the input of every operation. In this block that is four tensors of the model's largest width,
-most of what a layer saves. Recomputing two of them costs two elementwise passes and no matrix product. If the last map
-is not one plain matrix (it has an adapter), it saves its input, the product, and three of four remain.
+If the last map is not one plain matrix (it has an adapter), it saves its input, the product, too.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from torch.autograd import Function
 from torch.nn import functional
 
 from ftis_node.errors import ConfigError, ModelError
-from ftis_node.learner.batch import MicroBatch
+from ftis_node.learner.batch import MicroBatch, make_micro_batches, make_packed_micro_batches
 from ftis_node.learner.distributed.sharded_tensors import back_to_meta, hollow, is_sharded, plain_name
 from ftis_node.learner.model.logprobs import HEAD_CHUNK_TOKENS, EntropyMeter, completion_logprobs
 from ftis_node.models import ModelSource, PromptTokenizer, load_causal_lm, load_tokenizer, resolve_model, tied_names
@@ -36,11 +34,12 @@ from ftis_node.models.library_logging import quiet_library_logging
 from ftis_node.workers.weight_store import probe_logprobs, probe_token_ids
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from torch.nn import Parameter
 
     from ftis_node.config.workers import LoraSection
+    from ftis_node.learner.batch import TrainBatch
     from ftis_node.learner.messages import LearnerBoot
 
 Result = TypeVar("Result")
@@ -60,14 +59,10 @@ def save_memory(causal_lm: nn.Module) -> int:
     Returns their number. Values are identical, gradients equal up to rounding.
     """
     found = [module for module in causal_lm.modules() if all(hasattr(module, part) for part in PARTS)]
-    gated = [module for module in found if _is_silu(module.act_fn)]
+    gated = [module for module in found if type(module.act_fn).__name__ in ("SiLU", "SiLUActivation")]
     for module in gated:
         module.forward = MethodType(_forward, module)  # one function for all layers, so that it compiles once
     return len(gated)
-
-
-def _is_silu(activation: Any) -> bool:
-    return isinstance(activation, nn.SiLU) or type(activation).__name__ == "SiLUActivation"
 
 
 def _forward(module: Any, hidden: Tensor) -> Tensor:
@@ -170,6 +165,11 @@ class Policy:
         """Return `work(causal_lm)`. All code that runs the model calls this, on all ranks at once."""
         return work(self.causal_lm) if self.root is None else self.root(work)
 
+    def micro_batches(self, batch: TrainBatch, max_tokens: int) -> list[MicroBatch]:
+        """Return micro-batches in packed rows if the model supports them, else one row per completion."""
+        make = make_packed_micro_batches if self.packs else make_micro_batches
+        return make(batch, max_tokens=max_tokens)
+
     def logprobs(self, micro_batch: MicroBatch) -> Tensor:
         """Return log-probs `[M]` of a micro-batch's completion tokens."""
         return self.compute(
@@ -247,13 +247,13 @@ def own_tensors(policy: Policy) -> dict[str, Tensor]:
 
 def adapter_merger(policy: Policy) -> Callable[[str, Tensor], Tensor]:
     """Return a function of a weight's plain name and value that merges the adapter into the value."""
-    layers = {} if policy.adapted is None else dict(_adapted_layers(policy.causal_lm))
+    if policy.adapted is None:
+        return lambda name, value: value
+    from peft.tuners.lora import LoraLayer
 
-    def merge(name: str, value: Tensor) -> Tensor:
-        layer = layers.get(name)
-        return value if layer is None else _merged(layer, value)
-
-    return merge
+    modules = policy.causal_lm.named_modules()
+    layers = {f"{name}.weight": layer for name, layer in modules if isinstance(layer, LoraLayer)}
+    return lambda name, value: _merged(layers[name], value) if name in layers else value
 
 
 def adapter_alone(policy: Policy) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -299,13 +299,11 @@ def _merged(layer: Any, value: Tensor) -> Tensor:
     return merged.addmm_(up.float(), down.float(), alpha=layer.scaling[ADAPTER])
 
 
-def _adapted_layers(causal_lm: Any) -> Iterator[tuple[str, Any]]:
-    """Yield pairs of a weight's plain name and the layer with an adapter that holds it."""
-    from peft.tuners.lora import LoraLayer
+def decoder_layers(causal_lm: Any) -> list[Any]:
+    """Return the layers of transformers' own classes; none for a model with other ones."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
 
-    for name, module in causal_lm.named_modules():
-        if isinstance(module, LoraLayer):
-            yield f"{name}.weight", module
+    return [module for module in causal_lm.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
 def recompute_activations(causal_lm: Any) -> bool:
@@ -314,9 +312,7 @@ def recompute_activations(causal_lm: Any) -> bool:
     Returns whether that changed anything: not if layers already recompute, or are none of transformers'. Random states
     are saved for a layer's second pass only if the layer is random.
     """
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    layers = [module for module in causal_lm.modules() if isinstance(module, GradientCheckpointingLayer)]
+    layers = decoder_layers(causal_lm)
     if not layers or all(layer.gradient_checkpointing for layer in layers):
         return False
     how = {"use_reentrant": False, "preserve_rng_state": _has_dropout(causal_lm)}
