@@ -23,7 +23,7 @@ from ftis_node.errors import ConfigError, FtisError, WorkerTaskError
 from ftis_node.learner.batch import batch_of, make_batch
 from ftis_node.learner.checkpoint.checkpoint import owner_of
 from ftis_node.learner.checkpoint.checkpoint_manager import CheckpointManager
-from ftis_node.learner.checkpoint.export import WeightPublication
+from ftis_node.learner.checkpoint.export import WeightPublication, proof_of
 from ftis_node.learner.distributed.ranks import (
     ALONE,
     CheckCommand,
@@ -117,7 +117,7 @@ class Learner:
             case AuditRequest(group=group):
                 self._audit(group, self._ranks.between(lambda: None))
             case ProveCommand():
-                self._publication.take_part_in_proof(self._progress.policy_version)
+                proof_of(self.policy, version=self._progress.policy_version)
             case GatherCommand(what="publication"):
                 self._publication.take_part()
             case GatherCommand(what="checkpoint"):

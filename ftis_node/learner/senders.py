@@ -45,10 +45,9 @@ class SenderStats(msgspec.Struct, frozen=True):
 
     @property
     def ess(self) -> float | None:
-        """Return the effective sample size of the completions that taught, as a share of their number; equal weights
-        give 1.
+        """Return the effective sample size of the completions that taught, as a share of their number.
 
-        It is 0 if all weights are 0, and None if no completion taught.
+        It is 1 for equal weights, 0 if all weights are 0, and None if no completion taught.
         """
         if not self.taught:
             return None

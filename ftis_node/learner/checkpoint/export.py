@@ -97,10 +97,6 @@ class WeightPublication:
         """Contribute the shards of a rank above 0 when rank 0 publishes."""
         gathering_of(self._policy, form=self._form).rest()
 
-    def take_part_in_proof(self, version: int) -> None:
-        """Run the passes of a rank above 0 when rank 0 computes a proof."""
-        proof_of(self._policy, version=version)
-
     def close(self) -> None:
         """Unlock all pages."""
         self._publisher.close()
@@ -115,11 +111,9 @@ class WeightPublication:
 
 
 class Publisher:
-    """The publisher of one learner's versions. It uses the planned transport until that fails; `way` is the current
-    one.
+    """The publisher of one learner's versions, by the planned transport until that fails; `way` is the current one.
 
     With "ipc" the engine reads the policy's own tensors without a copy, so no update may run before the engine is done.
-    If a version cannot be shared, all later versions of this process go through files.
     """
 
     def __init__(self, store: WeightStore, *, way: Way = "file", form: Form = "model") -> None:
@@ -194,10 +188,10 @@ def proof_of(policy: Policy, *, version: int) -> WeightProof:
 
 
 def discard_published(folder: Path) -> None:
-    """Remove all versions that a former process published. The learner calls it at its start.
+    """Remove all versions that a former process published.
 
-    The newest file may not have reached the disk. Versions above the checkpoint's were published before their
-    checkpoints, so a repeated step publishes other weights under the same number.
+    The newest file may not have reached the disk. A version above the checkpoint's is published again, with other
+    weights.
     """
     remove_leftovers(folder, PREFIX)
     for path in folder.glob(f"{PREFIX}*"):
@@ -214,7 +208,6 @@ def export_policy(policy: Policy, out: Path, *, merge: bool) -> None:
             write = partial(write_weights, gathering, dtype=policy.compute_dtype)
             export_model(policy.causal_lm, policy.tokenizer, out, dtype=policy.compute_dtype, write=write)
     else:
-        # The model's public name: its id on the hub, else its local folder.
         is_on_hub = "/" in policy.source.name
         base = policy.source.name if is_on_hub else str(policy.source.folder)
         policy.adapted.peft_config[ADAPTER].base_model_name_or_path = base

@@ -1,12 +1,11 @@
 """The schedule of checkpoints, and a thread that writes them in the background (write-behind).
 
-Between two updates a checkpoint's content does not change. Weights, moments and random states stay those of the last
-step while the next one computes gradients. So a thread writes them without a copy, and the next update waits for it. A
-learner of several processes gathers its shards first, which makes a copy.
+Weights, moments and random states stay those of the last step while the next one computes gradients. So a thread
+writes them without a copy, and the next update waits for it. A learner of several processes gathers its shards first,
+which makes a copy.
 
-Unless the operator sets an interval, writing takes at most `SHARE` of the time. After w seconds of writing, no write
-begins for 19 w seconds. A model of 3B parameters whose 37 GB take 40 s is saved every 13 minutes, a tiny one after each
-step.
+Unless the operator sets an interval, writing takes at most `SHARE` of the time: after w seconds of writing, no write
+begins for 19 w seconds. A model of 3B parameters whose 37 GB take 40 s is saved every 13 minutes.
 """
 
 from __future__ import annotations
@@ -27,9 +26,8 @@ POLL_INTERVAL_S: Final = 0.5
 class CheckpointSaver:
     """A write-behind saver that writes one checkpoint at a time. Not thread-safe.
 
-    `saved_step` is the step of the newest checkpoint on disk, `begun_step` that of the newest begun one. `failed_step`
-    is the step of the last failed write. `waited_s` is the total time that steps have waited, `write_s` the duration of
-    the newest write, both in seconds.
+    `saved_step`, `begun_step` and `failed_step` are those of the newest checkpoint on disk, the newest begun one, and
+    the last failed one. `waited_s` is the total time that steps have waited, `write_s` that of the newest write.
     """
 
     def __init__(

@@ -6,15 +6,11 @@ completions of one prompt.
 
 Completions that a peer with another tokenizer sent as text have no token ratio. Their advantage is computed in their
 whole group, then weighted or dropped as in `algorithms/importance_weights.py`. The loss gets the learner's own log-
-probs as theirs. That suits `nois`, `tis` and `ftis`. Other methods treat such rows as if the learner had sampled them,
-and lose the ratio that they need. A filter that compares a sender's completions treats them as this node's own. Their
-KL is unknown, so those with A <= 0 are filtered before the loss.
+probs as theirs. That suits `nois`, `tis` and `ftis`; other methods lose the ratio that they need. A filter that
+compares a sender's completions treats them as this node's own. Their KL is unknown, so those with A <= 0 are filtered.
 
-A peer's group gets advantages of 0 if no honest sampling can cause its log-probs (`algorithms/diagnostics.py`). That is
-certain only after all log-probs are computed. Until then it is decided on the completions computed so far
-(`train_step.py`).
-
-If the run sets `kl_coef`, the KL to the starting model is added, over all rows.
+A peer's group gets advantages of 0 if no honest sampling can cause its log-probs (`algorithms/diagnostics.py`). Until
+all log-probs are computed, that is decided on the completions computed so far (`train_step.py`).
 """
 
 from __future__ import annotations
@@ -211,11 +207,9 @@ def make_objective(
     max_logprob_gap_nats: float = math.inf,
 ) -> Objective:
     """Return the objective of `method`; `advantage_scale` None means the method's own, `kl_to_start` is the KL's
-    weight.
+    weight. Raises ConfigError for invalid settings.
 
     `max_logprob_gap_nats` bounds how far a peer's log-probs of a part of a completion may sum below the learner's.
-
-    Raises ConfigError for invalid settings.
     """
     try:
         scale = advantage_scale or find_method(method).advantage_scale

@@ -1,20 +1,16 @@
 """One training step, exact for every method although the batch does not fit in memory at once.
 
-A loss depends on the model only through the log-probs, a small matrix, and the chain rule does the rest:
-
-    for each micro-batch: log-probs lp;  dL/dlp;  lp.backward(dL/dlp)               -> dL/dweights
-
-If a completion's part of dL/dlp depends on its own log-probs alone (`Objective.separates`: nearly all methods), it is
-known once its micro-batch is computed. So one forward and one backward pass suffice. A loss that ties completions
-together needs all log-probs first: a pass without gradient for the whole matrix, then one with it. Parts of dL/dlp that
-are zero (filtered, or no advantage) cost no backward pass.
+A loss depends on the model only through the log-probs lp, a small matrix. So each micro-batch computes lp, dL/dlp, and
+lp.backward(dL/dlp). If a completion's part of dL/dlp depends on its own log-probs alone (`Objective.separates`: nearly
+all methods), one forward and one backward pass suffice. Other losses need a pass without gradient for the whole matrix
+first. Parts of dL/dlp that are zero (filtered, or no advantage) cost no backward pass.
 
 If the log-probs show that a group is understated, its other completions may already be in the gradient. The passes are
 then repeated without that group.
 
-A step ends in one of three ways: it is applied, *skipped* or *refused*. It is skipped if no token has a gradient,
-because an Adam step would still move the weights by its momentum. It is refused if a value or a new weight would not be
-finite. In both cases weights and optimizer are unchanged.
+A step is applied, *skipped* or *refused*. It is skipped if no token has a gradient, because an Adam step would still
+move the weights by its momentum. It is refused if a value or a new weight would not be finite. In both cases weights
+and optimizer are unchanged.
 """
 
 from __future__ import annotations
@@ -157,15 +153,14 @@ def compute_gradients(
     """
     logprobs = batch.behaviour_logprobs.clone()
     try:
-        _check_batch(batch)
+        _check(batch.rewards, "a reward")
+        _check(batch.behaviour_logprobs, "a behaviour log-prob")
+        _check(batch.behaviour_means, "a behaviour log-prob")
         advantages = objective.advantages(batch)
         loss_of = _BatchLoss(objective, batch, advantages, anchor, reference, excluded)
-        if objective.separates(batch) or len(micro_batches) == 1:
-            shares = _one_pass(forward, logprobs, micro_batches, loss_of, between, ranks)
-        else:
-            shares = _two_passes(forward, logprobs, micro_batches, loss_of, between, ranks)
+        passes = _one_pass if objective.separates(batch) or len(micro_batches) == 1 else _two_passes
         has_signal = False
-        for output, share in shares:
+        for output, share in passes(forward, logprobs, micro_batches, loss_of, between, ranks):
             has_signal = True
             between()
             torch.autograd.backward(output, share.to(output.device))
@@ -222,12 +217,6 @@ def _check(values: Tensor, name: str) -> Tensor:
     if not torch.isfinite(values).all():
         raise _NotFinite(f"{name} is not finite")
     return values
-
-
-def _check_batch(batch: TrainBatch) -> None:
-    _check(batch.rewards, "a reward")
-    _check(batch.behaviour_logprobs, "a behaviour log-prob")
-    _check(batch.behaviour_means, "a behaviour log-prob")
 
 
 @torch.no_grad()
