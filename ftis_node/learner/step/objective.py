@@ -21,17 +21,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from ftis_node.algorithms import (
-    cross_tokenizer_advantages,
-    find_method,
-    group_advantages,
-    is_separable,
-    kl_to_start,
-    likelihood_gain,
-    method_parameters,
-    policy_loss,
-    sender_sums,
-)
+from ftis_node.algorithms.diagnostics import likelihood_gain, sender_sums
+from ftis_node.algorithms.importance_weights import cross_tokenizer_advantages
+from ftis_node.algorithms.loss import group_advantages, kl_to_start, policy_loss
+from ftis_node.algorithms.methods import find_method, is_separable, method_parameters
 from ftis_node.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ftis_node.algorithms import pass_rates
+from ftis_node.algorithms.group_choice import pass_rates
 from ftis_node.node.training.step_shares import note_signals
 from ftis_node.replay.faulty_groups import MAX_FAILED_STEPS
 from ftis_node.replay.lifecycle import ReleaseReason, choose_newest, choose_same_prompts, choose_sapo, choose_useful
