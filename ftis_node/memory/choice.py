@@ -273,7 +273,7 @@ def _with_adapters(settings: NodeSettings, group_size: int, *, keeps_rank: bool)
 
 
 def _keep_rank(settings: NodeSettings, begun: PreviousTraining | None) -> NodeSettings:
-    """Return the settings with the rank of the home's adapter, which may be smaller than the one that is set today."""
+    """Return the settings with the rank of the home's adapter, which may be smaller than today's setting."""
     is_set = settings.lora_adapter.model_fields_set & {"rank", "alpha"}
     if not settings.lora or begun is None or not begun.lora or is_set:
         return settings
@@ -297,12 +297,9 @@ def _without_plan(settings: NodeSettings, begun: PreviousTraining | None, cause:
 
 def _beside_full(full: MemoryPlan, shape: ModelShape) -> str:
     """Return text such as `: full training of 3.09 B needs 59.0 GiB, this card has 22.0 (20.9 usable)`."""
-    usable = _gib(full.usable_bytes)
-    card = _gib(full.usable_bytes / USABLE_SHARE)
+    needed, card, usable = map(_gib, (full.needed_bytes, full.usable_bytes / USABLE_SHARE, full.usable_bytes))
     parameters = f"{shape.num_parameters / 1e9:.2f} B"
-    return (
-        f": full training of {parameters} needs {_gib(full.needed_bytes)} GiB, this card has {card} ({usable} usable)"
-    )
+    return f": full training of {parameters} needs {needed} GiB, this card has {card} ({usable} usable)"
 
 
 def _activations(option: TrainingOption) -> str:

@@ -42,8 +42,7 @@ VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlacement:
-    """Placement of the workers. The defaults are those without a memory plan: settings and the engine's defaults
-    decide.
+    """Placement of the workers. The defaults are those without a memory plan.
 
     `takes_turns`: the generator sleeps while the learner steps. `can_sleep`: it also frees its memory then.
     `memory_share` and `cache_bytes` are as in `EngineSettings`. `learner_share` is the fraction of its GPU that the
@@ -92,10 +91,7 @@ class GpuAssignment:
 
 
 def arrange(settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> WorkerPlacement:
-    """Return the placement on this machine.
-
-    Raises MachineError if the model does not fit, ConfigError for missing GPUs.
-    """
+    """Return the placement on this machine. Raises as `place_workers_on` does."""
     settings, machine = inspect_machine(settings)
     try:
         shape = read_shape(source)
@@ -121,8 +117,7 @@ def place_single_worker(settings: NodeSettings) -> WorkerPlacement:
 
 
 def inspect_machine(settings: NodeSettings) -> tuple[NodeSettings, Machine]:
-    """Return the part of this machine that the node may use, and the settings with "auto" replaced by this machine's
-    engine.
+    """Return the settings with this machine's engine in place of "auto", and the memory that the node may use.
 
     Raises MachineError if the settings need a GPU and there is none.
     """
@@ -251,10 +246,7 @@ def check_heads(shape: ModelShape, settings: NodeSettings) -> None:
 
 
 def visible_gpus(gpus: tuple[int, ...], environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment variable with which a worker sees only these GPUs; empty if it needs none.
-
-    The indices count the GPUs that this process sees.
-    """
+    """Return the environment variable with which a worker sees only these of this process's GPUs; empty for all."""
     if not gpus:
         return {}
     seen = environment.get(VISIBLE_GPUS)
@@ -263,10 +255,7 @@ def visible_gpus(gpus: tuple[int, ...], environment: Mapping[str, str] = os.envi
 
 
 def _takes_turns(made: MemoryPlan | None, settings: NodeSettings, *, gives_memory_back: bool) -> bool:
-    """Return whether workers on one device take turns: by the setting, else by the plan.
-
-    Without a plan that fits they do so whenever it helps.
-    """
+    """Return whether workers on one device take turns: by the setting, else by the plan, else if it helps."""
     if settings.memory.placement != "auto":
         return settings.memory.placement == "time_shared"
     return gives_memory_back and (made is None or made.placement != "shared")
@@ -279,10 +268,7 @@ def _first(number: int, num_gpus: int, *, but_for: tuple[int, ...]) -> tuple[int
 
 
 def _judge(made: MemoryPlan, settings: NodeSettings, *, on_gpu: bool) -> str:
-    """Return one line on the plan.
-
-    Raises MachineError if the model does not fit on a GPU, unless `memory.check` is "warn".
-    """
+    """Return one line on the plan. Raises MachineError if it does not fit on a GPU, unless `memory.check` is "warn"."""
     needed, usable = in_gib(made.peak_bytes), in_gib(made.usable_bytes)
     if made.fits:
         return f"{made.placement}: {needed} of {usable} at the peak, by the plan"

@@ -14,13 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Set
-
     from ftis_node.config.node import NodeSettings
     from ftis_node.workers.shared_weights import Way
 
 KERNEL = Path("/proc/sys/kernel/osrelease")
-BY_EASE: tuple[Way, ...] = ("file", "pinned", "ipc")
 
 
 def choose_transport(
@@ -32,20 +29,16 @@ def choose_transport(
     num_ranks: int = 1,
     is_wsl: bool = False,
     fastest: Way = "ipc",
-    failed: Set[Way] = frozenset(),
 ) -> Way:
-    """Return the fastest transport that can work and has not `failed`, up to `fastest`.
+    """Return the fastest transport that can work, up to `fastest`.
 
     `shares_gpu`: both workers are on one GPU. With `lora` and without `serves_adapters` the adapter is merged on its
     way, tensor by tensor, so there is nothing to map. No rank of a learner of several ranks holds whole tensors.
     """
     if not on_gpu or serves_adapters:
         return "file"
-    possible: set[Way] = {"file", "pinned"}
-    if shares_gpu and not lora and num_ranks == 1 and not is_wsl:
-        possible.add("ipc")
-    allowed = BY_EASE[: BY_EASE.index(fastest) + 1]
-    return next((way for way in reversed(allowed) if way in possible and way not in failed), "file")
+    can_map = shares_gpu and not lora and num_ranks == 1 and not is_wsl
+    return "pinned" if fastest == "ipc" and not can_map else fastest
 
 
 def transport_of(

@@ -1,12 +1,7 @@
 """Find, load and fingerprint a model and its tokenizer.
 
-Every process reads models through this package, so that the generator, the learner and the evaluation read the same
-files in the same way. Its import is fast: torch and transformers are imported inside the functions that need them, and
-`resolve_model` needs neither.
-
-    source = resolve_model("Qwen/Qwen2.5-3B")      # or a folder; checks that all files exist
-    tokenizer = load_tokenizer(source)
-    model = load_causal_lm(source, dtype="bfloat16", device="auto")
+Every process reads models through this package, so that all read the same files in the same way. Its import is fast:
+torch and transformers are imported inside the functions that need them, and `resolve_model` needs neither.
 """
 
 from __future__ import annotations

@@ -132,16 +132,15 @@ def _upload(api: HfApi, place: dict[str, Any], folder: Path, on_progress: OnProg
     """Upload the contents of large files, one file after the other. The commit carries the small ones."""
     from huggingface_hub import CommitOperationAdd
 
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    sizes = {path: path.stat().st_size for path in files}
+    sizes = {path: path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()}
     total, done = max(1, sum(sizes.values())), 0
     additions = []
-    for path in files:
+    for path, num_bytes in sizes.items():
         on_progress(done / total, f"uploading {path.name}, {fraction_text(done, total)}")
         addition = CommitOperationAdd(path.relative_to(folder).as_posix(), path)
         api.preupload_lfs_files(**place, additions=[addition])
         additions.append(addition)
-        done += sizes[path]
+        done += num_bytes
     return additions
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ftis_node.errors import ConfigError
+from ftis_node.errors import ConfigError, first_line
 from ftis_node.learner.batch import batch_of
 from ftis_node.learner.model import attention
 from ftis_node.learner.model.logprobs import decode
@@ -122,21 +122,16 @@ def _problem(policy: Policy, name: str, still_on: list[Callable[[], None]] | Non
     try:
         undo = SWITCHES[name](policy.causal_lm)
     except Exception as error:  # another version of the package may raise anything
-        return _in_a_line(error)
+        return f"{type(error).__name__}: {first_line(error)}"
     try:
         problem = difference_from(expected, probe_values(policy), dtype=policy.compute_dtype)
     except Exception as error:  # a compiler may raise anything
-        problem = _in_a_line(error)
+        problem = f"{type(error).__name__}: {first_line(error)}"
     if problem is None and still_on is not None:
         still_on.append(undo)
     else:
         undo()
     return problem
-
-
-def _in_a_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def compile_layers(causal_lm: Any) -> Callable[[], None]:
