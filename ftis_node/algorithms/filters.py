@@ -52,7 +52,6 @@ def author_k3(log_ratio: Tensor) -> Tensor:
 
 
 def k3_fwd(log_ratio: Tensor) -> Tensor:
-    """Return rho - log rho - 1."""
     return torch.exp(log_ratio) - log_ratio - 1
 
 

@@ -50,11 +50,9 @@ class SignalCount(NamedTuple):
         return (PRIOR_SIGNALS + self.signals) / (PRIOR_GROUPS + self.groups)
 
     def with_group(self, *, has_signal: bool) -> SignalCount:
-        """Return the count with one more group."""
         return SignalCount(self.signals + has_signal, self.groups + 1)
 
     def faded(self) -> SignalCount:
-        """Return the count after the decay of one step."""
         return SignalCount(self.signals * DECAY, self.groups * DECAY)
 
 

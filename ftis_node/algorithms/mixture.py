@@ -55,7 +55,6 @@ def cached_prior(log_posteriors: Tensor, decay: float) -> Tensor:
 
 
 def uniform_prior(num_experts: int) -> Tensor:
-    """Return `[J]` log(1 / J)."""
     return torch.full((num_experts,), 1.0 / num_experts, dtype=torch.float64).log()
 
 

@@ -79,7 +79,6 @@ class TrainBatch:
 
     @property
     def num_tokens(self) -> int:
-        """Return the number of completion tokens."""
         return int(self.mask.sum())
 
     @property
@@ -134,7 +133,6 @@ def make_batch(groups: Sequence[TrainGroup]) -> TrainBatch:
 
 
 def batch_of(groups: Sequence[UnpackedGroup]) -> TrainBatch:
-    """Return the batch of a step."""
     rows = [(number, group) for number, group in enumerate(groups) for _ in range(len(group.tokens))]
     completions = [ids for group in groups for ids in group.tokens.ids_of_each()]
     means = [mean for group in groups for mean in group.mean_logprobs or (None,) * len(group.tokens)]
@@ -264,8 +262,6 @@ def _length(batch: TrainBatch, rows: Sequence[int]) -> int:
 
 
 class _Row:
-    """A row under construction."""
-
     def __init__(self) -> None:
         self.length = 0
         self.ids: list[NDArray[np.int32]] = []

@@ -37,7 +37,7 @@ from ftis_node.learner.groups import unpack_train_groups
 from ftis_node.learner.messages import AuditRequest, LearnerState, StepReport, TrainGroup, TrainReply, TrainRequest
 from ftis_node.learner.model.kernels import check_kernels, choose_kernels
 from ftis_node.learner.model.policy import recompute_activations
-from ftis_node.learner.model.policy_loading import load_reference, open_policy
+from ftis_node.learner.model.policy_loading import load_policy, load_reference
 from ftis_node.learner.step.agreement import AgreementMeter
 from ftis_node.learner.step.objective import make_objective
 from ftis_node.learner.step.oom_retry import OomRetry, grow_segments_after_weights
@@ -89,7 +89,7 @@ class Learner:
                 'method.peer_weights = "agreement" needs a learner of one process: remove one of the two settings'
             )
         check_kernels(boot)
-        self.policy = choose_kernels(open_policy(boot, ranks), boot)
+        self.policy = choose_kernels(load_policy(boot, ranks), boot)
         grow_segments_after_weights(boot)
         self._agreement = AgreementMeter(self.policy.causal_lm) if boot.measures_agreement else None
         self._reference = load_reference(self.policy, boot, ranks) if boot.optimizer.kl_coef else None
@@ -131,7 +131,6 @@ class Learner:
             self._ranks.close()
 
     def state(self) -> LearnerState:
-        """Return the learner's state."""
         return LearnerState(
             step=self._progress.step,
             policy_version=self._progress.policy_version,

@@ -88,7 +88,6 @@ class LearnerBoot(Message, frozen=True):
         return self.optimizer.learning_rate if self.lora is None else self.optimizer.lora_learning_rate
 
     def learning_rate_at(self, step: int) -> float:
-        """Return the scheduled rate of step `step`."""
         return self.optimizer.learning_rate_at(step, peak=self.peak_learning_rate)
 
 

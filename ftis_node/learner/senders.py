@@ -61,7 +61,6 @@ class SenderStats(msgspec.Struct, frozen=True):
 
     @property
     def weight_variance(self) -> float | None:
-        """Return the variance of the weights of the completions that taught."""
         if not self.taught:
             return None
         return max(0.0, self.weight_square_sum / self.taught - (self.weight_sum / self.taught) ** 2)
@@ -93,7 +92,6 @@ def sender_stats(sender: str, own: bool, sums: Mapping[str, float | Sequence[flo
 
 
 def add_up(figures: Iterable[SenderStats], *, sender: str = OTHERS, own: bool = False) -> SenderStats:
-    """Return the sum of several entries under the given name."""
     total = SenderStats(sender, own)
     for each in figures:
         total = SenderStats(sender, own, **{name: _add(getattr(total, name), getattr(each, name)) for name in SUMS})

@@ -64,7 +64,6 @@ class ModelThread:
             raise
 
     def close(self) -> None:
-        """End the thread after its current task."""
         self._thread.shutdown()
 
 

@@ -26,7 +26,6 @@ STATES = {"float32": "full", "8bit": "full, 8-bit states", "offload": "full, sta
 
 
 def as_markdown() -> str:
-    """Return the table."""
     shapes = published_qwen25()
     rows = [
         f"| {size} GB | {' | '.join(_cell(name, shape, gib) for name, shape in shapes.items())} |"

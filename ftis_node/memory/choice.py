@@ -222,7 +222,6 @@ def smaller_model(choice: TrainingChoice, manifest: RunManifest, shape: ModelSha
 def _candidates(
     settings: NodeSettings, begun: PreviousTraining | None, group_size: int
 ) -> Iterator[tuple[str, NodeSettings]]:
-    """Return each option's name and settings."""
     if settings.lora is not None:
         yield training_label(settings), settings
         return
@@ -314,7 +313,6 @@ def _activations(option: TrainingOption) -> str:
 
 
 def training_label(settings: NodeSettings) -> str:
-    """Return what is trained, in words."""
     return f"a LoRA adapter of rank {settings.lora_adapter.rank}" if settings.lora else ALL_WEIGHTS
 
 

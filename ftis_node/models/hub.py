@@ -73,7 +73,6 @@ def fetch_snapshot(repo: str, *, answer_within_s: float = 8.0, on_progress: OnPr
 
 
 def _fetch_error(repo: str, error: Exception) -> FtisError:
-    """Return the error that says what to do."""
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return MachineError(f"the disk is too full for {repo}: free disk space and start again")
     if (refusal := _refusal(repo, error)) is not None:
@@ -200,7 +199,6 @@ class _Nowhere:
     """Null object: a file that discards everything."""
 
     def write(self, text: str) -> int:
-        """Discard the text."""
         return len(text)
 
     def flush(self) -> None:

@@ -172,7 +172,6 @@ def _without_bars() -> Iterator[None]:
 
 
 def _push_error(target: PushTarget, error: Exception) -> FtisError:
-    """Return the error that says what to do."""
     status, said = _answer(error)
     if status == 401:
         return UsageError(f"the hub refuses your login: {LOG_IN} with a token that may write")

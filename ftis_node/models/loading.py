@@ -54,8 +54,6 @@ FILE_MODE = 0o644
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """One CUDA device."""
-
     name: str
     memory_bytes: int
 

@@ -113,7 +113,6 @@ def owner_of(policy: Policy, boot: LearnerBoot) -> CheckpointOwner:
 
 
 def state_of(owner: CheckpointOwner, progress: TrainingProgress) -> CheckpointState:
-    """Return the content of `state.json` for a learner."""
     versions = {"ftis-node": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
     return CheckpointState(format=FORMAT, owner=owner, versions=versions, **asdict(progress))
 
@@ -220,7 +219,6 @@ def tidy(folder: Path, damaged: Sequence[CheckpointSkipped]) -> None:
 
 @torch.no_grad()
 def restore_weights(checkpoint: Checkpoint, trainable: Mapping[str, Parameter]) -> None:
-    """Copy the weights of a checkpoint into the model."""
     for name, parameter in trainable.items():
         parameter.copy_(part_like(parameter, checkpoint.weights[name]))
 

@@ -43,8 +43,6 @@ FREE_SPACE: Final = "free disk space there and start again; the node resumes at 
 
 
 class TensorForm(msgspec.Struct, frozen=True):
-    """Number format and shape of a tensor."""
-
     dtype: str
     shape: tuple[int, ...]
 

@@ -75,7 +75,6 @@ class WeightPublication:
             self.weights = self._publisher.publish(self._policy, version=version)
 
     def prove(self, version: int) -> None:
-        """Compute the proof of `version`."""
         with self._ranks.lead(ProveCommand()):
             self.proof = proof_of(self._policy, version=version)
 
@@ -98,12 +97,10 @@ class WeightPublication:
         gathering_of(self._policy, form=self._form).rest()
 
     def close(self) -> None:
-        """Unlock all pages."""
         self._publisher.close()
 
     @contextmanager
     def disk_errors(self, version: int) -> Iterator[None]:
-        """Convert an OSError inside to a MachineError."""
         try:
             yield
         except OSError as error:
@@ -157,7 +154,6 @@ class Publisher:
         return replace(weights, way="file" if why_not else "pinned", fell_back=self.fell_back or why_not)
 
     def close(self) -> None:
-        """Unlock all pages."""
         if self._locked is not None:
             self._locked.close()
 

@@ -60,7 +60,6 @@ class CheckpointSaver:
         return self._every_steps is None
 
     def is_due(self, step: int) -> bool:
-        """Return whether a checkpoint of `step` must begin now."""
         unsaved = step - self.begun_step
         if self._every_steps is not None:
             return unsaved >= self._every_steps
@@ -97,7 +96,6 @@ class CheckpointSaver:
         self.waited_s += self._clock() - began_at
 
     def close(self) -> None:
-        """Finish the current write and end the thread."""
         self._thread.shutdown()
 
     def _write(self, step: int, write: Callable[[], object]) -> None:

@@ -73,7 +73,6 @@ class RankAddress:
         )
 
     def environment_of(self, rank: int, *, local_rank: int, num_local: int) -> dict[str, str]:
-        """Return the environment variables that give process `rank` its address, as torchrun sets them."""
         return {
             "RANK": str(rank),
             "LOCAL_RANK": str(local_rank),

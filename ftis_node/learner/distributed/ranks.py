@@ -118,7 +118,6 @@ class RankGroup(Ranks):
         self._device_type = "cuda" if on_gpu else "cpu"
 
     def mesh(self) -> DeviceMesh:
-        """Return the one-dimensional device mesh of all ranks."""
         from torch.distributed.device_mesh import init_device_mesh
 
         return init_device_mesh(self._device_type, (self.size,))

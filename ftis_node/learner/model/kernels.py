@@ -16,6 +16,7 @@ import gc
 import logging
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -33,7 +34,7 @@ from ftis_node.learner.model.policy_loading import difference_from, probe_group,
 from ftis_node.learner.step.oom_retry import one_out_of_memory_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from ftis_node.learner.batch import MicroBatch
     from ftis_node.learner.messages import LearnerBoot
@@ -74,7 +75,8 @@ def choose_kernels(policy: Policy, boot: LearnerBoot) -> Policy:
     if boot.settings.kernels == "plain" or boot.measures_agreement or policy.root is not None:
         return policy
     if boot.settings.kernels != "auto":
-        problem = _problem(policy, boot.settings.kernels)
+        with _switched(policy, boot.settings.kernels) as problem:
+            pass
         if problem is not None:
             log.warning("kernels: plain, because %s cannot be used: %s", boot.settings.kernels, problem)
             return policy
@@ -90,19 +92,16 @@ def _fastest(policy: Policy, boot: LearnerBoot) -> Policy:
     plain = measure(policy, micro_batch)
     words, best, best_s = [f"plain {1e3 * plain.seconds:.1f} ms"], "plain", plain.seconds / GAIN
     for name in ("compile", *(["liger"] if find_spec("liger_kernel") else [])):
-        still_on: list[Callable[[], None]] = []
-        problem = _problem(policy, name, still_on)
-        if problem is None:
-            found = measure(policy, micro_batch)
-            if found.peak_bytes > MORE_MEMORY * plain.peak_bytes:
-                problem = f"a layer takes {found.peak_bytes / plain.peak_bytes:.2f} times the memory"
-            words.append(f"{name} {1e3 * found.seconds:.1f} ms")
-            if problem is None and found.seconds < best_s:
-                best, best_s = name, found.seconds
+        with _switched(policy, name) as problem:
+            if problem is None:
+                found = measure(policy, micro_batch)
+                if found.peak_bytes > MORE_MEMORY * plain.peak_bytes:
+                    problem = f"a layer takes {found.peak_bytes / plain.peak_bytes:.2f} times the memory"
+                words.append(f"{name} {1e3 * found.seconds:.1f} ms")
+                if problem is None and found.seconds < best_s:
+                    best, best_s = name, found.seconds
         if problem is not None:
             log.warning("kernels: %s is skipped: %s", name, problem)
-        for undo in still_on:
-            undo()
     log.info("kernels: %s; a layer of %d tokens: %s", best, micro_batch.token_ids.numel(), ", ".join(words))
     return policy if best == "plain" else _with_kernels(policy, best)
 
@@ -114,24 +113,20 @@ def _with_kernels(policy: Policy, name: str) -> Policy:
     return replace(policy, kernels=name)
 
 
-def _problem(policy: Policy, name: str, still_on: list[Callable[[], None]] | None = None) -> str | None:
-    """Return why these kernels cannot be used, or None. They are off afterwards, unless `still_on` receives the undo
-    function.
-    """
-    expected = probe_values(policy)
+@contextmanager
+def _switched(policy: Policy, name: str) -> Iterator[str | None]:
+    """Switch these kernels on inside the block. Yields why they cannot be used, or None."""
+    expected, undo = probe_values(policy), None
     try:
         undo = SWITCHES[name](policy.causal_lm)
-    except Exception as error:  # another version of the package may raise anything
-        return f"{type(error).__name__}: {first_line(error)}"
-    try:
         problem = difference_from(expected, probe_values(policy), dtype=policy.compute_dtype)
-    except Exception as error:  # a compiler may raise anything
+    except Exception as error:  # a compiler, or another version of a package, may raise anything
         problem = f"{type(error).__name__}: {first_line(error)}"
-    if problem is None and still_on is not None:
-        still_on.append(undo)
-    else:
-        undo()
-    return problem
+    try:
+        yield problem
+    finally:
+        if undo is not None:
+            undo()
 
 
 def compile_layers(causal_lm: Any) -> Callable[[], None]:

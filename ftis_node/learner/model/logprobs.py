@@ -67,7 +67,6 @@ class EntropyMeter:
         self._num_tokens = 0
 
     def add(self, entropies: Tensor) -> None:
-        """Add the entropies of some tokens, `[M]`."""
         self._sum = self._sum + entropies.double().sum()
         self._num_tokens += entropies.numel()
 
@@ -116,7 +115,6 @@ class HeadLogprobs(Function):
         chunk_tokens: int,
         entropies: EntropyMeter | None = None,
     ) -> Tensor:
-        """Compute log-probs chunk by chunk."""
         exact = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         logprobs = hidden.new_empty(len(target_ids), dtype=exact)
         logsumexp = torch.empty_like(logprobs)

@@ -76,33 +76,29 @@ def _forward(module: Any, hidden: Tensor) -> Tensor:
 
 
 class Gated(Function):
-    """An autograd function for silu(gate) * up, all `[..., I]`."""
+    """An autograd function for silu(gate) * up, all `[..., I]`, that saves only its inputs."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
-        """Save only the inputs."""
         ctx.save_for_backward(gate, up)
         return functional.silu(gate).mul_(up)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        """Recompute silu."""
         gate, up = ctx.saved_tensors
         return _gated_backward(gradients[0], gate, up, functional.silu(gate))
 
 
 class GatedLinear(Function):
-    """An autograd function for (silu(gate) * up) @ weight.T, `[..., I]` and `[H, I]` to `[..., H]`."""
+    """An autograd function for (silu(gate) * up) @ weight.T, `[..., I]` and `[H, I]` to `[..., H]`, as `Gated`."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor, weight: Tensor) -> Tensor:
-        """Save only the inputs."""
         ctx.save_for_backward(gate, up, weight)
         return functional.linear(functional.silu(gate).mul_(up), weight)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Recompute silu and the product."""
         gate, up, weight = ctx.saved_tensors
         gradient = gradients[0]
         silu = functional.silu(gate)
@@ -158,7 +154,6 @@ class Policy:
 
     @property
     def num_trainable_parameters(self) -> int:
-        """Return the number of trained parameters, of the model or of the adapter."""
         return sum(value.numel() for value in self.trainable().values())
 
     def compute(self, work: Callable[[Any], Result]) -> Result:

@@ -87,27 +87,21 @@ def load_reference(policy: Policy, boot: LearnerBoot, ranks: Ranks = ALONE) -> F
     return torch.no_grad()(alone.logprobs)
 
 
-def load_policy(boot: LearnerBoot) -> Policy:
+def load_policy(boot: LearnerBoot, ranks: Ranks = ALONE) -> Policy:
     """Return the policy that `boot` describes, untrained, with its log-probs checked and its layout chosen.
 
-    Raises ModelError, ConfigError, MachineError or NetworkError.
+    It is sharded if `ranks` are several. Raises ModelError, ConfigError, MachineError or NetworkError, on all ranks.
     """
-    policy = load_unchecked(boot)
-    check_logits(policy)
-    return _metered(choose_layout(policy), boot)
-
-
-def open_policy(boot: LearnerBoot, ranks: Ranks) -> Policy:
-    """Return the policy as `load_policy` does, sharded if `ranks` are several. All ranks raise the error of one."""
-    if not isinstance(ranks, RankGroup):
-        return load_policy(boot)
-    with ranks.agreed():
-        source, tokenizer = find_source(boot)
-    spread = partial(load_sharded_policy, boot, source, tokenizer, ranks)
-    policy = spread()
+    spread = None
+    if isinstance(ranks, RankGroup):
+        with ranks.agreed():
+            source, tokenizer = find_source(boot)
+        spread = partial(load_sharded_policy, boot, source, tokenizer, ranks)
+    policy = load_unchecked(boot) if spread is None else spread()
     with ranks.agreed():
         check_logits(policy)
-    return _metered(choose_layout(policy, ranks=ranks, open_again=spread), boot)
+    policy = choose_layout(policy, ranks=ranks, open_again=spread)
+    return replace(policy, entropies=EntropyMeter()) if boot.settings.report_entropy else policy
 
 
 def load_sharded_policy(
@@ -131,10 +125,6 @@ def load_sharded_policy(
         with ranks.agreed():
             fill(spread, rows, ranks)
     return spread
-
-
-def _metered(policy: Policy, boot: LearnerBoot) -> Policy:
-    return replace(policy, entropies=EntropyMeter()) if boot.settings.report_entropy else policy
 
 
 class _Root(nn.Module):

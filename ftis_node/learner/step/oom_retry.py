@@ -46,7 +46,6 @@ class MicroBatchBudget:
 
     @classmethod
     def of(cls, setting: int) -> MicroBatchBudget:
-        """Return the initial budget of a learner."""
         return cls(setting=setting, max_tokens=setting)
 
     def after_out_of_memory(self, *, whole: int, longest: int) -> MicroBatchBudget | None:
@@ -117,7 +116,6 @@ class OomRetry:
 
     @property
     def max_tokens(self) -> int:
-        """Return the present token limit of a micro-batch."""
         return self._budget.max_tokens
 
     def run(self, attempt: Callable[[], Outcome], *, step: int, whole: int, longest: int) -> Outcome:
@@ -165,7 +163,6 @@ class OomRetry:
         return True
 
     def note_good_step(self, *, whole: int) -> None:
-        """Count a good step; after enough of them the budget grows."""
         before, self._budget = self._budget, self._budget.after_good_step(whole=whole)
         if self._budget.max_tokens != before.max_tokens:
             log.info("micro-batches of %d tokens are tried again", self.max_tokens)

@@ -155,7 +155,6 @@ def check_optimizer_states(boot: LearnerBoot) -> None:
 
 
 def make_masters(weights: Mapping[str, Parameter], boot: LearnerBoot) -> MasterWeights:
-    """Return the masters of a policy's trainable weights, on the device that the optimizer's form needs."""
     return MasterWeights(weights, home=torch.device("cpu") if boot.settings.optimizer_states == "offload" else None)
 
 

@@ -55,7 +55,6 @@ class Gradients:
 
     @property
     def is_usable(self) -> bool:
-        """Return whether there is a gradient to apply."""
         return self.skipped is None and self.refused is None
 
 

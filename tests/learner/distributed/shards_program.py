@@ -28,7 +28,7 @@ from ftis_node.learner.distributed.sharded_tensors import whole
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.learner.model import attention
 from ftis_node.learner.model import policy_loading as policies
-from ftis_node.learner.model.policy_loading import load_policy, open_policy
+from ftis_node.learner.model.policy_loading import load_policy
 from ftis_node.workers.liveness import die_with_owner
 from ftis_node.workers.wire import dec_hook
 
@@ -67,7 +67,7 @@ def measured(boot, ranks):
         return policy
 
     policies.load_sharded_policy = load_sharded_policy
-    policy = open_policy(boot, ranks)
+    policy = load_policy(boot, ranks)
     peak = torch.tensor([peaks[0] if rank == ranks.rank else 0 for rank in range(2)])
     ranks.add_up(peak)
     different = differing(boot, policy)
