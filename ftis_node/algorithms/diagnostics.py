@@ -133,8 +133,10 @@ def sender_sums(
         "tokens": batch.num_tokens,
         **_mismatch(log_ratio, known, kl, cap=settings.cap),
     }
+    table = torch.stack([values.double() for values in rows.values()])
+    sums = table.new_zeros(len(rows), num_senders).index_add(1, sender_ids, table)
     return {
-        **_sums(rows, sender_ids, num_senders),
+        **dict(zip(rows, sums, strict=True)),
         **_group_counts(batch, sender_ids, num_senders),
         **_histograms(log_ratio, known, advantage, sender_ids, num_senders),
     }
@@ -151,12 +153,6 @@ def _mismatch(log_ratio: Tensor, known: Tensor, kl: Tensor, *, cap: float) -> di
         "log_ratio_sum": log_ratio.sum(dim=1),
         "kl_sum": torch.where(measured, kl, 0.0),
     }
-
-
-def _sums(rows: dict[str, Tensor], sender_ids: Tensor, num_senders: int) -> dict[str, Tensor]:
-    table = torch.stack([values.double() for values in rows.values()])
-    sums = table.new_zeros(len(rows), num_senders).index_add(1, sender_ids, table)
-    return dict(zip(rows, sums, strict=True))
 
 
 def objective_slopes(row: Method, batch: Batch, settings: Settings) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,14 +102,7 @@ def memory_results(question: MemoryQuestion, shape: ModelShape) -> Iterator[Chec
         choice = choose(settings, manifest, shape, machine, question.begun)
         chosen = next((option for option in choice.options if option.settings is choice.settings), None)
         if chosen is None:
-            made = plan(
-                shape,
-                (),
-                choice.settings,
-                manifest,
-                host_bytes=machine.host_bytes,
-                memory_disk_bytes=machine.memory_disk_bytes,
-            )
+            made = plan(shape, replace(machine, devices_bytes=()), choice.settings, manifest)
         else:
             made = chosen.made
         advice = "" if made.fits else _advice(made)

@@ -213,12 +213,13 @@ def _padded(rows: Sequence[NDArray[np.float32]], *, num_columns: int) -> Tensor:
     return torch.from_numpy(matrix)
 
 
-def make_packed_micro_batches(batch: TrainBatch, *, max_tokens: int, shares_prompts: bool = True) -> list[MicroBatch]:
-    """Return rows of at most `max_tokens` positions. A longer completion with its prompt gets a separate row.
-
-    Without `shares_prompts` each completion follows its own copy of the prompt.
-    """
-    families = [part for rows in _groups(batch, shares_prompts) for part in _cut(batch, rows, max_tokens)]
+def make_packed_micro_batches(batch: TrainBatch, *, max_tokens: int) -> list[MicroBatch]:
+    """Return rows of at most `max_tokens` positions. A longer completion with its prompt gets a separate row."""
+    groups: dict[int, list[int]] = {}
+    for number, group in enumerate(batch.group_ids.tolist()):
+        if len(batch.completions[number]):
+            groups.setdefault(group, []).append(number)
+    families = [part for members in groups.values() for part in _cut(batch, members, max_tokens)]
     rows: list[list[list[int]]] = []
     room: list[int] = []
     for family in sorted(families, key=lambda family: (-_length(batch, family), family)):
@@ -231,16 +232,6 @@ def make_packed_micro_batches(batch: TrainBatch, *, max_tokens: int, shares_prom
         rows[fitting].append(family)
         room[fitting] -= length
     return [_lay_out_packed(batch, families) for families in rows]
-
-
-def _groups(batch: TrainBatch, shares_prompts: bool) -> list[list[int]]:
-    """Return the rows of the batch by their shared prompt, without rows that have no tokens."""
-    numbers = batch.group_ids.tolist() if shares_prompts else range(len(batch.completions))
-    groups: dict[int, list[int]] = {}
-    for row, number in enumerate(numbers):
-        if len(batch.completions[row]):
-            groups.setdefault(number, []).append(row)
-    return list(groups.values())
 
 
 def _cut(batch: TrainBatch, rows: Sequence[int], max_tokens: int) -> list[list[int]]:

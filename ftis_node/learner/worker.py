@@ -105,11 +105,11 @@ def _open(boot: LearnerBoot, address: RankAddress | None, hosts: Hosts, emit: Em
     # In the thread, so that heartbeats continue: torch and transformers take seconds to import.
     skip_unused_packages()
     from ftis_node.learner.core import Learner
-    from ftis_node.learner.distributed.ranks import ALONE, join
+    from ftis_node.learner.distributed.ranks import ALONE, RankGroup
     from ftis_node.learner.step.oom_retry import keep_to_share
 
     keep_to_share(boot.memory_share)
-    ranks = ALONE if address is None else join(address, boot, on_broken=hosts.await_blame)
+    ranks = ALONE if address is None else RankGroup(address, boot, on_broken=hosts.await_blame)
     learner = Learner(boot, ranks=ranks, on_event=emit)
     learner.give_memory_back()
     return learner

@@ -180,8 +180,9 @@ def compare(
     """Return all options in their order, each with its plan."""
     check_heads(shape, settings)
     devices_bytes = assign_gpus(len(machine.devices_bytes), settings).devices_bytes(machine.devices_bytes)
+    assigned = Machine(devices_bytes, machine.host_bytes)
     for name, changed in _candidates(settings, begun, manifest.sampling.group_size):
-        made = plan(shape, devices_bytes, changed, manifest, host_bytes=machine.host_bytes)
+        made = plan(shape, assigned, changed, manifest)
         states = changed.learner.optimizer_states
         has_space = states != "offload" or changed.lora or made.host_bytes <= USABLE_SHARE * machine.host_bytes
         needs_package = states == "8bit" and not changed.lora and find_spec("bitsandbytes") is None

@@ -140,14 +140,7 @@ def place_workers_on(
     if shape is not None:
         check_heads(shape, settings)
         devices_bytes = assignment.devices_bytes(machine.devices_bytes)
-        made = plan(
-            shape,
-            devices_bytes,
-            settings,
-            manifest,
-            host_bytes=machine.host_bytes,
-            memory_disk_bytes=machine.memory_disk_bytes,
-        )
+        made = plan(shape, replace(machine, devices_bytes=devices_bytes), settings, manifest)
         memory = _judge(made, settings, on_gpu=bool(devices_bytes))
     by_vllm = bool(assignment.generator) and settings.engine != "torch"
     takes_turns = assignment.are_shared and _takes_turns(made, settings, gives_memory_back=by_vllm)

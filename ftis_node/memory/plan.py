@@ -35,7 +35,7 @@ from ftis_node.memory.suggestions import MemorySuggestion, suggest_changes
 from ftis_node.workers.weight_store import VERSIONS_AT_ONCE, VERSIONS_KEPT, has_space
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
@@ -87,7 +87,10 @@ class MemoryPlan:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Memory of a machine: total of each GPU, free host memory, and the free part of the file system in memory."""
+    """Memory of a machine: total of each GPU, free host memory, and the free part of /dev/shm.
+
+    Host memory and /dev/shm count on the CPU alone.
+    """
 
     devices_bytes: tuple[int, ...]
     host_bytes: int
@@ -96,18 +99,13 @@ class Machine:
 
 def plan(
     shape: ModelShape,
-    devices_bytes: Sequence[int],
+    machine: Machine,
     settings: NodeSettings,
     manifest: RunManifest,
-    *,
-    host_bytes: int,
-    memory_disk_bytes: int = 0,
 ) -> MemoryPlan:
-    """Return the plan for a model on GPUs of these sizes; an empty list means the CPU.
-
-    `host_bytes` and `memory_disk_bytes`, free on the host and in /dev/shm, count on the CPU alone.
-    """
-    machine = Machine(() if settings.device == "cpu" else tuple(devices_bytes), host_bytes, memory_disk_bytes)
+    """Return the plan for a model on the devices of `machine`, on the CPU if it has none."""
+    if settings.device == "cpu":
+        machine = replace(machine, devices_bytes=())
     workload = Workload.of(settings, manifest, on_gpu=bool(machine.devices_bytes))
     made = _place(shape, machine, workload)
     if workload.on_gpu and made.fits:

@@ -41,13 +41,6 @@ def test_layout_by_hand():
     assert micro_batch.cell_index.tolist() == [0, 1, 2, 3, 4, 6, 7]
 
 
-def test_without_sharing_each_completion_is_one_span_with_its_prompt():
-    batch = make_batch([make_group([[7, 8], [9]], [0.0, 1.0], prompt=(1, 2))])
-    (micro_batch,) = make_packed_micro_batches(batch, max_tokens=100, shares_prompts=False)
-    assert micro_batch.token_ids.tolist() == [[1, 2, 7, 1, 2]]
-    assert micro_batch.texts == ((range(0, 3),), (range(3, 5),))
-
-
 @pytest.mark.parametrize("max_tokens", [1, 20, 40, 64, 10_000])
 def test_rows_keep_the_budget_and_every_token(max_tokens):
     batch = make_batch(random_groups(num_groups=7, group_size=5))
@@ -56,7 +49,7 @@ def test_rows_keep_the_budget_and_every_token(max_tokens):
     assert sorted(cells) == batch.mask.flatten().nonzero().flatten().tolist()
     for micro_batch in micro_batches:
         spans = sorted({span for text in micro_batch.texts for span in text}, key=lambda span: span.start)
-        ends = [span.end for span in spans]
+        ends = [span.stop for span in spans]
         assert [span.start for span in spans] == [0, *ends[:-1]]  # they tile the row
         assert ends[-1] == micro_batch.token_ids.shape[1]
         assert ends[-1] <= max_tokens or len(micro_batch.texts) == 1  # a completion too long for any row
@@ -93,13 +86,12 @@ def logprobs_and_gradients(model, batch, micro_batches):
     return matrix, torch.cat([value.grad.flatten() for value in model.parameters()])
 
 
-@pytest.mark.parametrize("shares_prompts", [True, False])
 @pytest.mark.parametrize("max_tokens", [90, 100_000])
 @pytest.mark.parametrize("max_length", [1, 20, 150])  # texts of one length class, and of several
-def test_packed_is_as_one_by_one(model, max_tokens, max_length, shares_prompts):
+def test_packed_is_as_one_by_one(model, max_tokens, max_length):
     groups = random_groups(num_groups=5, group_size=4, max_length=max_length, prompt_lengths=(3, 70, 9))
     batch = make_batch(groups)
-    packed = make_packed_micro_batches(batch, max_tokens=max_tokens, shares_prompts=shares_prompts)
+    packed = make_packed_micro_batches(batch, max_tokens=max_tokens)
     ours, our_gradient = logprobs_and_gradients(model, batch, packed)
     _, gradient = logprobs_and_gradients(model, batch, make_micro_batches(batch, max_tokens=1))
     for row, (prompt, completion) in enumerate(zip(batch.prompts, batch.completions, strict=True)):

@@ -10,7 +10,7 @@ import pytest
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.memory.learner_memory import Workload, learner_memory
-from ftis_node.memory.plan import plan
+from ftis_node.memory.plan import Machine, plan
 from ftis_node.memory.weight_transport import choose_transport, is_wsl, transport_of
 from ftis_node.models import published_qwen25
 from ftis_node.node.storage.cleanup import num_versions
@@ -69,7 +69,7 @@ def test_mapped_weights_are_staged_nowhere_in_the_learner_and_not_in_host_memory
         settings = NodeSettings.model_validate({"model": "m", "engine": "vllm", "memory": {"weight_sync": way}})
         workload = Workload.of(settings, run, on_gpu=True)
         sizes = (141 * GIB,), (80 * GIB, 80 * GIB)
-        plans = [plan(shape, size, settings, run, host_bytes=200 * GIB) for size in sizes]
+        plans = [plan(shape, Machine(size, 200 * GIB), settings, run) for size in sizes]
         by[way] = learner_memory(shape, workload).hand_over, *plans
     staged, one_gpu, two_gpus = by["auto"]
     assert staged == 0

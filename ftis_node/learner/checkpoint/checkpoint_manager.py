@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from ftis_node.learner.checkpoint.checkpoint import CheckpointOwner
     from ftis_node.learner.distributed.ranks import Ranks
-    from ftis_node.learner.messages import CheckpointEvent, CheckpointSkipped, LearnerBoot
+    from ftis_node.learner.messages import CheckpointEvent, LearnerBoot
     from ftis_node.learner.step.optimizer import MasterWeights
 
 FREE_SPACE: Final = "free disk space there and start again; the node resumes at the newest checkpoint"
@@ -81,25 +81,8 @@ class BroadcastTensors(Mapping[str, "Tensor"]):
         return len(self._forms)
 
 
-def find_checkpoint(
-    folder: Path,
-    *,
-    owner: CheckpointOwner,
-    shapes: Mapping[str, torch.Size],
-    ranks: Ranks,
-    on_skipped: Callable[[CheckpointSkipped], None],
-) -> Checkpoint | None:
-    """Return the newest readable checkpoint, None in a home without any. Rank 0 reads it and cleans up.
-
-    Raises as `newest_usable` does, on every rank.
-    """
-    found: Checkpoint | None = None
-    with ranks.agreed():
-        if ranks.rank == 0:
-            found, damaged = newest_usable(folder, owner=owner, shapes=shapes)
-            for skipped in damaged:
-                on_skipped(skipped)
-            tidy(folder, damaged)
+def on_every_rank(ranks: Ranks, found: Checkpoint | None) -> Checkpoint | None:
+    """Return the checkpoint that rank 0 found. The other ranks pass None."""
     if ranks.size == 1:
         return found
     data = b""
@@ -162,11 +145,15 @@ class CheckpointManager:
     def resume(self) -> None:
         """Restore tensors and progress from the newest checkpoint, if there is one. Raises as `newest_usable` does."""
         trainable = self._masters.tensors
-        shapes = {name: value.shape for name, value in trainable.items()}
-        found = find_checkpoint(
-            self._folder, owner=self._owner, shapes=shapes, ranks=self._ranks, on_skipped=self._on_event
-        )
-        if found is None:
+        found: Checkpoint | None = None
+        with self._ranks.agreed():
+            if self._ranks.rank == 0:
+                shapes = {name: value.shape for name, value in trainable.items()}
+                found, damaged = newest_usable(self._folder, owner=self._owner, shapes=shapes)
+                for skipped in damaged:
+                    self._on_event(skipped)
+                tidy(self._folder, damaged)
+        if (found := on_every_rank(self._ranks, found)) is None:
             return
         restore_weights(found, trainable)
         self._masters.write_back()

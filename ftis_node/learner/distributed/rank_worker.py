@@ -56,10 +56,10 @@ def main() -> None:
     assert address is not None, "rank 0 sets the address of each rank"
     boot = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=LearnerBoot, dec_hook=dec_hook)
     from ftis_node.learner.core import Learner
-    from ftis_node.learner.distributed.ranks import join
+    from ftis_node.learner.distributed.ranks import RankGroup
 
     try:
-        ranks = join(address, boot)
+        ranks = RankGroup(address, boot)
         run_commands(Learner(boot, ranks=ranks), ranks)
         ranks.close()
     except FtisError as error:

@@ -100,17 +100,23 @@ ALONE = Ranks()
 
 
 class RankGroup(Ranks):
-    """Several processes connected by torch.distributed. Create it with `join`."""
+    """Several processes connected by torch.distributed."""
 
-    def __init__(self, address: RankAddress, store: Any, *, on_gpu: bool, on_broken: Callable[[], None]) -> None:
-        """Wait until all ranks are connected. `on_broken` is called before a failure ends this process."""
+    def __init__(
+        self, address: RankAddress, boot: LearnerBoot, *, on_broken: Callable[[], None] = lambda: None
+    ) -> None:
+        """Wait until all ranks are connected, which have the same `boot`.
+
+        `on_broken` is called before a failure ends this process.
+        """
         self.rank, self.size = address.rank, address.size
+        on_gpu = pick_device(boot.device) != "cpu"
         self._on_broken = on_broken
         if on_gpu:
             torch.cuda.set_device(address.local_rank)
         distributed.init_process_group(
             "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-            store=store,
+            store=_open_store(address),
             rank=address.rank,
             world_size=address.size,
             timeout=COLLECTIVE_TIMEOUT,
@@ -200,12 +206,6 @@ class RankGroup(Ranks):
 
     def close(self) -> None:
         distributed.destroy_process_group()
-
-
-def join(address: RankAddress, boot: LearnerBoot, *, on_broken: Callable[[], None] = lambda: None) -> RankGroup:
-    """Connect to the other ranks, which have the same `boot`."""
-    store = _open_store(address)
-    return RankGroup(address, store, on_gpu=pick_device(boot.device) != "cpu", on_broken=on_broken)
 
 
 def empty_micro_batch() -> MicroBatch:

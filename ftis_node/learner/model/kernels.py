@@ -116,7 +116,8 @@ def _with_kernels(policy: Policy, name: str) -> Policy:
 @contextmanager
 def _switched(policy: Policy, name: str) -> Iterator[str | None]:
     """Switch these kernels on inside the block. Yields why they cannot be used, or None."""
-    expected, undo = probe_values(policy), None
+    expected = probe_values(policy)
+    undo: Callable[[], None] | None = None
     try:
         undo = SWITCHES[name](policy.causal_lm)
         problem = difference_from(expected, probe_values(policy), dtype=policy.compute_dtype)

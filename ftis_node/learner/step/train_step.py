@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -262,29 +263,19 @@ def take_step(
     (of a callback, or for lack of memory) leaves weights and optimizer unchanged. After it, a stop or a lack of memory
     ends the step with fewer updates.
     """
-
-    def passes(anchor: Tensor | None, excluded: Tensor | None) -> Gradients:
-        return compute_gradients(
-            forward,
-            batch,
-            micro_batches,
-            objective,
-            anchor=anchor,
-            reference=reference,
-            excluded=excluded,
-            between=between,
-            ranks=ranks,
-        )
+    passes = partial(
+        compute_gradients, forward, batch, micro_batches, objective, reference=reference, between=between, ranks=ranks
+    )
 
     def update(anchor: Tensor | None) -> Gradients:
         with one_out_of_memory_error():
             excluded = None if anchor is None else objective.excluded(anchor, batch)
-            gradients = passes(anchor, excluded)
+            gradients = passes(anchor=anchor, excluded=excluded)
             if excluded is None and gradients.is_usable:
                 excluded = objective.excluded(gradients.learner_logprobs, batch)
                 if excluded.any():
                     optimizer.zero_grad(set_to_none=True)
-                    gradients = passes(anchor, excluded)
+                    gradients = passes(anchor=anchor, excluded=excluded)
             between()
             if anchor is None:
                 before_update()

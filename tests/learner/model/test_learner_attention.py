@@ -22,7 +22,7 @@ def seen():
     """`[T, T]` bool, written down pair by pair."""
     matrix = torch.zeros(SIZE, SIZE, dtype=torch.bool)
     for text in TEXTS:
-        places = [place for span in text for place in range(span.start, span.end)]
+        places = [place for span in text for place in range(span.start, span.stop)]
         for number, place in enumerate(places):
             matrix[place, places[: number + 1]] = True
     return matrix

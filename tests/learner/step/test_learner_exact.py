@@ -31,13 +31,13 @@ PARAMS = {
     "f-nois": {"kl_threshold": 0.05, "denominator": "kept"},
     "gepo": {"k3_beta": 0.005},
 }
-LAYOUTS = ("shared", "packed", "rows")
+LAYOUTS = ("packed", "rows")
 
 
 def micro_batches_of(layout, batch):
     if layout == "rows":
         return make_micro_batches(batch, max_tokens=400)
-    return make_packed_micro_batches(batch, max_tokens=400, shares_prompts=layout == "shared")
+    return make_packed_micro_batches(batch, max_tokens=400)
 
 
 @pytest.fixture(scope="module")
