@@ -29,9 +29,9 @@ from ftis_node.memory.choice import (
 )
 from ftis_node.memory.placement import assign_gpus, inspect_machine
 from ftis_node.memory.plan import Machine, plan
-from ftis_node.models import read_json, read_shape, resolve_model, shape_of
+from ftis_node.models import read_shape, resolve_model, shape_of
 from ftis_node.models.hub import ask_about, cached_snapshot
-from ftis_node.models.source import check_name
+from ftis_node.models.source import check_name, read_json
 from ftis_node.telemetry.terminal_text import GIB, in_gib
 
 if TYPE_CHECKING:

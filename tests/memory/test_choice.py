@@ -26,7 +26,8 @@ from ftis_node.memory.choice import (
 )
 from ftis_node.memory.placement import place_workers_on
 from ftis_node.memory.plan import USABLE_SHARE, Machine, plan
-from ftis_node.models import Accelerator, ModelSource, published_qwen25
+from ftis_node.models import ModelSource, published_qwen25
+from ftis_node.models.loading import Accelerator
 
 ROOT = Path(__file__).parents[2]
 GIB = 1 << 30

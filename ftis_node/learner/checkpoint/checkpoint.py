@@ -38,7 +38,8 @@ from ftis_node.learner.distributed.sharded_tensors import is_sharded, part_like,
 from ftis_node.learner.messages import CheckpointSkipped, StepReport
 from ftis_node.learner.model.policy import ADAPTED_LAYERS
 from ftis_node.learner.step.optimizer import moment_shapes, moments_of, restore_moments
-from ftis_node.models import model_fingerprint, other_model
+from ftis_node.models import model_fingerprint
+from ftis_node.models.fingerprint import other_model
 from ftis_node.workers.durable import complete_folder, is_complete, keep_newest, remove_leftovers
 from ftis_node.workers.tensor_file import read_tensors, write_tensors
 

@@ -24,7 +24,7 @@ from ftis_node.learner.checkpoint.checkpoint_manager import FREE_SPACE
 from ftis_node.learner.distributed.ranks import GatherCommand, ProveCommand
 from ftis_node.learner.distributed.sharded_tensors import TensorGatherer, is_sharded
 from ftis_node.learner.model.policy import ADAPTER, adapter_alone, adapter_merger, load_unchecked, own_tensors
-from ftis_node.models import export_adapter, export_model
+from ftis_node.models.loading import export_adapter, export_model
 from ftis_node.telemetry.log import unwatched
 from ftis_node.workers.durable import remove_leftovers
 from ftis_node.workers.shared_tensors import Exporter

@@ -32,7 +32,8 @@ from ftis_node.learner.groups import UnpackedGroup
 from ftis_node.learner.model import attention
 from ftis_node.learner.model.logprobs import EntropyMeter
 from ftis_node.learner.model.policy import build_policy, check_logits, decoder_layers, find_source, load_unchecked
-from ftis_node.models import WeightRows, empty_causal_lm, load_causal_lm
+from ftis_node.models import load_causal_lm
+from ftis_node.models.loading import WeightRows, empty_causal_lm
 from ftis_node.records.token_batch import TokenBatch
 from ftis_node.workers.weight_store import probe_token_ids
 

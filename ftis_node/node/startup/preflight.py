@@ -17,7 +17,8 @@ from ftis_node.files import read_object
 from ftis_node.gossip.p2pd.process import check_free
 from ftis_node.learner.checkpoint.checkpoint_files import CHECKPOINT_PREFIX
 from ftis_node.memory.choice import checkpoint_owner
-from ftis_node.models import model_fingerprint, other_model, parameter_count, read_shape, resolve_model
+from ftis_node.models import model_fingerprint, parameter_count, read_shape, resolve_model
+from ftis_node.models.fingerprint import other_model
 from ftis_node.workers.durable import newest_complete
 
 if TYPE_CHECKING:
