@@ -137,7 +137,8 @@ def batch_of(groups: Sequence[UnpackedGroup]) -> TrainBatch:
     completions = [ids for group in groups for ids in group.tokens.ids_of_each()]
     means = [mean for group in groups for mean in group.mean_logprobs or (None,) * len(group.tokens)]
     keys = {key: number for number, key in enumerate(dict.fromkeys(group.advantage_key for group in groups))}
-    peers = dict.fromkeys(_sender(group) for group in groups if not group.own)
+    names = [group.sender or group.group_id for group in groups]
+    peers = dict.fromkeys(name for name, group in zip(names, groups, strict=True) if not group.own)
     senders = {name: number for number, name in enumerate(peers, start=1)}
     num_own_groups = sum(group.own for group in groups)
     logprobs = [values for group in groups for values in group.tokens.logprobs_of_each()]
@@ -149,7 +150,9 @@ def batch_of(groups: Sequence[UnpackedGroup]) -> TrainBatch:
         rewards=torch.tensor([reward for group in groups for reward in group.rewards], dtype=torch.float64),
         group_ids=torch.tensor([number for number, _ in rows], dtype=torch.int64),
         advantage_ids=torch.tensor([keys[group.advantage_key] for _, group in rows], dtype=torch.int64),
-        sender_ids=torch.tensor([0 if group.own else senders[_sender(group)] for _, group in rows], dtype=torch.int64),
+        sender_ids=torch.tensor(
+            [0 if group.own else senders[names[number]] for number, group in rows], dtype=torch.int64
+        ),
         weights=torch.tensor([group.weight for _, group in rows], dtype=torch.float64),
         senders=(next((group.sender for group in groups if group.own), ""), *peers),
         is_own=torch.tensor([group.own for _, group in rows], dtype=torch.bool),
@@ -161,10 +164,6 @@ def batch_of(groups: Sequence[UnpackedGroup]) -> TrainBatch:
         num_own_groups=num_own_groups,
         num_foreign_groups=len(groups) - num_own_groups,
     )
-
-
-def _sender(group: UnpackedGroup) -> str:
-    return group.sender or group.group_id
 
 
 def make_micro_batches(batch: TrainBatch, *, max_tokens: int) -> list[MicroBatch]:

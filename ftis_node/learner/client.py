@@ -97,8 +97,7 @@ class LearnerClient(WorkerClient):
     async def start(self) -> LearnerState:
         """Return the learner's state as soon as it takes requests, at the first start or after a restart.
 
-        Raises the error of the worker's `build` (ModelError, ConfigError, MachineError, NetworkError), and
-        WorkerDiedError if it died too often.
+        Raises ModelError, ConfigError, MachineError or NetworkError, and WorkerDiedError if it died too often.
         """
         await self._supervisor.start()
         assert self._state is not None  # `_ask_state` ran before the supervisor called the worker ready
@@ -122,12 +121,11 @@ class LearnerClient(WorkerClient):
             raise WorkerDiedError(f"the learner died between two steps and was started again: {error}") from error
 
     async def check(self, group: TrainGroup) -> None:
-        """Measure the mismatch with the engine on an own group; return when it was measured or dropped.
+        """Measure the mismatch with the engine on an own group, for the report of the next step.
 
-        The report of the next step has the mismatch, if the group arrived before the weights changed from its version.
         Raises WorkerDiedError if the worker died meanwhile.
         """
-        await self._supervisor.call(messages.CheckRequest(group=group), messages.CheckReply)
+        await self._supervisor.call(messages.CheckRequest(group=group), messages.Done)
 
     async def audit(self, group: TrainGroup) -> AuditReply:
         """Compare a peer's log-probs with the learner's own, if the learner has the weights that `group` claims.
@@ -137,16 +135,12 @@ class LearnerClient(WorkerClient):
         return await self._supervisor.call(messages.AuditRequest(group=group), messages.AuditReply)
 
     async def give_memory_back(self) -> None:
-        """Return when no step is in progress and the learner's cached memory is free.
-
-        Raises WorkerDiedError if the worker died meanwhile; all of its memory is then free.
-        """
-        await self._supervisor.call(messages.GiveMemoryBack(), messages.MemoryGivenBack)
+        """Return when no step is in progress and the learner's cached memory is free. Raises WorkerDiedError."""
+        await self._supervisor.call(messages.GiveMemoryBack(), messages.Done)
 
     async def write_weights(self, refused: str = "") -> PublishedWeights | None:
-        """Write the present weights to a file; return None for the starting model. Waits for a step in progress.
+        """Write the weights after the step in progress, as `WriteWeights` says; None for the starting model.
 
-        A non-empty `refused` is the reason why no engine can map shared weights: all later versions go through files.
         Raises MachineError if the disk refuses, WorkerDiedError if the worker died meanwhile.
         """
         request = messages.WriteWeights(refused=refused)
@@ -167,10 +161,9 @@ def worker_environment(boot: LearnerBoot) -> dict[str, str]:
     """Return environment variables for the worker's start, because torch and glibc read them when they are loaded.
 
     Each step frees and allocates the same large blocks. On a CPU glibc keeps them; otherwise the kernel would clear
-    their pages each time. It uses one arena, since a thread's separate arena cannot hold a block above 64 MiB. On a GPU
-    torch's allocator holds the large blocks, and glibc returns freed host memory to the system. If the learner has a
-    share of a GPU, the allocator uses expandable segments, unless the user configured it. If an engine maps the
-    weights, segments expand only after the weights are allocated (`workers/shared_tensors.py`).
+    their pages each time. It uses one arena, since a thread's separate arena cannot hold a block above 64 MiB. If the
+    learner has a share of a GPU, torch's allocator uses expandable segments, unless the user configured it. If an
+    engine maps the weights, segments expand only after the weights are allocated (`workers/shared_tensors.py`).
     """
     is_set = any(name in os.environ for name in ALLOCATOR_SETTINGS)
     segments = {} if boot.memory_share is None or is_set or boot.hand_over == "ipc" else GROWING_SEGMENTS

@@ -155,9 +155,8 @@ class Learner:
         """Do step `step`, or return its report if it is the newest one done.
 
         `between` is called between micro-batches; if it raises, the step is not done. `on_published` receives new
-        weights as soon as a generator can load them, and then their proof, before the checkpoint is written. Raises
-        FtisError for any other step number. Raises MachineError if memory or disk do not suffice; the caller may then
-        request the same step again.
+        weights as soon as a generator can load them, and then their proof. Raises FtisError for any other step number,
+        MachineError if memory or disk do not suffice; the caller may then request the same step again.
         """
         progress = self._progress
         if step == progress.step and progress.last_report is not None:

@@ -27,11 +27,10 @@ from ftis_node.workers.wire import Message
 class LearnerBoot(Message, frozen=True):
     """The configuration of a learner.
 
-    `model` is a folder or hub id, `model_name` its public name. `run_id` names the run that owns the checkpoints.
-    `method`, `sampling` and `optimizer` are sections of the manifest, `settings` and `lora` of `node.toml`. Without
-    `lora` all weights are trained. If a field of the boot has the name of a setting, the node derived it, and the
-    setting is ignored. `max_logprob_gap_nats`: the summed log-probs of a peer's completion may be this far below the
-    learner's.
+    `model` is a folder or hub id, `model_name` its public name. `method`, `sampling` and `optimizer` are sections of
+    the manifest, `settings` and `lora` of `node.toml`. Without `lora` all weights are trained. If a field of the boot
+    has the name of a setting, the node derived it, and the setting is ignored. `max_logprob_gap_nats`: the summed
+    log-probs of a peer's completion may be this far below the learner's.
 
     `dtype` is the model's type in memory and computation; trained weights have float32 masters if it is bfloat16.
     `micro_batch_tokens` bounds the padded prompt and completion tokens of a forward pass; the learner lowers it after
@@ -39,9 +38,8 @@ class LearnerBoot(Message, frozen=True):
     it, or the adapter alone.
 
     `takes_turns`: a generator on the same GPU sleeps during a step, and only then. So memory must be free again before
-    the reply, and work between steps must need little. `hand_over` is the planned transport of published weights
-    (`checkpoint/export.py`). `memory_share` is the share of the GPU for the learner's tensors beside a generator; None:
-    all.
+    the reply, and work between steps must need little. `hand_over` is the planned transport of published weights.
+    `memory_share` is the share of the GPU for the learner's tensors beside a generator; None: all.
 
     Each process has a GPU or `num_threads` of the CPU. `recompute_activations` keeps only each layer's input;
     `may_recompute`: a lack of memory enables it. `head_chunk_tokens` is the number of tokens in one pass through the
@@ -176,6 +174,10 @@ class StepReport(msgspec.Struct, frozen=True):
     repeated: bool = False
 
 
+class Done(Message, frozen=True):
+    """The reply to a request that has no other result."""
+
+
 class StateRequest(Message, frozen=True):
     """A request for the learner's state."""
 
@@ -184,8 +186,7 @@ class LearnerState(Message, frozen=True):
     """The learner's state: `step` is the last one done, `policy_version` the last one that changed the weights.
 
     `weights` is None while the policy is the starting model (version 0): the generator then serves its own copy.
-    `last_report` is None before the first step of this home. `last_groups` are the ids of the groups that `step` used.
-    `layout` is `Policy.layout`, `kernels` the implementation of its layers; None if there is no learner.
+    `last_groups` are the ids of the groups that `step` used. `layout` and `kernels` are as in `Policy`.
     """
 
     step: int
@@ -220,13 +221,9 @@ class TrainReply(Message, frozen=True):
 
 
 class CheckRequest(Message, frozen=True):
-    """Measure the mismatch on this group if the present weights sampled it; otherwise drop it."""
+    """Measure the mismatch on this group for the next report, if the present weights sampled it; else drop it."""
 
     group: TrainGroup
-
-
-class CheckReply(Message, frozen=True):
-    """The group was measured or dropped: the report of the next step has the result."""
 
 
 class AuditRequest(Message, frozen=True):
@@ -244,10 +241,6 @@ class AuditReply(Message, frozen=True):
 
 class GiveMemoryBack(Message, frozen=True):
     """A generator on the same device lacks memory: release cached blocks as soon as no step is in progress."""
-
-
-class MemoryGivenBack(Message, frozen=True):
-    """The memory is free."""
 
 
 class WriteWeights(Message, frozen=True):

@@ -38,9 +38,7 @@ MAX_LOG_RATIO = 20.0  # nats; the losses clamp log-ratios to the same bound
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """`kl` is KL(engine || learner) in nats a token, `share` the share of tokens whose ratio differs from 1 by more
-    than 1 %.
-    """
+    """KL(engine || learner) in nats a token, and the share of tokens whose ratio differs from 1 by more than 1 %."""
 
     kl: float
     share: float
@@ -48,10 +46,7 @@ class Mismatch:
 
 
 def measure_mismatch(learner_logprobs: Tensor, engine_logprobs: Tensor) -> Mismatch | None:
-    """Return the mismatch over K tokens that the engine sampled, from both log-probs `[K]` under the same weights.
-
-    Returns None if there is no token, or a log-prob that is not finite.
-    """
+    """Return the mismatch over K sampled tokens, from both log-probs `[K]`; None without tokens, or if not finite."""
     log_ratios = learner_logprobs.double() - engine_logprobs.double()
     if not log_ratios.numel() or not bool(log_ratios.isfinite().all()):
         return None
@@ -78,9 +73,7 @@ class CheckGroup:
         self._waiting.append(group)
 
     def take(self, *, version: int) -> TrainGroup | None:
-        """Remove and return the queued group. Returns None if `version`, the learner's present one, did not sample it
-        completely.
-        """
+        """Remove and return the queued group, None unless `version`, the learner's present one, sampled all of it."""
         try:
             group = self._waiting.pop()
         except IndexError:

@@ -141,7 +141,7 @@ def _handlers(boot: LearnerBoot, thread: ModelThread, learner: Learner) -> Handl
 
     def give_memory_back(request: messages.GiveMemoryBack, between: StepCallback, emit: Emitter) -> Message:
         learner.give_memory_back(force=True)
-        return messages.MemoryGivenBack()
+        return messages.Done()
 
     def write_weights(request: messages.WriteWeights, between: StepCallback, emit: Emitter) -> Message:
         return messages.WeightsWritten(learner.write_weights(refused=request.refused))
@@ -151,7 +151,7 @@ def _handlers(boot: LearnerBoot, thread: ModelThread, learner: Learner) -> Handl
         learner.offer_check(request.group)
         if not boot.takes_turns:  # otherwise the next step measures it: between steps the generator has the memory
             await thread.work(lambda between: learner.check(between=between), emit)
-        return messages.CheckReply()
+        return messages.Done()
 
     return {
         messages.StateRequest: in_thread(lambda request, between, emit: learner.state()),

@@ -47,10 +47,7 @@ ADAPTER = re.compile(r"LoRA of rank (\d{1,5}), alpha (\d{1,5}),")  # names as in
 
 @dataclass(frozen=True, slots=True)
 class PreviousTraining:
-    """What a home trains. `rank` and `alpha` are an adapter's.
-
-    `optimizer_states` is that of the settings of its last start, "" if unknown.
-    """
+    """What a home trains. `optimizer_states` is that of the settings of its last start, "" if unknown."""
 
     lora: bool
     rank: int = 0
@@ -59,10 +56,7 @@ class PreviousTraining:
 
 
 def read_previous_training(home: Home, model: str) -> PreviousTraining | None:
-    """Return what the home has begun to train, or None for a home that has begun nothing.
-
-    Its newest checkpoint decides. Before the first one, the settings of its last start do, if that used this model.
-    """
+    """Return what the home has begun to train, None if nothing: by its newest checkpoint, else by its last settings."""
     try:
         last = read_object(home.settings)
         of_last = PreviousTraining(
@@ -95,10 +89,7 @@ def checkpoint_owner(state_file: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class TrainingOption:
-    """One way to train. `settings` are the node's with it; `missing` is a package that must be installed first.
-
-    `fits`: on the GPU, and in host memory if optimizer states are there.
-    """
+    """One way to train. `settings` are the node's with it; `missing` is a package that must be installed first."""
 
     name: str
     settings: NodeSettings
@@ -109,10 +100,9 @@ class TrainingOption:
 
 @dataclass(frozen=True, slots=True)
 class TrainingChoice:
-    """The choice of what to train. `settings` have it; `training` describes it and its reason in one line for people.
+    """The choice of what to train. `training` describes it and its reason in one line, empty if nothing is trained.
 
-    `training` is empty for a node that trains nothing. `options` are all that were compared; empty if there was no
-    choice.
+    `options` are all that were compared; empty if there was no choice.
     """
 
     settings: NodeSettings
@@ -121,10 +111,7 @@ class TrainingChoice:
 
 
 def choose_training(settings: NodeSettings, manifest: RunManifest, home: Home, source: ModelSource) -> TrainingChoice:
-    """Return what this node trains on this machine.
-
-    Raises MachineError if nothing fits, ConfigError for missing GPUs.
-    """
+    """Return what this node trains here. Raises MachineError if nothing fits, ConfigError for missing GPUs."""
     if not settings.learns:
         return TrainingChoice(settings, "")
     begun = read_previous_training(home, settings.model)
@@ -240,10 +227,7 @@ def _candidates(
 
 
 def _with_all_weights(settings: NodeSettings, kept_states: str) -> Iterator[tuple[str, NodeSettings]]:
-    """Return the options that train all weights.
-
-    `kept_states`: the optimizer states of a home; 8-bit ones cannot be converted.
-    """
+    """Return the options that train all weights. `kept_states` are a home's; 8-bit ones cannot be converted."""
     settings = settings.model_copy(update={"lora": False})
     if settings.learner.optimizer_states != "float32" or settings.learner.num_ranks > 1:
         yield ALL_WEIGHTS, settings

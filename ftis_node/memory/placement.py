@@ -79,8 +79,8 @@ class GpuAssignment:
     def devices_bytes(self, gpus_bytes: tuple[int, ...]) -> tuple[int, ...]:
         """Return the sizes of the plan's devices, the generator's and the learner's.
 
-        A generator on several GPUs counts as one GPU: the smallest size times their number, because weights and cache
-        are divided evenly. Each of the learner's GPUs counts as the smallest of them.
+        A generator on several GPUs counts as one: the smallest size times their number, because weights and cache are
+        divided evenly. Each of the learner's GPUs counts as the smallest of them.
         """
         of_learner = min((gpus_bytes[gpu] for gpu in self.learner), default=None)
         if of_learner is None:
@@ -102,10 +102,7 @@ def arrange(settings: NodeSettings, manifest: RunManifest, source: ModelSource) 
 
 
 def place_single_worker(settings: NodeSettings) -> WorkerPlacement:
-    """Return the placement of a node with one worker, which gets all GPUs of the settings; there is no plan.
-
-    Raises ConfigError for missing GPUs.
-    """
+    """Return the placement of a node's only worker, which gets all GPUs of the settings. Raises ConfigError."""
     of_generator, of_learner = settings.generation.gpus, settings.learner.gpus
     if settings.gpus:
         num_gpus = len(list_accelerators()) if pick_device(settings.device) != "cpu" else 0
@@ -204,10 +201,7 @@ def assign_gpus(num_gpus: int, settings: NodeSettings) -> GpuAssignment:
 
 
 def usable_gpus(num_gpus: int, settings: NodeSettings) -> int:
-    """Return how many of the visible GPUs the node may use.
-
-    Raises ConfigError if there are fewer, or if the engine needs GPUs that are missing.
-    """
+    """Return how many of the visible GPUs the node may use. Raises ConfigError for GPUs that are missing."""
     if settings.gpus > num_gpus:
         seen = f"{num_gpus} GPUs" if num_gpus else "no GPU"
         raise ConfigError(

@@ -123,10 +123,7 @@ def plan(
 def _with_speed(
     made: MemoryPlan, workload: Workload, place: Callable[[Workload], MemoryPlan], settings: NodeSettings
 ) -> MemoryPlan:
-    """Return the fastest learner that fits beside everything else: `made` itself, or one that needs more.
-
-    Each may raise the peak as long as TIGHT_SHARE of the usable memory is left for fragments and longer rows.
-    """
+    """Return the fastest learner that fits: `made` itself, or one that raises the peak up to TIGHT_SHARE."""
     chunks = (GPU_HEAD_CHUNK_TOKENS, GPU_HEAD_CHUNK_TOKENS // 2, HEAD_CHUNK_TOKENS)
     keeping_bytes = None
     variants = [replace(workload, head_chunk_tokens=chunk) for chunk in chunks]
@@ -162,10 +159,7 @@ def _place(shape: ModelShape, machine: Machine, workload: Workload) -> MemoryPla
 
 
 def _on_cpu(generator: GeneratorMemory, learner: LearnerMemory, machine: Machine) -> MemoryPlan:
-    """Return the plan for the CPU. Published versions use host memory if /dev/shm can hold them.
-
-    On a disk they take no memory: the kernel reclaims the pages of a file.
-    """
+    """Return the plan for the CPU. Published versions take memory only in /dev/shm, if it can hold them."""
     usable, version = _usable(machine.host_bytes), learner.hand_over
     in_memory = has_space(VERSIONS_AT_ONCE * version, machine.memory_disk_bytes)
     learner = replace(learner, hand_over=0)

@@ -1,4 +1,4 @@
-"""Transport of new weights from the learner to the engine, chosen from the plan and the device before either starts.
+"""Transport of new weights from the learner to the engine, chosen before either starts.
 
     ipc      the engine maps the learner's own tensors (CUDA IPC)    one GPU for both, all weights trained
     pinned   a file in memory whose pages CUDA locks                 any other GPU
@@ -20,41 +20,20 @@ if TYPE_CHECKING:
 KERNEL = Path("/proc/sys/kernel/osrelease")
 
 
-def choose_transport(
-    *,
-    on_gpu: bool,
-    shares_gpu: bool,
-    lora: bool,
-    serves_adapters: bool,
-    num_ranks: int = 1,
-    is_wsl: bool = False,
-    fastest: Way = "ipc",
-) -> Way:
-    """Return the fastest transport that can work, up to `fastest`.
-
-    `shares_gpu`: both workers are on one GPU. With `lora` and without `serves_adapters` the adapter is merged on its
-    way, tensor by tensor, so there is nothing to map. No rank of a learner of several ranks holds whole tensors.
-    """
-    if not on_gpu or serves_adapters:
-        return "file"
-    can_map = shares_gpu and not lora and num_ranks == 1 and not is_wsl
-    return "pinned" if fastest == "ipc" and not can_map else fastest
-
-
 def transport_of(
     settings: NodeSettings, *, on_gpu: bool, shares_gpu: bool, serves_adapters: bool, kernel: Path = KERNEL
 ) -> Way:
-    """Return `choose_transport` for a node with these settings on this machine."""
-    mode = settings.memory.weight_sync
-    return choose_transport(
-        on_gpu=on_gpu,
-        shares_gpu=shares_gpu,
-        lora=bool(settings.lora),
-        serves_adapters=serves_adapters,
-        num_ranks=settings.learner.num_ranks,
-        is_wsl=is_wsl(kernel),
-        fastest="ipc" if mode == "auto" else mode,
-    )
+    """Return the fastest transport that can work for these settings on this machine, up to `memory.weight_sync`.
+
+    `shares_gpu`: both workers are on one GPU. An adapter that is not served is merged on its way, tensor by tensor, so
+    there is nothing to map. No rank of a learner of several ranks holds whole tensors.
+    """
+    if not on_gpu or serves_adapters:
+        return "file"
+    if settings.memory.weight_sync in ("file", "pinned"):
+        return settings.memory.weight_sync
+    is_whole = not settings.lora and settings.learner.num_ranks == 1
+    return "ipc" if shares_gpu and is_whole and not is_wsl(kernel) else "pinned"
 
 
 def is_wsl(kernel: Path = KERNEL) -> bool:

@@ -22,10 +22,7 @@ MAX_HEADER_BYTES = 100_000_000  # the reference implementation's own limit
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsHeader:
-    """Header of a file.
-
-    `tensors` maps a name to its dtype, shape and data offsets; `data_start` is the file position of offset 0.
-    """
+    """Header of a file: dtype, shape and data offsets by tensor name; `data_start` is the position of offset 0."""
 
     tensors: dict[str, dict[str, Any]]
     data_start: int

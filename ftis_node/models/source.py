@@ -40,10 +40,7 @@ NEAR = 0.75  # similarity of 1 at most: above it one name may be a typo of the o
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model that is complete on this machine.
-
-    `folder` has the files. Other nodes see `name`: the hub id, or the folder's own name, never a path of this machine.
-    """
+    """A model that is complete on this machine. Other nodes see `name`: the hub id, or the folder's own name."""
 
     name: str
     folder: Path
@@ -73,8 +70,7 @@ def resolve_model(model: str, *, on_progress: OnProgress = unwatched) -> ModelSo
     """Find `model`, a folder or a hub id `org/name`, and check that it is complete.
 
     A hub id is looked up in the local cache first, then downloaded; only the download reports progress. Raises
-    ModelError if there is no such folder, or if it is incomplete. Raises ModelFetchError if the hub does not serve the
-    model.
+    ModelError for a missing or incomplete folder, ModelFetchError if the hub does not serve the model.
     """
     folder = Path(model).expanduser()
     if folder.is_dir():
@@ -90,10 +86,7 @@ def resolve_model(model: str, *, on_progress: OnProgress = unwatched) -> ModelSo
 
 
 def check_name(model: str) -> None:
-    """Check the name without the network. Raises ModelError if `model` is neither a folder nor like an id on the hub.
-
-    It also raises ModelError for the typo of a folder: a folder of nearly that name is beside it.
-    """
+    """Raise ModelError if `model` is neither a folder nor like an id on the hub, or if it is the typo of a folder."""
     path = Path(model).expanduser()
     if path.is_dir():
         return

@@ -122,10 +122,7 @@ def _folder_of(model: str) -> Path | None:
 
 
 class PromptTokenizer:
-    """One model's tokenizer.
-
-    `name` is the model's name; `fingerprint` is the same on every node that tokenizes alike.
-    """
+    """One model's tokenizer. `fingerprint` is the same on every node that tokenizes alike."""
 
     def __init__(self, tokenizer: Any, *, name: str, extra_eos_ids: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
@@ -168,10 +165,7 @@ class PromptTokenizer:
             return self._render([with_system, *rest])
 
     def encode_text(self, text: str) -> list[int]:
-        """Return the ids of plain text, such as a peer's.
-
-        Text that looks like a special token is split as text, too.
-        """
+        """Return the ids of plain text, such as a peer's. Text that looks like a special token is split, too."""
         ids = self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
         return [int(token) for token in ids]
 

@@ -58,10 +58,7 @@ CUDA_RANDOM_STATE = "cuda_random_state"  # if the learner is on a GPU
 
 
 class CheckpointOwner(msgspec.Struct, frozen=True):
-    """The owner of a checkpoint. A learner refuses a checkpoint of another owner. `model` is a name for display only.
-
-    `trains` is the kind of its tensors: "full", or the adapter's shape.
-    """
+    """The owner of a checkpoint, which others refuse. `model` is for display; `trains`: "full", or the adapter."""
 
     run_id: str
     model: str
@@ -190,8 +187,7 @@ def newest_usable(
 ) -> tuple[Checkpoint | None, list[CheckpointSkipped]]:
     """Return the newest readable checkpoint (None in a home without any), and the newer ones that cannot be read.
 
-    Changes nothing on disk. Raises ModelError if none of the existing ones can be read, and ConfigError if they have
-    another owner.
+    Raises ModelError if none of the existing ones can be read, and ConfigError if they have another owner.
     """
     complete = [path for path in folder.glob(f"{CHECKPOINT_PREFIX}*") if is_complete(path)]
     damaged: list[CheckpointSkipped] = []

@@ -89,9 +89,7 @@ def older_checkpoints(folder: Path, *, run_id: str | None) -> list[Path]:
 
 
 def renew(path: Path, *, run_id: str | None, groups_of: Callable[[int], Sequence[str]]) -> None:
-    """Convert a checkpoint to the present format. `groups_of` returns the ids of the groups that a step took. Raises
-    OSError.
-    """
+    """Convert a checkpoint to the present format. `groups_of` returns the ids of a step's groups. Raises OSError."""
     state = _read(path)
     if state is None:
         return

@@ -48,10 +48,7 @@ MAX_FILE_BYTES: Final = 5 * 10**9
 
 
 class WeightPublication:
-    """The publisher of one policy's versions. All ranks take part; rank 0 has `weights` and `proof`.
-
-    `weights` is None while the policy is the starting model.
-    """
+    """The published versions of one policy. Rank 0 has `weights` (None for the starting model) and `proof`."""
 
     def __init__(self, boot: LearnerBoot, policy: Policy, ranks: Ranks) -> None:
         self._policy = policy
@@ -79,9 +76,7 @@ class WeightPublication:
             self.proof = proof_of(self._policy, version=version)
 
     def write(self, version: int, *, refused: str = "") -> PublishedWeights | None:
-        """Write the present weights to a file; return None for the starting model. If `refused` gives a reason why no
-        engine can map shared weights, all later versions go through files too. Raises MachineError if the disk refuses.
-        """
+        """Write the weights as `WriteWeights` says. Raises MachineError if the disk refuses."""
         if refused:
             self._publisher.give_up_sharing(refused)
         if version == 0:
@@ -195,10 +190,7 @@ def discard_published(folder: Path) -> None:
 
 
 def export_policy(policy: Policy, out: Path, *, merge: bool) -> None:
-    """Write `policy` to the folder `out`; with `merge` False only the LoRA adapter, if there is one.
-
-    Raises ConfigError if `out` exists and is not an empty folder.
-    """
+    """Write `policy` to the empty folder `out`; with `merge` False only the LoRA adapter. Raises ConfigError."""
     if merge or policy.adapted is None:
         with gathering_of(policy) as gathering:
             write = partial(write_weights, gathering, dtype=policy.compute_dtype)
@@ -214,11 +206,9 @@ def export_policy(policy: Policy, out: Path, *, merge: bool) -> None:
 def write_weights(
     gathering: TensorGatherer, folder: Path, *, dtype: torch.dtype, max_file_bytes: int = MAX_FILE_BYTES
 ) -> None:
-    """Write a model's tensors into `folder` under the names of its published files: one safetensors file, or shards
-    with an index.
+    """Write a model's tensors into `folder`: one safetensors file, or shards with an index, named as on the hub.
 
-    Each tensor is merged, converted and written before the next one, so memory never holds a second model. Raises
-    OSError if the disk refuses.
+    Each tensor is merged, converted and written before the next one. Raises OSError if the disk refuses.
     """
     files: list[dict[str, Tensor]] = [{}]
     in_file = total_bytes = 0

@@ -37,10 +37,7 @@ class CheckpointSaver:
         clock: Callable[[], float] = time.monotonic,
         on_wait: Callable[[], object] = lambda: None,
     ) -> None:
-        """Start the schedule. `every_steps` None: as often as `SHARE` allows. `clock` returns monotonic seconds.
-
-        `wait` calls `on_wait` every half second.
-        """
+        """Start the schedule. `every_steps` None: as often as `SHARE` allows. `wait` calls `on_wait` meanwhile."""
         self.saved_step = self.begun_step = self.failed_step = 0
         self.waited_s = self.write_s = 0.0
         self._every_steps = every_steps

@@ -58,10 +58,7 @@ END_WAIT_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """The node's rendezvous, and what this host uses. `model` empty: the node's. `threads` 0: all cores, divided.
-
-    `waits_again`: after the node ends, it waits for the next start.
-    """
+    """The node's rendezvous, and what this host uses. `model` empty: the node's. `threads` 0: all cores, divided."""
 
     host: str
     port: int
@@ -74,7 +71,7 @@ class AgentSettings:
 async def run_agent(settings: AgentSettings, secret: bytes) -> None:
     """Take part in the learner of one node until the node ends; with `waits_again` also after its next start.
 
-    Raises NetworkError if the node does not answer for `timeout_s`, and ConfigError if it refuses this host. Raises
+    Raises NetworkError if the node does not answer for `timeout_s`, ConfigError if it refuses this host,
     WorkerDiedError if its learner failed for good, and any error that keeps this host from taking part.
     """
     key = HostKey(secret)

@@ -9,9 +9,9 @@
       <-------------------- HostsEnded  the node has ended, or the host was refused
       HostLeft ----------------------->  the answer to HostsEnded: a close right after a message may lose it
 
-All hosts have one secret. Both sides derive the same CURVE key pair from it (ZeroMQ, CurveZMQ RFC 26). A client needs
-the server's public key to connect, and the server accepts that one public key only. But torch.distributed carries
-batches and weights without authentication or encryption, so the network between the hosts must be private.
+All hosts derive the same CURVE key pair (ZeroMQ, CurveZMQ RFC 26) from one secret, and accept that one public key only.
+But torch.distributed carries batches and weights without authentication or encryption, so the network between the hosts
+must be private.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
        ^  |                              |                      |
        +--+ a silent host is dropped     +----------------------+--> a host is lost: this process ends
 
-The watch runs in the event loop of the learner's worker. If a host is lost, the worker reports which one to the daemon
-and ends. The daemon restarts it at the newest checkpoint, and it waits for all hosts again.
+If a host is lost, the worker reports which one to the daemon and ends. The daemon restarts it at the newest checkpoint,
+and it waits for all hosts again.
 """
 
 from __future__ import annotations
@@ -197,7 +197,6 @@ class ConnectedHosts(Hosts):
             self._troubled_ticks += 1
 
     async def _end_process(self) -> None:
-        """Report the lost host and end this process."""
         error = self._blame()
         log.critical("%s; all ranks end", error)
         self._emit.fail(error)
@@ -233,8 +232,7 @@ class ConnectedHosts(Hosts):
 async def connect_hosts(boot: LearnerBoot, emit: Emitter) -> AsyncIterator[Hosts]:
     """Wait for the other hosts and watch them inside the block; for one host yield the null object.
 
-    Raises ConfigError for the secret, and NetworkError if the rendezvous address is not of this host or a host is
-    missing.
+    Raises ConfigError for the secret, NetworkError for the rendezvous address or a missing host.
     """
     settings = boot.settings
     if settings.hosts == 1:

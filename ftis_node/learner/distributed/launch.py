@@ -100,9 +100,7 @@ ONE_HOST = Hosts()
 
 @contextmanager
 def start_ranks(boot: LearnerBoot, hosts: Hosts = ONE_HOST) -> Iterator[RankAddress | None]:
-    """Start the other ranks of this host and yield rank 0's address. Under torchrun yield its address.
-
-    For one process yield None.
+    """Start the other ranks of this host and yield rank 0's address; under torchrun its address, alone None.
 
     Call it in the main thread: on Linux a rank dies with the thread that started it. Send the other ranks `EndCommand`
     before the context ends. They get END_GRACE_S seconds to end, and none after an error.
@@ -129,10 +127,9 @@ def start_ranks(boot: LearnerBoot, hosts: Hosts = ONE_HOST) -> Iterator[RankAddr
 
 
 class LocalRanks:
-    """Rank processes on this host, each with a thread that waits for its exit.
+    """Rank processes on this host, which get `boot` on their standard input.
 
-    Each gets `boot` on its standard input. If one ends with an error before `end`, its thread calls
-    `on_lost(rank, how)`.
+    If one ends with an error before `end`, a thread calls `on_lost(rank, how)`.
     """
 
     def __init__(self, boot: LearnerBoot, *, on_lost: Callable[[int, str], None]) -> None:

@@ -3,11 +3,9 @@
     prompt p1 p2 p3 | a1 a2 | b1 | c1 c2 c3        texts: p a, p b, p c
 
 Each text is gathered from the row with its prompt. Texts of similar length form a bucket: right-padded, causal, one
-call of `F.scaled_dot_product_attention`. A causal mask hides the padding, so no mask is ever built. The outputs return
-to the row. Outputs of a shared prompt are equal in all its texts, and the last text provides them.
-
-Each bucket takes about ten operations forward and as many backward, in every layer. On a GPU the host's processor needs
-longer to launch them than the GPU to compute short texts. So there, similar buckets are merged.
+call of `F.scaled_dot_product_attention`. A causal mask hides the padding, so no mask is ever built. Outputs of a shared
+prompt are equal in all its texts, and the last text provides them. On a GPU similar buckets are merged, because the
+host needs longer to launch a bucket's operations than the GPU to compute short texts.
 
 transformers calls `attend` under the name `ATTENTION` and passes `plan` through the model's forward arguments. Without
 a plan, rows are plain texts and transformers' own SDPA attention computes them.
@@ -88,8 +86,7 @@ class AttentionPlan:
     def _batches(self, tensor: Tensor) -> list[Tensor]:
         """Gather `[1, h, T, D]` into one `[num_texts, h, size, D]` a bucket.
 
-        One gather serves all buckets: the gradient of each would fill a tensor of the whole row. So would that of
-        `tensor[0]`, while that of `squeeze` is a view.
+        The gradient of a gather fills a tensor of the whole row, as that of `tensor[0]` would; `squeeze` is a view.
         """
         taken = tensor.squeeze(0).transpose(0, 1).index_select(0, self.rows)
         parts = torch.split(taken, [bucket.num_texts * bucket.size for bucket in self.buckets])

@@ -18,7 +18,6 @@ import sys
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -180,7 +179,12 @@ def measure(policy: Policy, micro_batch: MicroBatch) -> KernelMeasurement:
     all_layers, on_gpu = decoder.layers, policy.causal_lm.device.type == "cuda"
     decoder.layers = all_layers[:1]
     trainable = [value for value in decoder.layers.parameters() if value.requires_grad]
-    once = partial(_pass, policy, micro_batch, trainable)
+
+    def once() -> None:
+        with torch.enable_grad():
+            hidden = decode(policy.causal_lm, micro_batch)
+            torch.autograd.grad(hidden.float().square().mean(), trainable)
+
     before = 0
     try:
         with one_out_of_memory_error():
@@ -202,12 +206,6 @@ def measure(policy: Policy, micro_batch: MicroBatch) -> KernelMeasurement:
     finally:
         decoder.layers = all_layers
     return KernelMeasurement(float(np.median(seconds)), torch.cuda.max_memory_allocated() - before if on_gpu else 0)
-
-
-def _pass(policy: Policy, micro_batch: MicroBatch, trainable: list[torch.Tensor]) -> None:
-    with torch.enable_grad():
-        hidden = decode(policy.causal_lm, micro_batch)
-        torch.autograd.grad(hidden.float().square().mean(), trainable)
 
 
 def _micro_batch(policy: Policy, num_tokens: int) -> MicroBatch:

@@ -36,8 +36,7 @@ def completion_logprobs(
 ) -> Tensor:
     """Return log-probs `[M]` of `micro_batch.target_ids`, float32 or float64, on the model's device, with a gradient.
 
-    `causal_lm` is a transformers model whose logits are its output head applied to its decoder's last hidden state (see
-    `policy.check_logits`). `entropies` receives the entropy at each of these tokens.
+    The logits of `causal_lm` are its output head applied to its decoder's last hidden state (`policy.check_logits`).
     """
     device, head = causal_lm.device, causal_lm.get_output_embeddings()
     hidden = decode(causal_lm, micro_batch)
@@ -187,10 +186,9 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 @cache
 def has_wide_products(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether the device multiplies matrices of `dtype` into a float32 output and accumulates in place (CUDA
-    does).
+    """Return whether the device multiplies matrices of `dtype` into a float32 output and accumulates in place.
 
-    A trial on 16 x 16 matrices decides. A CPU lacks such products, so the result in `dtype` is added.
+    A trial on 16 x 16 matrices decides: CUDA has such products, a CPU lacks them.
     """
     ones = torch.ones((16, 16), device=device, dtype=dtype)
     total = torch.ones((16, 16), device=device, dtype=torch.float32)

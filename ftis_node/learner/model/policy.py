@@ -54,8 +54,7 @@ PARTS = ("gate_proj", "up_proj", "down_proj", "act_fn")
 
 
 def save_memory(causal_lm: nn.Module) -> int:
-    """Replace the computation of all gated blocks of `causal_lm` with SiLU, which transformers' names of their parts
-    identify.
+    """Replace the computation of all gated blocks with SiLU, found by transformers' names of their parts.
 
     Returns their number. Values are identical, gradients equal up to rounding.
     """
@@ -117,13 +116,11 @@ def _gated_backward(gradient: Tensor, gate: Tensor, up: Tensor, silu: Tensor) ->
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The trained model. `causal_lm` is the transformers model; with LoRA its linear layers contain the adapter, and
-    `adapted` is peft's wrapper.
+    """The trained model. With LoRA the linear layers of `causal_lm` contain the adapter; `adapted` is peft's wrapper.
 
     `packs`: it supports packed rows (see `choose_layout`). `entropies`, if set, receives the entropies of all log-probs
     with a gradient. `root` is set if the model is sharded over ranks (`policy_loading.py`): weights are gathered only
-    inside it. `head_chunk_tokens` is the number of tokens in one pass through the head. `kernels` names the
-    implementation of its layers (`kernels.py`).
+    inside it. `kernels` names the implementation of its layers (`kernels.py`).
     """
 
     source: ModelSource
@@ -180,10 +177,7 @@ class Policy:
 
 
 def load_unchecked(boot: LearnerBoot) -> Policy:
-    """Return the policy that `boot` describes, without a forward pass: an export needs only its weights.
-
-    Raises as `load_policy` does.
-    """
+    """Return the policy that `boot` describes, without a forward pass. Raises as `load_policy` does."""
     source, tokenizer = find_source(boot)
     return build_policy(boot, source, tokenizer, load_causal_lm(source, dtype=boot.dtype, device=boot.device))
 
@@ -253,16 +247,14 @@ def adapter_merger(policy: Policy) -> Callable[[str, Tensor], Tensor]:
 
 
 def adapter_alone(policy: Policy) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the adapter's weights and its configuration, as peft's `save_pretrained` names them.
-
-    The configuration names the base model publicly, never by a local folder.
-    """
+    """Return the adapter's weights and its configuration, as peft's `save_pretrained` names them."""
     from peft import get_peft_model_state_dict
 
     assert policy.adapted is not None, "a policy that is trained in full has no adapter"
     tensors = get_peft_model_state_dict(policy.adapted, adapter_name=ADAPTER, save_embedding_layers=False)
     config = policy.adapted.peft_config[ADAPTER].to_dict()
     plain = {name: sorted(value) if isinstance(value, set) else value for name, value in config.items()}
+    # The public name, never a local folder.
     return tensors, plain | {"base_model_name_or_path": policy.source.name, "inference_mode": True}
 
 
@@ -284,9 +276,7 @@ def check_logits(policy: Policy) -> None:
 
 @torch.no_grad()
 def _merged(layer: Any, value: Tensor) -> Tensor:
-    """Return `value` with the adapter of `layer` merged, in float32. A plain layer needs one buffer: peft's own merge
-    makes five, which on a CPU takes three times as long.
-    """
+    """Return `value` with the adapter of `layer` merged, in float32; in one buffer, because peft's merge makes five."""
     if is_sharded(value) or getattr(layer, "fan_in_fan_out", True):
         added: Tensor = layer.get_delta_weight(ADAPTER)
         return value.float() + added.float()
@@ -305,8 +295,7 @@ def decoder_layers(causal_lm: Any) -> list[Any]:
 def recompute_activations(causal_lm: Any) -> bool:
     """Enable activation recomputation: save only each layer's input. Costs a third more time, saves most of the memory.
 
-    Returns whether that changed anything: not if layers already recompute, or are none of transformers'. Random states
-    are saved for a layer's second pass only if the layer is random.
+    Returns whether that changed anything: not if layers already recompute, or are none of transformers'.
     """
     layers = decoder_layers(causal_lm)
     if not layers or all(layer.gradient_checkpointing for layer in layers):

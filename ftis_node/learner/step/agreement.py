@@ -61,8 +61,7 @@ class AgreementMeter:
         return watched
 
     def take(self) -> tuple[dict[str, float], float | None]:
-        """Return the agreement by sender, and that of the own halves: None with fewer than two own groups with a
-        gradient.
+        """Return the agreement by sender, and that of the own halves, None unless both have a gradient.
 
         Senders without a gradient have no entry. Without a gradient of own completions the result is empty.
         """
@@ -84,9 +83,7 @@ class AgreementMeter:
         output.register_hook(add)  # type: ignore[no-untyped-call]
 
     def _add(self, micro_batch: MicroBatch, features: Tensor, gradient: Tensor) -> None:
-        """Add a micro-batch's gradient, in the backward pass. A repeated micro-batch resets the sums: a new pass has
-        begun.
-        """
+        """Add a micro-batch's gradient, in the backward pass. A repeated micro-batch begins a new pass."""
         if self._batch is None:
             return
         if any(micro_batch is each for each in self._seen):

@@ -51,7 +51,7 @@ class Objective:
     def separates(self, batch: TrainBatch) -> bool:
         """Return whether dL/dlp of a completion's tokens is independent of other completions' learner log-probs.
 
-        A batch with rows sent as text is not: the learner's log-probs then also act as behaviour log-probs of a group.
+        It is not if those also act as behaviour log-probs of a group, for rows sent as text.
         """
         return self.separable and not bool(batch.is_text.any())
 
@@ -89,9 +89,8 @@ class Objective:
 
         `excluded` `[N]` marks completions without advantage. If None, the completions that `learner_logprobs` show to
         be understated are excluded, each by itself. `anchor` `[N, T]` is the learner's log-probs at the first of
-        several updates on this batch. Methods without that parameter use the behaviour log-probs instead. `reference`
-        `[N, T]` is the starting model's log-probs. With it the KL to that model is part of the loss, and `kl_to_start`
-        of the metrics.
+        several updates on this batch, for methods with that parameter. With `reference` `[N, T]`, the starting model's
+        log-probs, the KL to that model is part of the loss and of the metrics.
         """
         if excluded is None:
             excluded = self.understated(learner_logprobs, batch)
@@ -128,8 +127,7 @@ class Objective:
     ) -> tuple[Tensor, dict[str, float]]:
         """Return the loss of a batch with rows sent as text: those with A <= 0 are filtered, the others weighted.
 
-        `kept_fraction` counts the filtered ones among all completions. `mean_kl` covers the other rows, since the KL of
-        text rows is unknown.
+        `kept_fraction` counts all completions, `mean_kl` the rows that are no text.
         """
         settings = method_parameters(self.method) | params
         own_logprobs = learner_logprobs.detach()
@@ -156,10 +154,7 @@ class Objective:
         return loss, metrics
 
     def sender_sums(self, learner_logprobs: Tensor, batch: TrainBatch) -> dict[str, Tensor]:
-        """Return the training statistics of each of `batch.senders`, defined in `algorithms/diagnostics.py`.
-
-        `learner_logprobs` `[N, T]` are those of the first pass. Completions of excluded groups have no advantage.
-        """
+        """Return the statistics of `batch.senders` (`algorithms/diagnostics.py`) from the first pass, `[N, T]`."""
         advantages = torch.where(self.excluded(learner_logprobs, batch), 0.0, self.advantages(batch))
         behaviour_logprobs, texts = batch.behaviour_logprobs, {}
         if batch.is_text.any():

@@ -49,10 +49,9 @@ class MicroBatchBudget:
         return cls(setting=setting, max_tokens=setting)
 
     def after_out_of_memory(self, *, whole: int, longest: int) -> MicroBatchBudget | None:
-        """Return the next budget for a batch of `whole` tokens whose longest sequence has `longest`; None if none is
-        smaller.
+        """Return the next budget for a batch of `whole` tokens; None if none is smaller.
 
-        A sequence is never divided, so a micro-batch cannot be smaller than the longest one.
+        A sequence is never divided, so a micro-batch cannot be smaller than the `longest` one.
         """
         in_use = max(min(self.max_tokens, whole), longest)
         if in_use <= longest:
@@ -96,9 +95,7 @@ def keep_to_share(share: float | None) -> None:
 
 
 def grow_segments_after_weights(boot: LearnerBoot) -> None:
-    """Enable expandable segments from now on, if an engine maps the weights: it cannot open such a segment
-    (`workers/shared_tensors.py`).
-    """
+    """Enable expandable segments, in which weights that an engine maps cannot be (`workers/shared_tensors.py`)."""
     if boot.hand_over == "ipc" and boot.memory_share is not None and not grow_segments():
         log.info("torch's allocator has no expandable segments")
 
@@ -119,8 +116,7 @@ class OomRetry:
         return self._budget.max_tokens
 
     def run(self, attempt: Callable[[], Outcome], *, step: int, whole: int, longest: int) -> Outcome:
-        """Return the outcome of `attempt`. While it runs out of memory, repeat it with recomputed activations, then
-        with a smaller `max_tokens`.
+        """Return the outcome of `attempt`, repeated with less memory while it runs out of memory.
 
         The batch has `whole` tokens, its longest sequence `longest`. Raises MachineError if that alone is too much.
         """

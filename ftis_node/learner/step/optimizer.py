@@ -111,7 +111,11 @@ def stays_finite(optimizer: torch.optim.Optimizer) -> bool:
 def _group_stays_finite(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> bool:
     weights = [weight for weight in group["params"] if weight.grad is not None]
     gradient = _largest([weight.grad for weight in weights])
-    moment = _largest([moment for weight in weights for moment in _moments(optimizer, weight)])
+    held = [
+        value for weight in weights for value in optimizer.state[weight].values() if isinstance(value, torch.Tensor)
+    ]
+    # Moments, or the scales of 8-bit moments.
+    moment = _largest([value for value in held if value.is_floating_point() and value.ndim])
     weight, rate = _largest(weights), float(group["lr"])
     smallest = sys.float_info.min
     eps, kept = float(group.get("eps", 1.0)), float(group.get("betas", (0.0,))[0])  # plain SGD has neither
@@ -119,12 +123,6 @@ def _group_stays_finite(optimizer: torch.optim.Optimizer, group: dict[str, Any])
     bound = scale * max(moment, gradient) + weight * (1.0 + rate * float(group["weight_decay"]))
     figures = (gradient, moment, weight, rate, bound)
     return all(map(math.isfinite, figures)) and gradient <= LARGEST_GRADIENT and bound <= LARGEST
-
-
-def _moments(optimizer: torch.optim.Optimizer, weight: Tensor) -> list[Tensor]:
-    """Return the optimizer's floating-point state of a weight: its moments, or the scales of 8-bit moments."""
-    held = optimizer.state[weight].values()
-    return [value for value in held if isinstance(value, torch.Tensor) and value.is_floating_point() and value.ndim]
 
 
 def _largest(tensors: Sequence[Tensor]) -> float:
@@ -159,9 +157,7 @@ def make_masters(weights: Mapping[str, Parameter], boot: LearnerBoot) -> MasterW
 
 
 def make_optimizer(masters: MasterWeights, boot: LearnerBoot) -> torch.optim.Optimizer:
-    """Return AdamW over `masters` with the boot's settings and zero moments. Each of its steps also updates the
-    weights.
-    """
+    """Return AdamW over `masters` with the boot's settings and zero moments. Its steps also update the weights."""
     optimizer = _adam(list(masters.tensors.values()), boot)
     optimizer.register_step_post_hook(lambda *_: masters.write_back())
     return optimizer

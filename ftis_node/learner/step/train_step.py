@@ -80,9 +80,7 @@ class _NotFinite(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _BatchLoss:
-    """The loss of a batch as a function of its learner log-probs `[N, T]`. The other fields are as in
-    `Objective.loss`.
-    """
+    """The loss of a batch as a function of its learner log-probs `[N, T]`; the fields are as in `Objective.loss`."""
 
     objective: Objective
     batch: TrainBatch
@@ -114,8 +112,7 @@ class _BatchLoss:
     def gradient_in(self, micro_batch: MicroBatch, logprobs: Tensor) -> Tensor:
         """Return dL/dlp `[M]` of a micro-batch's tokens.
 
-        A separable loss is computed of their groups alone: the whole matrix for each micro-batch would take longer than
-        the model on a GPU.
+        A separable loss is computed of their groups alone: the whole matrix would take longer than the model on a GPU.
         """
         cells, num_columns = micro_batch.cell_index, logprobs.shape[1]
         completions, group_ids = cells // max(1, num_columns), self.batch.group_ids
@@ -147,10 +144,7 @@ def compute_gradients(
     between: StepCallback = lambda: None,
     ranks: Ranks = ALONE,
 ) -> Gradients:
-    """Add dL/dweights of the whole batch to the `.grad` of the tensors that `forward` depends on.
-
-    `anchor`, `reference` and `excluded` are as in `Objective.loss`.
-    """
+    """Add dL/dweights of the batch to the `.grad` of what `forward` depends on. Options are as in `Objective.loss`."""
     logprobs = batch.behaviour_logprobs.clone()
     try:
         _check(batch.rewards, "a reward")
@@ -300,9 +294,7 @@ def take_step(
 
 
 def _apply(gradients: Gradients, optimizer: torch.optim.Optimizer, max_grad_norm: float) -> Gradients:
-    """Clip and step if there is something to apply. Returns `gradients` with the norm, or with the reason for a
-    refusal.
-    """
+    """Clip and step if there is something to apply. Returns `gradients` with the norm, or the reason for a refusal."""
     if not gradients.is_usable:
         return gradients
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
