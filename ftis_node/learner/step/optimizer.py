@@ -111,11 +111,9 @@ def stays_finite(optimizer: torch.optim.Optimizer) -> bool:
 def _group_stays_finite(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> bool:
     weights = [weight for weight in group["params"] if weight.grad is not None]
     gradient = _largest([weight.grad for weight in weights])
-    held = [
-        value for weight in weights for value in optimizer.state[weight].values() if isinstance(value, torch.Tensor)
-    ]
-    # Moments, or the scales of 8-bit moments.
-    moment = _largest([value for value in held if value.is_floating_point() and value.ndim])
+    states = [value for weight in weights for value in optimizer.state[weight].values()]
+    tensors = [value for value in states if isinstance(value, torch.Tensor)]
+    moment = _largest([value for value in tensors if value.is_floating_point() and value.ndim])  # or 8-bit scales
     weight, rate = _largest(weights), float(group["lr"])
     smallest = sys.float_info.min
     eps, kept = float(group.get("eps", 1.0)), float(group.get("betas", (0.0,))[0])  # plain SGD has neither
