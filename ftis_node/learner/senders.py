@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
 MAX_SENDERS = 256  # entries of a step; one without a name sums the rest, to bound the size of a report
 OTHERS = ""
-ABSOLUTE = frozenset({"weight_sum", "weight_square_sum", "log_ratio_sum", "kl_sum"})  # sums of floats, not counts
 
 
 class SenderStats(msgspec.Struct, frozen=True):
@@ -86,15 +85,12 @@ class SenderStats(msgspec.Struct, frozen=True):
 SUMS = tuple(name for name in SenderStats.__struct_fields__ if name not in ("sender", "own"))
 
 
-def sender_stats(sender: str, own: bool, sums: Mapping[str, float | Sequence[float]]) -> SenderStats:
-    """Return the statistics from float sums; counts become integers."""
-    return SenderStats(sender, own, **{name: _as_kept(name, value) for name, value in sums.items()})
-
-
-def add_up(figures: Iterable[SenderStats], *, sender: str = OTHERS, own: bool = False) -> SenderStats:
-    total = SenderStats(sender, own)
+def add_up(figures: Iterable[SenderStats]) -> SenderStats:
+    """Return the sum of several entries, without a name."""
+    total = SenderStats(OTHERS, own=False)
     for each in figures:
-        total = SenderStats(sender, own, **{name: _add(getattr(total, name), getattr(each, name)) for name in SUMS})
+        sums = {name: _add(getattr(total, name), getattr(each, name)) for name in SUMS}
+        total = SenderStats(OTHERS, own=False, **sums)
     return total
 
 
@@ -108,12 +104,6 @@ def largest_senders(figures: Sequence[SenderStats]) -> tuple[SenderStats, ...]:
 
 def _share(part: float, whole: float) -> float | None:
     return part / whole if whole else None
-
-
-def _as_kept(name: str, value: float | Sequence[float]) -> Any:
-    if isinstance(value, int | float):
-        return float(value) if name in ABSOLUTE else int(value)
-    return tuple(map(int, value))
 
 
 def _add(one: Any, other: Any) -> Any:

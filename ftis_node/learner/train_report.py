@@ -14,21 +14,23 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 
 from ftis_node.learner.batch import make_batch
 from ftis_node.learner.groups import unpack_train_group
 from ftis_node.learner.messages import StepReport
-from ftis_node.learner.senders import largest_senders, sender_stats
+from ftis_node.learner.senders import SenderStats, largest_senders
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from ftis_node.learner.batch import TrainBatch
     from ftis_node.learner.messages import TrainGroup
-    from ftis_node.learner.senders import SenderStats
     from ftis_node.learner.step.objective import Objective
     from ftis_node.learner.step.train_step import Gradients, StepOutcome
 
@@ -140,10 +142,13 @@ def _by_sender(first: Gradients, batch: TrainBatch, objective: Objective) -> tup
     """Return the senders' statistics; none if the first pass was refused, because its log-probs are incomplete."""
     if first.refused is not None:
         return ()
-    columns = {name: sums.tolist() for name, sums in objective.sender_sums(first.learner_logprobs, batch).items()}
+    columns: dict[str, Sequence[Any]] = {
+        "sender": batch.senders,
+        "own": [number == 0 for number in range(len(batch.senders))],
+    }
+    columns |= {name: sums.tolist() for name, sums in objective.sender_sums(first.learner_logprobs, batch).items()}
     rows = (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
-    numbered = enumerate(zip(batch.senders, rows, strict=True))
-    figures = [sender_stats(name, number == 0, row) for number, (name, row) in numbered]
+    figures = [msgspec.convert(row, SenderStats, strict=False) for row in rows]  # counts become integers
     return largest_senders([each for each in figures if each.groups])
 
 

@@ -8,6 +8,7 @@ network waiting.
 from __future__ import annotations
 
 import errno
+import io
 import threading
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
@@ -176,7 +177,7 @@ def progress_bar_class(repo: str, on_progress: OnProgress) -> type[Any]:
         monitor_interval = 0  # no drawing thread
 
         def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **options | {"file": _Nowhere(), "disable": False})
+            super().__init__(*args, **options | {"file": io.StringIO(), "disable": False})
 
         def display(self, *_: Any, **__: Any) -> bool:
             total = float(self.total or 0)
@@ -192,13 +193,3 @@ def fraction_text(done: float, total: float) -> str:
     """Return `1.2 of 5.0 GB` for numbers of bytes; `total` is at least 1."""
     size, unit = next(pair for pair in UNITS if total >= pair[0])
     return f"{done / size:.1f} of {total / size:.1f} {unit}"
-
-
-class _Nowhere:
-    """Null object: a file that discards everything."""
-
-    def write(self, text: str) -> int:
-        return len(text)
-
-    def flush(self) -> None:
-        """Do nothing."""

@@ -151,11 +151,8 @@ def _upload(api: HfApi, place: dict[str, Any], folder: Path, on_progress: OnProg
 @contextmanager
 def _without_bars() -> Iterator[None]:
     """Hide the library's progress bars, because the caller shows its own."""
-    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_bars
 
-    if are_progress_bars_disabled():
-        yield
-        return
     disable_progress_bars()
     try:
         yield
