@@ -25,8 +25,8 @@ own completions (sender id 0) are kept, whatever their distance. With `rank_own`
 completions of old weights may be as far from the learner as a peer's.
 
 M2PO (arXiv 2510.01161) masks the tokens of largest (lp - lg)^2 until the mean of the rest is below tau. Departure: all
-tokens take part. The paper's second version counts only tokens that PPO's clip could affect: A > 0 with rho > 1, or A <
-0 with rho < 1. If even the smallest square is not below tau, no token remains; some implementations keep one.
+tokens take part, not only those that PPO's clip could affect. If even the smallest square is not below tau, no token
+remains; some implementations keep one.
 """
 
 from __future__ import annotations

@@ -167,10 +167,9 @@ def batch_of(groups: Sequence[UnpackedGroup]) -> TrainBatch:
 
 
 def make_micro_batches(batch: TrainBatch, *, max_tokens: int) -> list[MicroBatch]:
-    """Divide a batch so that rows times longest row, in tokens, stays within `max_tokens`.
+    """Divide a batch so that rows times longest row, in tokens, stays within `max_tokens`, unless there is one row.
 
-    Rows are sorted by length to reduce padding. The longest come first, so that a lack of memory occurs at once. A
-    completion that exceeds the budget gets a separate micro-batch.
+    The longest rows come first, so that a lack of memory occurs at once.
     """
     lengths = batch.lengths
     by_length = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import time
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -103,7 +104,9 @@ class Learner:
         self._check_group = CheckGroup()
         self.checkpoints.resume()
         self._progress = self.checkpoints.progress
-        self._publication = WeightPublication(boot, self.policy, ranks)
+        self._publication = WeightPublication(
+            self.policy, Path(boot.weights_dir), way=boot.hand_over, form=boot.publish_as, ranks=ranks
+        )
         if ranks.rank == 0:  # the other ranks now wait for its commands
             self._publication.begin(self._progress.policy_version)
 

@@ -96,13 +96,11 @@ class TrainGroup(msgspec.Struct, frozen=True):
     learner's tokens, one tuple per completion. `prompt_ids` are little-endian int32. `rewards` are this node's, one per
     completion.
 
-    Groups with the same `advantage_key` share their mean and deviation. In the vertical mode each group has its own key
-    (prompt and sender), in the horizontal mode the prompt's.
-
-    `own`: this node signed the group. `of_own_weights`: a trusted node signed it and sampled with this node's weights.
-    The learner then measures the mismatch on it as on an own group, and checks its log-probs as a peer's. `sender` is
-    the signer's peer id, used as a label only; a peer's group without one counts as a separate sender. Advantages are
-    multiplied by `weight`.
+    Groups with the same `advantage_key` share their mean and deviation: a key of prompt and sender in the vertical mode,
+    of the prompt in the horizontal mode. `own`: this node signed the group. `of_own_weights`: a trusted node signed it
+    and sampled with this node's weights. The learner then measures the mismatch on it as on an own group, and checks
+    its log-probs as a peer's. `sender` is the signer's peer id, used as a label only; a peer's group without one counts
+    as a separate sender. Advantages are multiplied by `weight`.
     """
 
     group_id: str
@@ -120,23 +118,19 @@ class TrainGroup(msgspec.Struct, frozen=True):
 class StepReport(msgspec.Struct, frozen=True):
     """The report of one step. Fractions and means are of the step's first pass over the batch.
 
-    `policy_version` is the newest step that changed the weights. `learning_rate` is the scheduled rate. `loss` includes
-    the weighted `kl_to_start`, if the run has one; `kl_to_start` is the mean KL itself, in nats a token. `skipped` (no
-    signal) and `refused` (a value was not finite) give the reason why this step changed no weights. Then `num_updates`
-    and `grad_norm` are 0.
+    `policy_version` is the newest step that changed the weights. `loss` includes the weighted `kl_to_start`, if the run
+    has one; `kl_to_start` is the mean KL itself, in nats a token. `skipped` (no signal) and `refused` (a value was not
+    finite) give the reason why this step changed no weights. Then `num_updates` and `grad_norm` are 0.
 
-    The `mismatch_` fields (see `train_report.py`) compare the engine with the learner. They cover `mismatch_tokens` own
-    tokens that `mismatch_version` sampled, the version from which the step started. They are None without such tokens.
-    `entropy` is the policy's own, in nats a token, over the tokens that had a pass with a gradient. It is None unless
-    the run measures it.
+    The `mismatch_` fields (see `train_report.py`) cover `mismatch_tokens` own tokens that `mismatch_version` sampled,
+    the version from which the step started. They are None without such tokens. `entropy` is the policy's own, in nats a
+    token, over the tokens that had a pass with a gradient, None unless the run measures it.
 
     `micro_batch_tokens` is the budget of the step's passes, after it ran out of memory `out_of_memory` times.
-    `understated` holds the ids of excluded groups: no honest sampling produces the log-probs of some of their
-    completions. `unreadable` holds the ids of groups whose body could not be unpacked.
-
-    `by_sender` has one entry for each sender of the step's groups, including this node; none if the first pass was
+    `understated` holds the ids of groups that `Objective.excluded` excludes, `unreadable` those of groups whose body
+    could not be unpacked. `by_sender` has one entry for each sender, including this node; none if the first pass was
     refused. `agreement` by sender and `own_agreement` are cosines of gradients (`agreement.py`), if the run measures
-    them and they exist. `repeated`: the step was already done, and this is its stored report.
+    them. `repeated`: the step was already done, and this is its stored report.
     """
 
     step: int

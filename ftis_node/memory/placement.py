@@ -46,9 +46,8 @@ class WorkerPlacement:
 
     `takes_turns`: the generator sleeps while the learner steps. `can_sleep`: it also frees its memory then.
     `memory_share` and `cache_bytes` are as in `EngineSettings`. `learner_share` is the fraction of its GPU that the
-    learner's tensors may use, None for all. `hand_over` is the transport of new weights. `recompute_activations` (None:
-    the setting decides) and `head_chunk_tokens` are the learner's. GPUs have their index in nvidia-smi; an empty tuple
-    means all.
+    learner's tensors may use, None for all. `hand_over` is the transport of new weights. `recompute_activations` None:
+    the setting decides. GPUs have their index in nvidia-smi; an empty tuple means all.
     """
 
     takes_turns: bool = False

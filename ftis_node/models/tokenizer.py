@@ -171,13 +171,9 @@ class PromptTokenizer:
 
     def decode(self, token_ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Return the text of `token_ids`, by default without special tokens such as the end of sequence."""
-        return str(
-            self._tokenizer.decode(
-                [int(token) for token in token_ids],
-                skip_special_tokens=skip_special,
-                clean_up_tokenization_spaces=False,
-            )
-        )
+        ids = [int(token) for token in token_ids]
+        decode = self._tokenizer.decode
+        return str(decode(ids, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False))
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer's files in the hub's format."""

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from ftis_node.errors import ConfigError, MachineError, SharingError
 from ftis_node.learner.checkpoint.checkpoint import newest_usable, owner_of, restore_weights
 from ftis_node.learner.checkpoint.checkpoint_manager import FREE_SPACE
-from ftis_node.learner.distributed.ranks import GatherCommand, ProveCommand
+from ftis_node.learner.distributed.ranks import ALONE, GatherCommand, ProveCommand
 from ftis_node.learner.distributed.sharded_tensors import TensorGatherer, is_sharded
 from ftis_node.learner.model.policy import ADAPTER, adapter_alone, adapter_merger, load_unchecked, own_tensors
 from ftis_node.models.loading import export_adapter, export_model
@@ -48,16 +48,26 @@ MAX_FILE_BYTES: Final = 5 * 10**9
 
 
 class WeightPublication:
-    """The published versions of one policy. Rank 0 has `weights` (None for the starting model) and `proof`."""
+    """The published versions of one policy, by the planned transport until that fails; `way` is the current one.
 
-    def __init__(self, boot: LearnerBoot, policy: Policy, ranks: Ranks) -> None:
-        self._policy = policy
-        self._ranks = ranks
-        self._folder = Path(boot.weights_dir)
-        self._form = boot.publish_as
-        self._publisher = Publisher(WeightStore(self._folder), way=boot.hand_over, form=boot.publish_as)
+    With "ipc" the engine reads the policy's own tensors without a copy, so no update may run before the engine is done.
+    Rank 0 has `weights`, None for the starting model, and `proof`.
+    """
+
+    def __init__(
+        self, policy: Policy, folder: Path, *, way: Way = "file", form: Form = "model", ranks: Ranks = ALONE
+    ) -> None:
+        self.way: Way = way
+        self.fell_back = ""
         self.weights: PublishedWeights | None = None
         self.proof: WeightProof
+        self._policy = policy
+        self._folder = folder
+        self._form: Form = form
+        self._ranks = ranks
+        self._store = WeightStore(folder)
+        self._exporter = Exporter()
+        self._locked = None if way == "file" else LockedFiles()
 
     def begin(self, version: int) -> None:
         """Publish the version from which the learner resumes, and remove all versions of a former process."""
@@ -66,10 +76,15 @@ class WeightPublication:
             self.publish(version)
         self.prove(version)
 
-    def publish(self, version: int) -> None:
+    def publish(self, version: int) -> PublishedWeights:
         """Share or write the weights of `version`. Raises OSError if the disk refuses."""
         with self._ranks.lead(GatherCommand("publication")):
-            self.weights = self._publisher.publish(self._policy, version=version)
+            try:
+                self.weights = self._share(version) if self.way == "ipc" else self._write(version)
+            except SharingError as error:
+                self._give_up_sharing(str(error))
+                self.weights = self._write(version)
+        return self.weights
 
     def prove(self, version: int) -> None:
         with self._ranks.lead(ProveCommand()):
@@ -78,11 +93,11 @@ class WeightPublication:
     def write(self, version: int, *, refused: str = "") -> PublishedWeights | None:
         """Write the weights as `WriteWeights` says. Raises MachineError if the disk refuses."""
         if refused:
-            self._publisher.give_up_sharing(refused)
+            self._give_up_sharing(refused)
         if version == 0:
             return None
         with self._ranks.lead(GatherCommand("publication")), self.disk_errors(version):
-            written = self._publisher.write(self._policy, version=version)
+            written = self._write(version)
         if refused:
             self.weights = written
         return written
@@ -92,7 +107,9 @@ class WeightPublication:
         gathering_of(self._policy, form=self._form).rest()
 
     def close(self) -> None:
-        self._publisher.close()
+        """Unlock all pages."""
+        if self._locked is not None:
+            self._locked.close()
 
     @contextmanager
     def disk_errors(self, version: int) -> Iterator[None]:
@@ -101,59 +118,26 @@ class WeightPublication:
         except OSError as error:
             raise MachineError(f"weights {version} cannot be written: {error}; {FREE_SPACE}") from error
 
-
-class Publisher:
-    """The publisher of one learner's versions, by the planned transport until that fails; `way` is the current one.
-
-    With "ipc" the engine reads the policy's own tensors without a copy, so no update may run before the engine is done.
-    """
-
-    def __init__(self, store: WeightStore, *, way: Way = "file", form: Form = "model") -> None:
-        self.way: Way = way
-        self.fell_back = ""
-        self._store = store
-        self._form: Form = form
-        self._exporter = Exporter()
-        self._locked = None if way == "file" else LockedFiles()
-
-    def publish(self, policy: Policy, *, version: int) -> PublishedWeights:
-        """Share or write the weights of `version`. Raises OSError if the disk refuses."""
-        if self.way == "ipc":
-            try:
-                return self._share(policy, version)
-            except SharingError as error:
-                self.give_up_sharing(str(error))
-        return self.write(policy, version=version)
-
-    def give_up_sharing(self, reason: str) -> None:
-        """Switch to files for all later versions; `reason` is the cause."""
+    def _give_up_sharing(self, reason: str) -> None:
         if self.way == "ipc":
             log.warning("weights are sent in files from now on: %s", reason)
             self.way, self.fell_back = "pinned", reason
 
-    def write(self, policy: Policy, *, version: int) -> PublishedWeights:
-        """Write the weights of `version` to a file, even if `way` is "ipc". Raises OSError if the disk refuses."""
-        with gathering_of(policy, form=self._form) as gathering:
-            dtype = policy.compute_dtype
+    def _write(self, version: int) -> PublishedWeights:
+        dtype = self._policy.compute_dtype
+        with gathering_of(self._policy, form=self._form) as gathering:
+            tensors, change = gathering.tensors, gathering.take
             if self._form == "adapter":
-                _, config = adapter_alone(policy)
-                return self._store.publish_adapter(
-                    version, gathering.tensors, config, dtype=dtype, change=gathering.take
-                )
-            weights = self._store.publish(
-                version, gathering.tensors, dtype=dtype, change=gathering.take, locked=self._locked
-            )
+                _, config = adapter_alone(self._policy)
+                return self._store.publish_adapter(version, tensors, config, dtype=dtype, change=change)
+            weights = self._store.publish(version, tensors, dtype=dtype, change=change, locked=self._locked)
         if self._locked is None:
             return weights
         why_not = self._locked.why_not
         return replace(weights, way="file" if why_not else "pinned", fell_back=self.fell_back or why_not)
 
-    def close(self) -> None:
-        if self._locked is not None:
-            self._locked.close()
-
-    def _share(self, policy: Policy, version: int) -> PublishedWeights:
-        tensors = own_tensors(policy)
+    def _share(self, version: int) -> PublishedWeights:
+        policy, tensors = self._policy, own_tensors(self._policy)
         if self._form != "model" or policy.adapted is not None or any(map(is_sharded, tensors.values())):
             raise SharingError("a merged adapter and weights on several GPUs cannot be shared in memory")
         if any(tensor.dtype != policy.compute_dtype for tensor in tensors.values()):

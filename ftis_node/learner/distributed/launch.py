@@ -9,8 +9,7 @@ torchrun started keeps that address. Otherwise rank 0 starts the other ranks its
 own session, which the daemon's kill would miss, and listens on every network interface. If the learner has several
 hosts, `hosts.py` connects them, and an agent (`host_agent.py`) starts the ranks of each other host.
 
-All ranks end together: the others end with rank 0 (`liveness.py`), and rank 0 ends as soon as another rank does. The
-daemon then restarts the whole group, like any worker.
+All ranks end together: the others end with rank 0 (`liveness.py`), and rank 0 ends as soon as another rank does.
 """
 
 from __future__ import annotations
