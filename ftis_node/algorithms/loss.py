@@ -95,19 +95,15 @@ def kl_to_start(
     excess = torch.expm1(log_ratios.clamp(max=MAX_LOG_RATIO))  # pi_start / pi - 1, exact for small values
     # d/dlp [exp(ref - lp) - (ref - lp) - 1] = 1 - exp(ref - lp)
     per_token = (excess - log_ratios) - excess * (learner - learner.detach())
-    return (per_token * _token_weights(mask, agg, max_completion_length)).sum()
-
-
-def _token_weights(mask: Tensor, agg: str, max_completion_length: int | None) -> Tensor:
-    """Return `[N, T]` float64, the weight of each token: the constants of `aggregate` with every completion kept."""
-    inside, num_tokens = mask.double(), mask.sum(dim=1, keepdim=True).clamp(min=1)
-    if agg == "token_mean":
-        return inside / mask.sum().clamp(min=1)
+    # As in `aggregate`, with every completion kept.
     num_completions = max(1, mask.shape[0])
+    total: Tensor | int = mask.sum().clamp(min=1)
     if agg == "max_len":
         assert max_completion_length is not None  # settings.py refuses `max_len` without it
-        return inside / (num_completions * max_completion_length)
-    return inside / (num_completions * num_tokens)
+        total = num_completions * max_completion_length
+    elif agg == "seq_mean":
+        total = num_completions * mask.sum(dim=1, keepdim=True).clamp(min=1)
+    return (per_token * (mask.double() / total)).sum()
 
 
 def policy_loss(

@@ -79,7 +79,7 @@ class Learner:
         self._ranks = ranks
         self._objective = make_objective(
             boot.method.name,
-            boot.loss_parameters,
+            boot.method.given() | {"max_completion_length": boot.sampling.max_completion_tokens},
             boot.method.advantage_scale,
             kl_to_start=boot.optimizer.kl_coef,
             max_logprob_gap_nats=boot.max_logprob_gap_nats,

@@ -71,11 +71,6 @@ class LearnerBoot(Message, frozen=True):
     num_threads: int | None = None
 
     @property
-    def loss_parameters(self) -> dict[str, float | str]:
-        """Return the parameters of `policy_loss` that are set, and the completion limit that `max_len` divides by."""
-        return self.method.given() | {"max_completion_length": self.sampling.max_completion_tokens}
-
-    @property
     def measures_agreement(self) -> bool:
         """Return whether the learner weights each peer's advantages by the agreement of the gradients."""
         return self.method.peer_weights == "agreement"
@@ -96,8 +91,8 @@ class TrainGroup(msgspec.Struct, frozen=True):
     learner's tokens, one tuple per completion. `prompt_ids` are little-endian int32. `rewards` are this node's, one per
     completion.
 
-    Groups with the same `advantage_key` share their mean and deviation: a key of prompt and sender in the vertical mode,
-    of the prompt in the horizontal mode. `own`: this node signed the group. `of_own_weights`: a trusted node signed it
+    Groups with the same `advantage_key` share their mean and deviation: prompt and sender in the vertical mode, the
+    prompt in the horizontal mode. `own`: this node signed the group. `of_own_weights`: a trusted node signed it
     and sampled with this node's weights. The learner then measures the mismatch on it as on an own group, and checks
     its log-probs as a peer's. `sender` is the signer's peer id, used as a label only; a peer's group without one counts
     as a separate sender. Advantages are multiplied by `weight`.

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from ftis_node.learner.batch import MicroBatch, TrainBatch
+    from ftis_node.learner.batch import MicroBatch
     from ftis_node.learner.distributed.ranks import Ranks
     from ftis_node.learner.messages import LearnerBoot
     from ftis_node.learner.model.policy import Policy
@@ -192,15 +192,14 @@ def choose_layout(policy: Policy, *, ranks: Ranks = ALONE, open_again: Callable[
     Packed rows fail for a model that is recurrent, has special attention, or ignores positions. All of `ranks` take the
     same decision. After an error in a pass a sharded policy cannot be used: `open_again` loads it again.
     """
-    batch = _probe_batch(policy)
     before = policy.causal_lm.config._attn_implementation
-    expected = _values_and_gradient(policy, batch)
+    expected = probe_values(policy)
     attention.register()
     policy.causal_lm.set_attn_implementation(attention.ATTENTION)
     problem: str | None = None
     packing = replace(policy, packs=True)
     try:
-        found = _values_and_gradient(packing, batch)
+        found = probe_values(packing)
     except (TypeError, ValueError, RuntimeError, LookupError) as error:
         problem = str(error)
         if open_again is not None:
@@ -226,17 +225,6 @@ def difference_from(expected: tuple[Tensor, Tensor], found: tuple[Tensor, Tensor
     return None
 
 
-def probe_values(policy: Policy) -> tuple[Tensor, Tensor]:
-    """Return log-probs `[M]` of fixed tokens, and a gradient, in the policy's own layout."""
-    return _values_and_gradient(policy, _probe_batch(policy))
-
-
-def _probe_batch(policy: Policy) -> TrainBatch:
-    """Return fixed tokens whose lengths fill several buckets: short and long texts, shared prompts."""
-    ids = np.asarray(probe_token_ids(policy.tokenizer.vocab_size), dtype="<i4")
-    return batch_of([probe_group("long", ids, 40, (72, 31)), probe_group("short", ids, 6, (6, 12))])
-
-
 def probe_group(name: str, tokens: NDArray[np.int32], num_prompt: int, lengths: Sequence[int]) -> UnpackedGroup:
     """Return a group whose prompt and completions, of these lengths, consist of `tokens`, with log-probs of 0."""
     answers = [np.resize(np.roll(tokens, length), length) for length in lengths]
@@ -244,11 +232,14 @@ def probe_group(name: str, tokens: NDArray[np.int32], num_prompt: int, lengths: 
     return UnpackedGroup(name, name, True, 0, 0, np.resize(tokens, num_prompt), batch, (0.0,) * len(lengths))
 
 
-def _values_and_gradient(policy: Policy, batch: TrainBatch) -> tuple[Tensor, Tensor]:
-    """Return log-probs in the batch's order, and the gradient of their mean to the smallest trained tensor.
+def probe_values(policy: Policy) -> tuple[Tensor, Tensor]:
+    """Return log-probs `[M]` of fixed tokens, and the gradient of their mean to the smallest trained tensor.
 
     That is a norm, a bias or an adapter's matrix, mostly of the first layer, so its gradient depends on all attention.
     """
+    ids = np.asarray(probe_token_ids(policy.tokenizer.vocab_size), dtype="<i4")
+    # Short and long texts, which fill several buckets, with shared prompts.
+    batch = batch_of([probe_group("long", ids, 40, (72, 31)), probe_group("short", ids, 6, (6, 12))])
     (micro_batch,) = policy.micro_batches(batch, MAX_PROBE_TOKENS)
     smallest = min(policy.trainable().values(), key=lambda parameter: parameter.numel())
     logprobs = policy.logprobs(micro_batch)
