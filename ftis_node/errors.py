@@ -132,4 +132,4 @@ def says_out_of_memory(text: str) -> bool:
 
 def first_line(error: Exception) -> str:
     """Return the first line of an error's text, or its class if it has none."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
