@@ -127,7 +127,6 @@ class StubNode:
         for part in (events, disk, buffer, reader, peers):
             self._stack.callback(part.close)
         registry = PeerRegistry()
-        generation = NullGeneration(lambda: 0)
         self.parts = NodeComponents(
             context=NodeContext(settings, manifest, identity, events, NodeState()),
             about=NodeDescription(
@@ -141,8 +140,7 @@ class StubNode:
             eval_tasks=(),
             scorer=cast("Any", StubScorer()),
             new_peers_scorer=cast("Any", StubScorer()),
-            generation=generation,
-            evaluated=generation.newest,
+            generation=NullGeneration(lambda: 0),
             learner=NullLearner(0),
             gossip=gossip,
             peers=peers,
@@ -205,7 +203,7 @@ class StubNode:
                 wiring.intake,
                 wiring.pull,
                 wiring.publish_loop(self._scored),
-                wiring.reannounce_loop(),
+                wiring.reannounce_loop,
                 wiring.shards_loop(),
                 wiring.directory_loop(wiring.backfill),
             ):
