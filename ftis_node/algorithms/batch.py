@@ -1,9 +1,9 @@
 """The validated inputs of a loss, sums over groups, and the aggregation of an objective to one scalar.
 
-Both entry points of the package check their arguments once; the formulas behind them check nothing. Padding may hold
-anything including NaN: `read_batch` replaces it by 0 *before* the first exponential, because a mask applied afterwards
-would still propagate NaN backwards (0 * inf). All values are float64. The k3 estimate of two nearly equal policies is
-5e-7 at a difference of 1e-3; with float32 log-probs the rounding of rho - 1 would hide it.
+Both entry points of the package check their arguments once; the formulas behind them check nothing. `read_batch`
+replaces padding, which may be NaN, by 0 *before* the first exponential. A mask applied afterwards would still propagate
+NaN backwards (0 * inf). All values are float64. The k3 estimate of two nearly equal policies is 5e-7 at a difference of
+1e-3. With float32 log-probs the rounding of rho - 1 would hide it.
 
 A *group* is the completions of one prompt by one generator; its id is any integer that its completions share.
 

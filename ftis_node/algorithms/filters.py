@@ -104,7 +104,7 @@ def effective_share(batch: Batch) -> Tensor:
         share = (sum w)^2 / (n sum w^2) * sum w / n
 
     The first factor, Kish's effective sample size, depends only on the ratios of the weights: equally unlikely
-    completions give 1. The second, the mean weight, measures how unlikely they are. w is capped at 1, because otherwise
+    completions give 1. The second factor, the mean weight, measures how unlikely they are. Without the cap of w at 1,
     one likelier completion would make all others look unlikely. So a peer with the same model has exactly 1.
     """
     log_ratio = batch.sequence_mean(batch.learner_logprobs.detach() - batch.behaviour_logprobs)

@@ -2,8 +2,8 @@
 
 A node discards groups without a signal: all rewards are equal, so every advantage is 0. It then samples uniformly, I
 from its own and J from the others'. The paper's best is 4 of each. Departures: own and foreign groups are treated
-alike. If fewer groups remain than requested, all of them are taken and the other side does not fill the gap: otherwise
-the share of foreign data would differ from the setting.
+alike. If fewer groups remain than requested, all of them are taken. The other side does not fill the gap, because the
+share of foreign data would then differ from the setting.
 
 The parts of a task mixture are divided among nodes: a node generates more where it has a comparative advantage.
 
@@ -15,7 +15,7 @@ chapter 7). A node that is better than its peers at every part still generates m
 
 Groups of peers can change the proportion of two parts by at most 1 / LEAST_PEER_RATE, whatever their rewards are. Of
 two equal parts with equal own rates each keeps at least 23 %. Only own groups without a signal reduce a part to its
-minimum, LEAST_OF_EVEN of its proportion, at which a node notices when its groups begin to have a signal.
+minimum, LEAST_OF_EVEN of its proportion. There a node still notices when its groups begin to have a signal.
 """
 
 from __future__ import annotations

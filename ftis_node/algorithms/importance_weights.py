@@ -12,12 +12,12 @@ the papers; their only upper bound prevents an overflow of float32. GEPO's p and
 probabilities, as in its authors' code. The paper writes the probability of the whole sequence, which underflows. The
 defensive mix `alpha` bounds its weight by 1 / alpha; 0, the default, is the plain form.
 
-Token ratios do not exist for completions of a peer with another tokenizer. The receiver re-tokenizes the text, and two
-values remain: the ratio of the two geometric means, each under its own tokenizer, and the sign of the advantage. The
+Token ratios do not exist for completions of a peer with another tokenizer. The receiver re-tokenizes the text. Two
+values remain: the ratio of the geometric means, each under its own tokenizer, and the sign of the advantage. The
 distance to the generator is unknown, so only completions with A > 0 are kept. This goes beyond the F-TIS paper; GRAFT
 and HACPO (arXiv 2603.02604) study similar methods. The weight is one number per completion, multiplied into the
-advantage. With the learner's own log-probs (detached) as behaviour log-probs the token ratio is 1 and the KL 0, so
-`nois`, `tis` and `ftis` compute keep * min(s, C) * R * A.
+advantage. Behaviour log-probs are then the learner's own (detached): the token ratio is 1 and the KL 0. So `nois`,
+`tis` and `ftis` compute keep * min(s, C) * R * A.
 """
 
 from __future__ import annotations

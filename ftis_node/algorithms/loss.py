@@ -10,7 +10,7 @@ Departure: equal rewards, and groups of one, give exactly 0. The formula alone d
 rewards has a rounding error. Divided by eps = 1e-8, that error becomes an advantage of order 1.
 
 **Loss.** It is minus the mean (`batch.py`) of the objective (`methods.py`) over the completions that the filter keeps
-(`filters.py`), computed in float64 and returned in the dtype of the learner's log-probs.
+(`filters.py`). It is computed in float64 and returned in the dtype of the learner's log-probs.
 
 **KL term** between the learner and the model that it started from. DeepSeekMath (arXiv 2402.03300, eq. 4) estimates
 KL(learner || start) at each token by k3, r - log r - 1 with r = pi_start / pi, with a gradient. As in the paper, tokens

@@ -8,7 +8,7 @@ D is the expert whose domain the text belongs to, and J experts share one tokeni
     p(D = j | x_<t) = p(D = j) p_j(x_<t) / sum_i p(D = i) p_i(x_<t)         Bayes: the posterior
     p(D = j) ~ sum_n decay^(N - n) p(D = j | x^(n)),  n = 1 .. N            the cached prior, from N known texts
 
-All values are in nats, in the log domain and in float64: after a thousand tokens the likelihoods are far below the
+All values are in nats, in the log domain and in float64. After a thousand tokens the likelihoods are far below the
 range of a float.
 """
 

@@ -15,6 +15,7 @@ from ftis_node.learner.distributed.launch import COMMUNICATION
 from ftis_node.workers.preload import WorkerSpec
 from ftis_node.workers.supervisor import Supervisor, WorkerClient
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof
+from ftis_node.workers.wire import Done
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -125,7 +126,7 @@ class LearnerClient(WorkerClient):
 
         Raises WorkerDiedError if the worker died meanwhile.
         """
-        await self._supervisor.call(messages.CheckRequest(group=group), messages.Done)
+        await self._supervisor.call(messages.CheckRequest(group=group), Done)
 
     async def audit(self, group: TrainGroup) -> AuditReply:
         """Compare a peer's log-probs with the learner's own, if the learner has the weights that `group` claims.
@@ -136,7 +137,7 @@ class LearnerClient(WorkerClient):
 
     async def give_memory_back(self) -> None:
         """Return when no step is in progress and the learner's cached memory is free. Raises WorkerDiedError."""
-        await self._supervisor.call(messages.GiveMemoryBack(), messages.Done)
+        await self._supervisor.call(messages.GiveMemoryBack(), Done)
 
     async def write_weights(self, refused: str = "") -> PublishedWeights | None:
         """Write the weights after the step in progress, as `WriteWeights` says; None for the starting model.

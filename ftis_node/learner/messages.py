@@ -163,10 +163,6 @@ class StepReport(msgspec.Struct, frozen=True):
     repeated: bool = False
 
 
-class Done(Message, frozen=True):
-    """The reply to a request that has no other result."""
-
-
 class StateRequest(Message, frozen=True):
     """A request for the learner's state."""
 

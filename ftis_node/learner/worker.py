@@ -21,6 +21,7 @@ from ftis_node.learner.distributed.launch import start_ranks
 from ftis_node.learner.groups import unpack_train_group
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.models import skip_unused_packages
+from ftis_node.workers.wire import Done
 from ftis_node.workers.worker import run_worker
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def _handlers(boot: LearnerBoot, thread: ModelThread, learner: Learner) -> Handl
 
     def give_memory_back(request: messages.GiveMemoryBack, between: StepCallback, emit: Emitter) -> Message:
         learner.give_memory_back(force=True)
-        return messages.Done()
+        return Done()
 
     def write_weights(request: messages.WriteWeights, between: StepCallback, emit: Emitter) -> Message:
         return messages.WeightsWritten(learner.write_weights(refused=request.refused))
@@ -151,7 +152,7 @@ def _handlers(boot: LearnerBoot, thread: ModelThread, learner: Learner) -> Handl
         learner.offer_check(request.group)
         if not boot.takes_turns:  # otherwise the next step measures it: between steps the generator has the memory
             await thread.work(lambda between: learner.check(between=between), emit)
-        return messages.Done()
+        return Done()
 
     return {
         messages.StateRequest: in_thread(lambda request, between, emit: learner.state()),

@@ -10,8 +10,8 @@ A GPU is shared if half of the desired cache fits. A generator with a smaller ca
 side, and taking turns is faster. Below one group's cache no placement works. While the generator is awake, the
 learner's weights and moments stay in place. While it sleeps, its context and graphs stay.
 
-Options that trade memory for speed come last, from the memory that is left (`_with_speed`): activations that are kept
-instead of recomputed, and larger pieces of the output head. They change neither the placement nor the cache.
+Options that trade memory for speed come last, from the memory that is left (`_with_speed`). They are activations that
+are kept instead of recomputed, and larger pieces of the output head. They change neither the placement nor the cache.
 """
 
 from __future__ import annotations
@@ -253,8 +253,8 @@ def _parts(generator: GeneratorMemory, learner: LearnerMemory, cache: int) -> di
 def _host_bytes(shape: ModelShape, workload: Workload) -> int:
     """Return the host memory beside a GPU: processes, offloaded states, and the largest of three transient uses.
 
-    The transient uses are a hand-over, a checkpoint's Adam moments, and the reads of ranks at a start: rows of the
-    largest tensor, and each the whole adapter. If the generator sleeps, its weights may wait there too.
+    The transient uses are a hand-over, a checkpoint's Adam moments, and the reads of ranks at a start. Ranks read rows
+    of the largest tensor, and each the whole adapter. If the generator sleeps, its weights may wait there too.
     """
     weights = shape.num_parameters * workload.dtype_bytes
     learner = learner_memory(shape, workload)
@@ -273,8 +273,8 @@ def _host_bytes(shape: ModelShape, workload: Workload) -> int:
 def memory_per_rank(learner: LearnerMemory, shape: ModelShape, workload: Workload) -> LearnerMemory:
     """Return the memory of one of `workload.learner_ranks` GPUs; `learner` is that of a GPU that holds everything.
 
-    The weights of the unit at work (a decoder layer, or embedding and head together) are complete in the compute dtype,
-    beside those of the next layer. So is its gradient, until it is reduced over the ranks in float32. Activations and
+    The weights of the unit at work (a decoder layer, or embedding and head) are complete in the compute dtype, beside
+    those of the next layer. So is its gradient, until it is reduced over the ranks in float32. Activations and
     work space are not divided.
     """
     number = workload.learner_ranks

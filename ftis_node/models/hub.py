@@ -59,7 +59,7 @@ def fetch_snapshot(repo: str, *, answer_within_s: float = 8.0, on_progress: OnPr
     """Download the files of `repo` that the cache lacks; return its folder.
 
     `answer_within_s` limits the hub's first answer, not the download. Raises ModelError if the hub has no such model or
-    denies access, ModelFetchError if the hub does not answer, and MachineError if the disk is full.
+    denies access. Raises ModelFetchError if the hub does not answer, and MachineError if the disk is full.
     """
     with quiet_library_logging():
         try:

@@ -15,10 +15,11 @@ from learner_rig import make_boot, random_groups, sample_group
 
 from ftis_node.errors import FtisError
 from ftis_node.learner import core
-from ftis_node.learner.messages import CheckRequest, Done, GiveMemoryBack, StateRequest, TrainRequest
+from ftis_node.learner.messages import CheckRequest, GiveMemoryBack, StateRequest, TrainRequest
 from ftis_node.learner.worker import build
 from ftis_node.models import load_causal_lm, resolve_model
 from ftis_node.workers.weight_store import PublishedWeights, WeightProof
+from ftis_node.workers.wire import Done
 
 if TYPE_CHECKING:
     from collections.abc import Callable

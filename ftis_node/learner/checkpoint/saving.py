@@ -4,7 +4,7 @@ Weights, moments and random states stay those of the last step while the next on
 writes them without a copy, and the next update waits for it. A learner of several processes gathers its shards first,
 which makes a copy.
 
-Unless the operator sets an interval, writing takes at most `SHARE` of the time: after w seconds of writing, no write
+Unless the operator sets an interval, writing takes at most `SHARE` of the time. After w seconds of writing, no write
 begins for 19 w seconds. A model of 3B parameters whose 37 GB take 40 s is saved every 13 minutes.
 """
 

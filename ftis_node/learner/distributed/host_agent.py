@@ -71,8 +71,8 @@ class AgentSettings:
 async def run_agent(settings: AgentSettings, secret: bytes) -> None:
     """Take part in the learner of one node until the node ends; with `waits_again` also after its next start.
 
-    Raises NetworkError if the node does not answer for `timeout_s`, ConfigError if it refuses this host,
-    WorkerDiedError if its learner failed for good, and any error that keeps this host from taking part.
+    Raises NetworkError if the node does not answer for `timeout_s`, ConfigError if it refuses this host, and
+    WorkerDiedError if its learner failed for good. Raises any error that keeps this host from taking part.
     """
     key = HostKey(secret)
     agent = asyncio.current_task()
