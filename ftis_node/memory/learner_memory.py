@@ -187,8 +187,8 @@ def layer_bytes_per_token(shape: ModelShape, workload: Workload) -> int:
         bfloat16, LoRA   12 H + 4 Q + 4 K + 6 I + 14 r + 4 h + 8
 
     A row of several texts keeps more, which is not counted: a copy of the attention's output. For each text after the
-    first it also keeps q, k, v, output and log-sum of the shared prompt. For Qwen2.5-3B at the limits of the preset gsm8k-ftis
-    that is a fifth. `TIGHT_SHARE` leaves memory free for it, and a step that does not fit is retried with less.
+    first it also keeps q, k, v, output and log-sum of the shared prompt. For Qwen2.5-3B at the limits of the preset
+    gsm8k-ftis that is a fifth. `TIGHT_SHARE` leaves memory free, and a step that does not fit is retried with less.
     """
     hidden, query, key, wide = shape.hidden_size, shape.query_size, shape.kv_size, shape.intermediate_size
     rank = workload.lora_rank or 0
@@ -201,9 +201,10 @@ def layer_bytes_per_token(shape: ModelShape, workload: Workload) -> int:
 def _step_parts(shape: ModelShape, workload: Workload) -> tuple[tuple[int, int], ...]:
     """Return activations and work space at four points of a step: the end of the forward pass, 3 backward passes.
 
-    These are the backward passes of the output head, of the last layers, and of the embedding. Outside the layers a token keeps 12 H bytes (the last norm, and the positions that predict), 8 H in bfloat16. Under
-    LoRA it keeps 4 H or 2 H. Its rotary angles and places are extra. If layers are recomputed, only their inputs are
-    kept, and the last layer recomputes all that it would have kept.
+    These are the backward passes of the output head, of the last layers, and of the embedding. Outside the layers a
+    token keeps 12 H bytes (the last norm, and the positions that predict), 8 H in bfloat16. Under LoRA it keeps 4 H or
+    2 H. Its rotary angles and places are extra. If layers are recomputed, only their inputs are kept, and the last
+    layer recomputes all that it would have kept.
     """
     tokens, hidden, width = workload.largest_micro_batch, shape.hidden_size, workload.dtype_bytes
     is_full = not workload.lora

@@ -273,8 +273,8 @@ def _host_bytes(shape: ModelShape, workload: Workload) -> int:
 def memory_per_rank(learner: LearnerMemory, shape: ModelShape, workload: Workload) -> LearnerMemory:
     """Return the memory of one of `workload.learner_ranks` GPUs; `learner` is that of a GPU that holds everything.
 
-    The weights of the unit at work (a decoder layer, or embedding and head) are complete in the compute dtype, beside
-    those of the next layer. So is its gradient, until it is reduced over the ranks in float32. Activations and
+    The weights of the unit at work (a decoder layer, or embedding and head) are complete in the compute dtype. Those of
+    the next layer are beside it. So is its gradient, until it is reduced over the ranks in float32. Activations and
     work space are not divided.
     """
     number = workload.learner_ranks

@@ -5,8 +5,8 @@ For each sender the gradient of the loss to one matrix, from that sender's compl
     G_s = sum over the sender's tokens t of delta_t h_t^T            [out, in]
     agreement of s = cos(G_s, G_own)
 
-The matrix is the last layer's attention output projection, with LoRA the one that the adapter modifies. h_t is its
-input and delta_t the gradient of its output. In the last layer a position's output affects only that position's
+The matrix is the last layer's attention output projection, with LoRA the one that the adapter modifies. Its input is
+h_t, and delta_t the gradient of its output. In the last layer a position's output affects only that position's
 prediction. So one backward pass over all senders' tokens gives every G_s exactly.
 
 Other nodes cannot forge own completions. The cosine cos(G_a, G_b) between the even and the odd own groups is the
