@@ -129,6 +129,7 @@ def checks_of(target: DoctorTarget) -> list[DoctorCheck]:
     dials_s = DIALS_LIMIT_S * max(1, len(target.peers))
     ports = partial(network.check_listen_ports, target.listen, target.status_port, runs_here=url is not None)
     limits = partial(machine.check_limits, target.home, target.settings)
+    engines = partial(machine.check_engines, has_gpu=NVIDIA_DEVICE.exists())
     engines_s = machine.TORCH_LIMIT_S + machine.VLLM_LIMIT_S + GRACE_S
     return [
         DoctorCheck("python", "Python", QUICK_S, machine.check_python),
