@@ -137,12 +137,7 @@ def checks_of(target: DoctorTarget) -> list[DoctorCheck]:
         DoctorCheck("ram", "memory", QUICK_S, machine.check_memory),
         DoctorCheck("disk", "the disk", QUICK_S, partial(machine.check_disk, target.home.root)),
         DoctorCheck("limits", "the node's limits", QUICK_S, limits),
-        DoctorCheck(
-            "engine",
-            "importing torch and vLLM",
-            engines_s,
-            partial(machine.check_engines, has_gpu=NVIDIA_DEVICE.exists()),
-        ),
+        DoctorCheck("engine", "importing torch and vLLM", engines_s, engines),
         DoctorCheck("port", "ports", QUICK_S, ports),
         DoctorCheck("route", "the network", QUICK_S, partial(_network, target, url)),
         DoctorCheck("peer", "the peers", dials_s + GRACE_S, partial(_peers, target, dials_s)),
