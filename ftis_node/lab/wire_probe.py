@@ -25,7 +25,7 @@ from ftis_node.records.identity import Identity
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from ftis_node.gossip.interface import Gossip
+    from ftis_node.gossip import Gossip
 
 NUM_COMPLETIONS = 12
 COMPLETION_TOKENS = 300

@@ -16,7 +16,7 @@ from ftis_node.telemetry.tracking import Tracking
 
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
-    from ftis_node.gossip.interface import Gossip
+    from ftis_node.gossip import Gossip
     from ftis_node.models import ModelSource, PromptTokenizer
     from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
     from ftis_node.node.peers.manager import PeerManager

@@ -28,8 +28,8 @@ from ftis_node.swarm.sequence import SequenceTracker
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from ftis_node.gossip.interface import Gossip
-    from ftis_node.gossip.interface import GossipMessage as Message
+    from ftis_node.gossip import Gossip
+    from ftis_node.gossip import GossipMessage as Message
     from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
     from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.peers.registry import PeerRegistry

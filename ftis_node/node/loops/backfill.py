@@ -30,7 +30,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ftis_node.gossip.interface import Fetched, FetchOutcome
+from ftis_node.gossip import Fetched, FetchOutcome
 from ftis_node.node.loops.announcements import MAX_SENDERS
 from ftis_node.node.supervision.task_monitor import pause, waiting_for
 from ftis_node.records.bounds import MAX_INTEGER
@@ -42,7 +42,7 @@ from ftis_node.swarm.sequence import BackfillProgress
 from ftis_node.swarm.topology import FIRST_SHARDS, choose_shards, num_affordable, shard_of
 
 if TYPE_CHECKING:
-    from ftis_node.gossip.interface import Gossip
+    from ftis_node.gossip import Gossip
     from ftis_node.node.context import NodeContext, NodeCounters
     from ftis_node.node.loops.announcements import AnnouncementHandler
     from ftis_node.node.peers.manager import PeerManager

@@ -29,7 +29,7 @@ from ftis_node.validation import Accepted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ftis_node.gossip.interface import Gossip
+    from ftis_node.gossip import Gossip
     from ftis_node.node.context import NodeContext
     from ftis_node.node.loops.announcements import AnnouncementHandler
     from ftis_node.node.peers.serve import Confirmations

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftis_node import __version__
 from ftis_node.errors import RecordError
-from ftis_node.gossip.interface import SwarmPhase
+from ftis_node.gossip import SwarmPhase
 from ftis_node.gossip.multiaddr import is_public
 from ftis_node.node.supervision.task_monitor import pause, waiting_for
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
@@ -27,7 +27,7 @@ from ftis_node.telemetry.terminal_text import printable
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from ftis_node.gossip.interface import Gossip, SwarmState
+    from ftis_node.gossip import Gossip, SwarmState
     from ftis_node.node.context import NodeContext, NodeDescription
     from ftis_node.node.loops.backfill import BackfillLoop
     from ftis_node.node.peers.registry import PeerRegistry

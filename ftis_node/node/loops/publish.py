@@ -31,7 +31,7 @@ from ftis_node.swarm.rate_limits import SendWindow
 from ftis_node.validation import Accepted
 
 if TYPE_CHECKING:
-    from ftis_node.gossip.interface import Gossip
+    from ftis_node.gossip import Gossip
     from ftis_node.node.context import NodeContext, NodeCounters
     from ftis_node.node.loops.intake import IntakeLoop
     from ftis_node.node.peers.serve import Announcer, Confirmations

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ftis_node.gossip.interface import FetchOutcome
+from ftis_node.gossip import FetchOutcome
 from ftis_node.node.loops.announcements import AssignmentMembers
 from ftis_node.node.loops.confirmations import ConfirmationLoop
 from ftis_node.node.loops.pull_slots import HeldBytes, PullSlots
@@ -37,7 +37,7 @@ from ftis_node.validation import Accepted, Refused
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ftis_node.gossip.interface import Gossip
+    from ftis_node.gossip import Gossip
     from ftis_node.node.context import NodeContext, NodeCounters
     from ftis_node.node.loops.announcements import AnnouncementHandler
     from ftis_node.node.loops.backfill import BackfillLoop

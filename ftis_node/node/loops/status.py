@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from ftis_node.config.home import Home
-    from ftis_node.gossip.interface import Gossip
+    from ftis_node.gossip import Gossip
     from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
     from ftis_node.node.peers.swarm_status import PeerTable, SwarmReporter
     from ftis_node.node.protocols import Generation, Learning

@@ -23,7 +23,7 @@ from ftis_node.telemetry.terminal_text import size
 
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
-    from ftis_node.gossip.interface import Gossip
+    from ftis_node.gossip import Gossip
     from ftis_node.node.context import NodeContext
     from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.storage.disk_space import DiskSpace

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftis_node.errors import RecordError
 from ftis_node.files import read_file
-from ftis_node.gossip.interface import FetchOutcome
+from ftis_node.gossip import FetchOutcome
 from ftis_node.node.supervision.background import in_background
 from ftis_node.records.bounds import DIGEST_BYTES, MAX_CHUNK_BYTES
 from ftis_node.records.weights import WeightsPart, WeightsRequest, open_offer
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ftis_node.gossip.interface import Fetched, Gossip
+    from ftis_node.gossip import Fetched, Gossip
     from ftis_node.records.weights import WeightsOffer
 
 CHUNKS_AT_ONCE = 16

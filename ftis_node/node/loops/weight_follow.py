@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftis_node.errors import ModelError, RecordError, WorkerDiedError
-from ftis_node.gossip.interface import FetchOutcome
+from ftis_node.gossip import FetchOutcome
 from ftis_node.models import model_fingerprint
 from ftis_node.node.loops.weight_download import Download, OfferWithdrawnError, VersionStore
 from ftis_node.node.protocols import serves_adapters
@@ -34,7 +34,7 @@ from ftis_node.workers.weight_store import probe_token_ids
 
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
-    from ftis_node.gossip.interface import Gossip
+    from ftis_node.gossip import Gossip
     from ftis_node.models import ModelSource, PromptTokenizer
     from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
     from ftis_node.node.peers.registry import PeerRegistry

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ftis_node.errors import RecordError
-from ftis_node.gossip.interface import MAX_ANSWERS
-from ftis_node.records.codec import unpack_group
+from ftis_node.gossip import MAX_ANSWERS
+from ftis_node.records.codec import hash_messages, unpack_group
 from ftis_node.records.envelope import Announcement, open_envelope, seal_group
 from ftis_node.records.group import GroupHeader, TextCompletion, TextGroup
 from ftis_node.records.peer_messages import open_backfill_request
-from ftis_node.records.text_codec import hash_messages
 from ftis_node.replay.reader import ReplayReader
-from ftis_node.swarm.delivery import PendingConfirmations, SentBodies, UnverifiedConfirmations
+from ftis_node.swarm.delivery import MAX_SENT_BODIES, MAX_UNVERIFIED, IdsByPeer, PendingConfirmations
 from ftis_node.swarm.reputation import Behaviour
 from ftis_node.swarm.topology import shard_of
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ftis_node.config.home import Home
-    from ftis_node.gossip.interface import Gossip
+    from ftis_node.gossip import Gossip
     from ftis_node.models import PromptTokenizer
     from ftis_node.node.context import NodeContext, NodeCounters, NodeDescription
     from ftis_node.node.peers.manager import PeerManager
@@ -54,7 +53,7 @@ class Confirmations:
         self.num_confirmed = 0
         self._pairs: dict[tuple[str, bytes], None] = {}
         self.pending = PendingConfirmations(first_wait_s=REANNOUNCE_S)
-        self.unverified = UnverifiedConfirmations()
+        self.unverified = IdsByPeer(capacity=MAX_UNVERIFIED)
 
     def confirm(self, peer_id: str, group_id: bytes) -> bool:
         """Note that `peer_id` has the group. Return True if it is the first peer that confirms the group."""
@@ -125,7 +124,7 @@ class PeerRequestHandler:
     registry: PeerRegistry
     counters: NodeCounters
     confirmations: Confirmations
-    _deliveries: SentBodies = field(default_factory=SentBodies, init=False)
+    _deliveries: IdsByPeer = field(default_factory=lambda: IdsByPeer(capacity=MAX_SENT_BODIES), init=False)
 
     async def lookup(self, ids: Sequence[bytes]) -> list[bytes]:
         """Return the envelopes of those groups that are in the buffer."""
@@ -179,7 +178,7 @@ class PeerRequestHandler:
     def sent(self, peer_id: str, group_id: bytes) -> None:
         """Note that this node sent the group to a peer."""
         if self.reader.is_own(group_id):
-            self._deliveries.note(peer_id, group_id)
+            self._deliveries.add(peer_id, group_id)
 
     async def confirmed(self, peer_id: str, ids: Sequence[bytes]) -> None:
         """Note that a peer fetched and checked these groups; each own group counts once.

@@ -20,8 +20,8 @@ from ftis_node.telemetry.status import SwarmStatus
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from ftis_node.gossip import Gossip
     from ftis_node.gossip.directory.lookup import RunSurvey
-    from ftis_node.gossip.interface import Gossip
     from ftis_node.node.context import NodeContext, NodeCounters
     from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.peers.registry import PeerRegistry

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from ftis_node.config.home import Home
     from ftis_node.config.node import NodeSettings
     from ftis_node.config.step import StepSection
-    from ftis_node.gossip.interface import Gossip
+    from ftis_node.gossip import Gossip
     from ftis_node.node.protocols import Generation, Learning
     from ftis_node.node.startup.factories import NodeFactory
     from ftis_node.node.startup.prepare import PreparedNode

@@ -24,7 +24,7 @@ from ftis_node.replay.integrity import rescue
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.reset import LostCommits, find_lost_commits, missing_columns, write_empty_buffer
 from ftis_node.telemetry.events import EventLog, event_log_files
-from ftis_node.telemetry.history import event_name
+from ftis_node.telemetry.history import read_head
 
 if TYPE_CHECKING:
     import sqlite3
@@ -65,12 +65,12 @@ def repair_event_log(path: Path, damaged: Path) -> int:
 
 def _repair_file(file: Path, damaged: Path) -> int:
     with file.open("rb") as lines:
-        num_damaged = sum(line.endswith(b"\n") and event_name(line) is None for line in lines)
+        num_damaged = sum(line.endswith(b"\n") and read_head(line) is None for line in lines)
     if num_damaged:
         damaged.mkdir(exist_ok=True)
         shutil.copy2(file, damaged / file.name)
         with file.open("rb") as lines:
-            replace_file(file, b"".join(line for line in lines if line.endswith(b"\n") and event_name(line)))
+            replace_file(file, b"".join(line for line in lines if line.endswith(b"\n") and read_head(line)))
     return num_damaged
 
 

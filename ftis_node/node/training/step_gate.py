@@ -30,7 +30,7 @@ from ftis_node.replay.lifecycle import ReleaseReason, choose_newest, choose_same
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ftis_node.gossip.interface import Gossip
+    from ftis_node.gossip import Gossip
     from ftis_node.node.context import NodeContext
     from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.supervision.background import DiskThread

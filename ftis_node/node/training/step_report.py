@@ -26,7 +26,7 @@ from ftis_node.telemetry.tracking import numbers_of
 
 if TYPE_CHECKING:
     from ftis_node.config.workers import MismatchSection
-    from ftis_node.gossip.interface import Gossip
+    from ftis_node.gossip import Gossip
     from ftis_node.learner.messages import StepReport
     from ftis_node.node.context import NodeContext, NodeCounters
     from ftis_node.node.peers.registry import PeerRegistry

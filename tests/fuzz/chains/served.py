@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ftis_node.gossip.interface import FetchOutcome
+from ftis_node.gossip import FetchOutcome
 from ftis_node.gossip.wire_format import RpcService
 from ftis_node.node.loops.weight_offer import OfferedVersion
 from ftis_node.records import rollout_pb2 as pb

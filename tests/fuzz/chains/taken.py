@@ -20,11 +20,10 @@ from ftis_node.learner.messages import TrainGroup
 from ftis_node.learner.step.objective import make_objective
 from ftis_node.models.tokenizer import Decoder
 from ftis_node.records import rollout_pb2 as pb
-from ftis_node.records.codec import CODECS, pack_group
+from ftis_node.records.codec import CODECS, hash_messages, pack_group, pack_text_group
 from ftis_node.records.envelope import open_announcement
 from ftis_node.records.identity import ENVELOPE_DOMAIN
 from ftis_node.records.peer_messages import BackfillRequest
-from ftis_node.records.text_codec import hash_messages, pack_text_group
 from ftis_node.replay.group_history import read_group_history
 from ftis_node.replay.lifecycle import choose_sapo
 from tests.conftest import make_group, make_text_group

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ftis_node.gossip.interface import Fetched, FetchOutcome, GossipMessage
+from ftis_node.gossip import Fetched, FetchOutcome, GossipMessage
 from ftis_node.node.loops.backfill import PAGE
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.records import rollout_pb2 as pb

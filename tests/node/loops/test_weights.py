@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator
     from pathlib import Path
 
-    from ftis_node.gossip.interface import Gossip
+    from ftis_node.gossip import Gossip
     from ftis_node.node.components import NodeComponents
     from ftis_node.records.weights import WeightsOffer
 
