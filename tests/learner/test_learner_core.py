@@ -101,7 +101,7 @@ def test_refused_step_is_reported_and_survives_as_json(model_folder, tmp_path):
     assert reply.report.refused == "a reward is not finite"
     assert reply.report.reward_mean is None
     assert reply.weights is None
-    learner.save_if_behind()
+    learner.checkpoints.save_if_behind()
     state = Learner(make_boot(model_folder, tmp_path)).state()
     assert (state.step, state.policy_version, state.last_report) == (1, 0, reply.report)
 
@@ -201,7 +201,7 @@ def test_what_is_written_behind_a_step_is_the_state_before_its_update(model_fold
         at_once, behind = (load_file(folder / file) for folder in made)
         assert at_once.keys() == behind.keys()
         assert all(torch.equal(at_once[name], behind[name]) for name in at_once if name != checkpoint.RANDOM_STATE)
-    learner.save_if_behind()
+    learner.checkpoints.save_if_behind()
     assert Learner(make_boot(model_folder, tmp_path / "behind")).state().step == 2
 
 
@@ -217,7 +217,7 @@ def test_a_refusal_behind_a_step_is_said_by_the_next(model_folder, tmp_path, mon
         with pytest.raises(MachineError, match="checkpoint of step 1 cannot be written.*No space left"):
             learner.train(random_groups(seed=2), step=2)
     assert learner.train(random_groups(seed=2), step=2).report.repeated
-    learner.save_if_behind()
+    learner.checkpoints.save_if_behind()
     assert Learner(make_boot(model_folder, tmp_path)).state().step == 2
 
 

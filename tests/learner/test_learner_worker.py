@@ -80,8 +80,6 @@ async def test_killed_in_mid_step_it_resumes_and_does_the_step_once(model_folder
         assert again.proof == second.proof
         skipped = await client.train([], step=3)
         assert (skipped.report.skipped, skipped.weights) == ("no groups", None)
-        assert (await client.export(tmp_path / "out")).step == 3
-        assert (tmp_path / "out" / "model.safetensors").is_file()
 
         train = await begin_long_step(client, 4)
         started = time.monotonic()

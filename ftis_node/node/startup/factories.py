@@ -24,7 +24,8 @@ from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.messages import CheckpointInProgress, HostsConnected, LearnerBoot
 from ftis_node.memory.learner_memory import micro_batch_tokens_of, recomputes
 from ftis_node.memory.placement import WorkerPlacement, arrange, place_single_worker, visible_gpus
-from ftis_node.models import pick_device, read_json
+from ftis_node.models import pick_device
+from ftis_node.models.source import read_json
 from ftis_node.node.protocols import dtype_of, serves_adapters, threads_of
 from ftis_node.node.supervision.background import delay_forced_end
 from ftis_node.records.envelope import MAX_ANNOUNCEMENT_BYTES
