@@ -187,7 +187,7 @@ def validated_domain(text: str, run: str) -> str:
 @lru_cache(maxsize=4096)
 def part_names(domain: str) -> frozenset[str]:
     """Return the parts of a canonical domain; none for ""."""
-    return _names(parse_spec(domain)) if domain else frozenset()
+    return frozenset(part.name for part in parse_spec(domain).parts) if domain else frozenset()
 
 
 def proportions(mixture: str) -> dict[str, float]:
@@ -195,7 +195,3 @@ def proportions(mixture: str) -> dict[str, float]:
     parts = parse_spec(mixture).parts
     total = sum(part.weight for part in parts)
     return {part.name: part.weight / total for part in parts}
-
-
-def _names(spec: TaskSpec) -> frozenset[str]:
-    return frozenset(part.name for part in spec.parts)
