@@ -51,11 +51,6 @@ class LearningCurves:
         """Return the last completed step."""
         return self.reward[-1][0] if self.reward else 0
 
-    @property
-    def foreign_fraction(self) -> float:
-        """Return the fraction of remote groups among those that the learner used."""
-        return self.foreign_groups / max(1, self.own_groups + self.foreign_groups)
-
 
 def read_curves(events: Path) -> LearningCurves:
     """Return the curves in an event log so far."""

@@ -10,10 +10,10 @@ import asyncio
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import psutil
 
 from ftis_node.errors import NetworkError
 from ftis_node.gossip.settings import NetworkSettings
@@ -24,6 +24,7 @@ from ftis_node.records.identity import Identity
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
+    from pathlib import Path
 
     from ftis_node.gossip.interface import Gossip
 
@@ -37,8 +38,6 @@ TIMEOUT_S = 60.0
 POLL_INTERVAL_S = 0.05
 SETTLE_S = 2.0  # two gossipsub heartbeats: announcements are lost until the mesh is complete
 Held = dict[bytes, tuple[bytes, bytes]]  # id: announcement, body
-COUNTERS = Path("/proc/net/dev")
-LOOPBACK = "lo:"
 
 
 def loopback_bytes() -> int | None:
@@ -46,13 +45,8 @@ def loopback_bytes() -> int | None:
 
     Every byte sent over loopback is received there once. Traffic of other programs is included.
     """
-    if not COUNTERS.exists():
-        return None
-    for line in COUNTERS.read_text().splitlines():
-        name, *numbers = line.split()
-        if name == LOOPBACK:
-            return int(numbers[0])
-    return None
+    counters = psutil.net_io_counters(pernic=True, nowrap=False).get("lo")
+    return counters and int(counters.bytes_recv)
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,6 +202,12 @@ class InProcessLearner:
         """Return the state of the learner; None before the start."""
         return self._learner.state() if self._learner else None
 
+    @property
+    def _started(self) -> Learner:
+        if self._learner is None:
+            raise FtisError("the learner was not started")
+        return self._learner
+
     async def start(self) -> LearnerState:
         """Load the model. Raises the errors of `learner.core.Learner`."""
         from ftis_node.learner.core import Learner
@@ -225,22 +231,16 @@ class InProcessLearner:
         self, groups: Sequence[TrainGroup], *, step: int, on_published: OnPublished | None = None
     ) -> TrainReply:
         """Train one step. It reports no progress, because in one process no other part could use it."""
-        if self._learner is None:
-            raise FtisError("the learner was not started")
-        return self._learner.train(groups, step=step)
+        return self._started.train(groups, step=step)
 
     async def check(self, group: TrainGroup) -> None:
         """Measure the training-inference mismatch on a group of the current version."""
-        if self._learner is None:
-            raise FtisError("the learner was not started")
-        self._learner.offer_check(group)
-        self._learner.check()
+        self._started.offer_check(group)
+        self._started.check()
 
     async def audit(self, group: TrainGroup) -> AuditReply:
         """Compare a peer's log-probs with the learner's own."""
-        if self._learner is None:
-            raise FtisError("the learner was not started")
-        found = self._learner.audit(group, version=unpack_train_group(group).policy_version)
+        found = self._started.audit(group, version=unpack_train_group(group).policy_version)
         return AuditReply() if found is None else AuditReply(kl=found.kl, num_tokens=found.num_tokens)
 
     async def give_memory_back(self) -> None:
@@ -254,18 +254,14 @@ class InProcessLearner:
 
     async def save(self) -> int:
         """Save the state if it is not on disk yet. Return its step."""
-        if self._learner is None:
-            raise FtisError("the learner was not started")
-        self._learner.save_if_behind()
-        return self._learner.state().step
+        self._started.save_if_behind()
+        return self._started.state().step
 
     def export(self, out: Path) -> None:
         """Write the current model to the folder `out`, with an adapter merged."""
         from ftis_node.learner.checkpoint.export import export_policy
 
-        if self._learner is None:
-            raise FtisError("the learner was not started")
-        export_policy(self._learner.policy, out, merge=True)
+        export_policy(self._started.policy, out, merge=True)
 
 
 class InProcessNodeFactory:
