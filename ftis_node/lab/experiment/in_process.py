@@ -31,13 +31,13 @@ from ftis_node.workers.weight_store import WEIGHTS_FILE, find_difference
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ftis_node.config.delay import Delay
     from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
     from ftis_node.generation.engines.base import Engine, GenerateRequest, GenerationResult
     from ftis_node.generation.messages import GenerationBoot
     from ftis_node.generation.weight_loader import ProofToCome
     from ftis_node.gossip.loopback import LoopbackGossip, LoopbackSwarm
-    from ftis_node.lab.experiment.rounds import Delay
     from ftis_node.learner.client import OnPublished
     from ftis_node.learner.core import Learner
     from ftis_node.learner.messages import LearnerBoot, LearnerState, TrainGroup, TrainReply

@@ -29,7 +29,6 @@ from dataclasses import dataclass
 from ftis_node.config.delay import Delay, parse_delay
 from ftis_node.errors import UsageError
 
-__all__ = ["NO_DELAY", "Delay", "delay_alone", "parse_delay", "parse_delays"]
 NONE = "none"
 NO_DELAY = Delay(0, 0)
 OF_PEER = "@peer"

@@ -36,9 +36,9 @@ from ftis_node.node.startup.wiring import Wiring
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from ftis_node.config.delay import Delay
     from ftis_node.config.manifest import RunManifest
     from ftis_node.lab.experiment.byzantine import Lie
-    from ftis_node.lab.experiment.rounds import Delay
     from ftis_node.lab.experiment.trial_result import MemberResult
     from ftis_node.node.components import NodeComponents
     from ftis_node.node.context import NodeState
