@@ -30,6 +30,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nodes.hosts import say
 from soaking.guests import guests
 from soaking.plot import plot_soak
 from soaking.sampling import MACHINE, Point, Sampler, look_at_machine
@@ -159,10 +160,6 @@ def calm_share(series: Sequence[Series], *, after: float) -> float:
     minutes = [minute for one in series if one.who == MACHINE for minute in one.minutes if minute >= after]
     disturbed = disturbances(series)
     return sum(is_calm(minute, disturbed) for minute in minutes) / len(minutes) if minutes else 1.0
-
-
-def say(text: str) -> None:
-    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
 
 
 if __name__ == "__main__":

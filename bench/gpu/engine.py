@@ -25,15 +25,13 @@ from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.lab.random_models import SHAPES
 from ftis_node.learner.batch import batch_of, make_micro_batches
 from ftis_node.learner.checkpoint.export import Publisher, proof_of
-from ftis_node.learner.groups import UnpackedGroup
-from ftis_node.learner.messages import LearnerBoot
-from ftis_node.learner.model.policy import load_unchecked
 from ftis_node.memory.generator import generator_memory
 from ftis_node.memory.learner_memory import Workload
 from ftis_node.models import read_shape, resolve_model
 from ftis_node.records.group import SamplingSettings
 from ftis_node.workers.weight_store import WeightStore
-from gpu.device import GIB, gib, model_folder, scale_logits, used_bytes
+from gpu.device import GIB, gib, load_policy, model_folder, scale_logits, used_bytes
+from learner_sides.batch import of_result
 from learner_sides.job import LORA
 
 if TYPE_CHECKING:
@@ -70,7 +68,7 @@ def served(options: Options, *, shape: str, lora: bool) -> dict[str, Any]:
 
 async def _served(options: Options, shape: str, lora: bool) -> dict[str, Any]:
     sizes, device = Sizes(options), options.device
-    policy = _policy(options, shape, lora=lora)
+    policy = load_policy(options, shape, lora=LORA if lora else None)
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory(dir="/dev/shm") as weights:
         before, began = used_bytes(device, os.getpid()), time.monotonic()
         async with _worker(options, shape, Path(folder), lora=lora) as client:
@@ -124,7 +122,12 @@ async def _probe(
     results = await asyncio.gather(
         *(_generate(client, prompt, num=sizes.completions, tokens=sizes.tokens) for prompt in prompts)
     )
-    batch = batch_of([_group(str(n), *pair) for n, pair in enumerate(zip(prompts, results, strict=True))])
+    batch = batch_of(
+        [
+            of_result(str(number), prompt, result, [0.0] * len(result.tokens))
+            for number, (prompt, result) in enumerate(zip(prompts, results, strict=True))
+        ]
+    )
     differences = []
     with torch.no_grad():
         for part in make_micro_batches(batch, max_tokens=8192):
@@ -138,21 +141,6 @@ async def _probe(
         "share_beyond": round(float((errors > LARGE_DIFFERENCE).float().mean()), 5),
         "num_tokens": len(errors),
     }
-
-
-def _policy(options: Options, shape: str, *, lora: bool) -> Policy:
-    folder = model_folder(shape, options.device)
-    boot = LearnerBoot(
-        model=str(folder),
-        model_name=shape,
-        run_id="gpu-check",
-        checkpoints_dir=str(folder / "checkpoints"),
-        weights_dir=str(folder / "weights"),
-        dtype="bfloat16",
-        device=options.device,
-        lora=LORA if lora else None,
-    )
-    return load_unchecked(boot)
 
 
 @asynccontextmanager
@@ -231,16 +219,3 @@ async def _generate(
 def _prompts(number: int) -> list[list[int]]:
     found: list[list[int]] = np.random.default_rng().integers(5, 300, (number, PROMPT_TOKENS)).tolist()
     return found
-
-
-def _group(name: str, prompt: list[int], result: GenerationResult) -> UnpackedGroup:
-    return UnpackedGroup(
-        group_id=name,
-        advantage_key=name,
-        own=True,
-        policy_version=1,
-        policy_version_newest=1,
-        prompt_ids=np.asarray(prompt, dtype=np.int32),
-        tokens=result.tokens,
-        rewards=(0.0,) * len(result.tokens),
-    )

@@ -18,6 +18,7 @@ import numpy as np
 from ftis_node.config.manifest import load_manifest
 from ftis_node.gossip import GossipLimits, NetworkSettings
 from ftis_node.gossip.libp2p import Libp2pGossip
+from ftis_node.lab.demo import ANY_PORT
 from ftis_node.models.source import resolve_model
 from ftis_node.models.tokenizer import load_tokenizer
 from ftis_node.records.codec import hash_prompt
@@ -26,7 +27,6 @@ from ftis_node.records.group import Completion, FinishReason, Group, PromptRef, 
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.topology import shard_of
 from ftis_node.tasks.registry import load_task
-from soaking.swarm import ANY_PORT
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

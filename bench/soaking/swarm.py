@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from ftis_node.lab.demo import ChildProcess, ChildProcesses
 
-ANY_PORT = "/ip4/127.0.0.1/tcp/0"
 START_LIMIT_S = 900.0  # of a machine that others load
 POLL_INTERVAL_S = 0.5
 ASK_LIMIT_S = 30.0
@@ -117,7 +116,7 @@ def swarm(folder: Path, num_nodes: int) -> Iterator[tuple[str, list[Node]]]:
     models = make_models(folder)
     with children(folder / "logs") as started:
         home = folder / "bootstrap"
-        child = started.start("bootstrap", "bootstrap", "--listen", ANY_PORT, "--home", str(home))
+        child = started.bootstrap(home)
         address = child.wait_for_line(timeout_s=START_LIMIT_S)
         nodes = [Node("bootstrap", child, Home(home))]
         for number in range(num_nodes):
@@ -131,9 +130,8 @@ def swarm(folder: Path, num_nodes: int) -> Iterator[tuple[str, list[Node]]]:
 def _join(started: ChildProcesses, home: Path, model: Path, *, manifest: Path, address: str) -> Node:
     home.mkdir(parents=True, exist_ok=True)
     (home / "node.toml").write_text(SETTINGS)
-    what = ("--model", str(model), "--run", str(manifest), "--engine", "torch")
-    where = ("--peers", address, "--listen", ANY_PORT, "--home", str(home), "--name", home.name)
-    return Node(home.name, started.start(home.name, "join", *what, *where), Home(home))
+    child = started.join(home.name, home=home, peer=address, model=model, run=manifest, engine="torch")
+    return Node(home.name, child, Home(home))
 
 
 def _wait_for_first_step(node: Node) -> None:
