@@ -182,7 +182,7 @@ def _draw(kind: Kind, seed: str) -> ArithmeticProblem:
 def _own_test(part: ProblemPart) -> tuple[ArithmeticProblem, ...]:
     """Return the test split of a part of one kind: its problems, smallest hash first, a sum in both orders."""
     (kind,) = part.kinds
-    problems = (problem for problem in _bystable_hash(kind) if part.asks(problem))
+    problems = (problem for problem in _by_hash(kind) if part.asks(problem))
     orders = (
         (problem, ArithmeticProblem(kind, problem.right, problem.left)) if kind == "add" else (problem,)
         for problem in problems
@@ -192,11 +192,11 @@ def _own_test(part: ProblemPart) -> tuple[ArithmeticProblem, ...]:
 
 def _held_out(kind: Kind) -> tuple[ArithmeticProblem, ...]:
     """Return the held-out problems of one kind in canonical form, smallest hash first."""
-    return _bystable_hash(kind)[:NUM_HELD_OUT]
+    return _by_hash(kind)[:NUM_HELD_OUT]
 
 
 @cache
-def _bystable_hash(kind: Kind) -> tuple[ArithmeticProblem, ...]:
+def _by_hash(kind: Kind) -> tuple[ArithmeticProblem, ...]:
     """Return all problems of one kind in canonical form, smallest hash first."""
     pairs = (ArithmeticProblem(kind, left, right) for left in TWO_DIGITS for right in TWO_DIGITS if right <= left)
     return tuple(
