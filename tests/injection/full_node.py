@@ -19,6 +19,7 @@ from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.in_process import InProcessNodeFactory
 from ftis_node.lab.experiment.rounds import NO_DELAY
+from ftis_node.lab.group_maker import GroupMaker
 from ftis_node.node.loops import backfill as repair
 from ftis_node.node.loops import directory, status, upkeep
 from ftis_node.node.startup import shared, wiring
@@ -28,7 +29,6 @@ from ftis_node.node.startup.run import run_node
 from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.supervision.task_monitor import TaskMonitor
 from ftis_node.telemetry.faults import unhandled_errors
-from tests.attacks.member import Maker, Member
 from tests.gossip.helpers import eventually
 from tests.gossip.helpers import settings as network_settings
 from tests.injection.injector import in_member
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ftis_node.node.loops.audit import AuditLoop
     from ftis_node.node.loops.directory import DirectoryLoop
     from ftis_node.node.loops.pull import PullLoop
+    from tests.attacks.member import Member
 
 MANIFEST = """
 name = "injected"
@@ -244,5 +245,5 @@ async def running_node(home: Home, folder: Path) -> AsyncIterator[tuple[FullNode
         await stopped(task)
 
 
-def maker_of(home: Home) -> Maker:
-    return Maker(home.root.parent / "tiny", parse_manifest(MANIFEST, source="test"))
+def maker_of(home: Home) -> GroupMaker:
+    return GroupMaker(home.root.parent / "tiny", parse_manifest(MANIFEST, source="test"))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from tests.attacks.member import Maker
+    from ftis_node.lab.group_maker import GroupMaker
 
 Request = p2pd_pb2.Request
 START_S, DIAL_S = 60.0, 20.0
@@ -34,7 +34,7 @@ class Target:
     tokenizer: str
 
     @classmethod
-    def of(cls, address: str, maker: Maker) -> Target:
+    def of(cls, address: str, maker: GroupMaker) -> Target:
         """A member of `maker`'s run."""
         return cls(address, maker.manifest.run_id, maker.tokenizer.fingerprint)
 

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any
 from ftis_node.cli.node_client import post_document
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import load_manifest
+from ftis_node.lab.group_maker import GroupMaker
 from ftis_node.records.identity import Identity
-from tests.attacks.member import Maker
 from tests.chaos.power.cut import Cut, await_sight, cpu_seconds, cut_power, plan_cuts, stolen_seconds
 from tests.chaos.power.kept import Kept, events_in, losses, read_kept, wrong_resumption
 from tests.chaos.power.witness import Witness, witness
@@ -146,7 +146,7 @@ async def run_cuts(
 ) -> Outcome:
     """The cuts that fit into `until_s` (of the monotonic clock), and a last life that ends in order."""
     (folder / "run.toml").write_text(MANIFEST)
-    maker = Maker(model, load_manifest(str(folder / "run.toml")))
+    maker = GroupMaker(model, load_manifest(str(folder / "run.toml")))
     outcome = Outcome()
     with tempfile.TemporaryDirectory(prefix="ftis") as sockets:
         async with witness(Path(sockets) / "w", maker) as peer:
