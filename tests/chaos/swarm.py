@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import threading
 import time
 from contextlib import ExitStack
@@ -27,7 +26,7 @@ from ftis_node.config.home import Home
 from ftis_node.errors import FtisError
 from tests.chaos.faults.moved_clock import offset_file_of, prefix
 from tests.chaos.line import Line
-from tests.node.support import RunningNode, started
+from tests.node.support import RunningNode, free_port, started
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -257,7 +256,7 @@ class Swarm:
     def _make(self, name: str, number: int, command: str, *arguments: str, role: str = "full") -> SwarmNode:
         """A node that listens on 127.0.0.1<number>, and its line."""
         host = f"127.0.0.{10 + number}"
-        port = _free_port(host)
+        port = free_port(host)
         line = self._stack.enter_context(Line.open(to=(host, port)))
         home = self.folder / name
         home.mkdir()
@@ -267,9 +266,3 @@ class Swarm:
         node = SwarmNode(name, home, (command, *arguments, *listen), line, role=role)
         self._stack.callback(node.end)
         return node
-
-
-def _free_port(host: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ftis_node.cli.app import run
 from ftis_node.config.disk_room import replace_file
 from ftis_node.config.home import Home
 from ftis_node.config.home_files import mark_schema
@@ -20,6 +19,7 @@ from ftis_node.files import check_database, open_to_write, parse_toml, read_file
 from ftis_node.learner.checkpoint.checkpoint import STATE_FILE, read_checkpoint
 from ftis_node.models import read_header, resolve_model
 from ftis_node.report.facts import EventTotals
+from tests.cli.test_wrong_use import complaint
 from tests.models.tiny_models import save_tiny
 
 if TYPE_CHECKING:
@@ -42,15 +42,6 @@ def home(tmp_path: Path) -> Home:
     mark_schema(made, 4)
     made.run_toml.write_text(load_manifest("arithmetic-ftis").to_toml())
     return made
-
-
-def complaint(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    """Exit code and the line on stderr; there is no more than one."""
-    capsys.readouterr()
-    code = run(list(arguments))
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("ftis-node: ")]
-    assert len(lines) == 1, lines
-    return code, lines[0]
 
 
 def join(capsys: pytest.CaptureFixture[str], home: Home, model: Path, *arguments: str) -> tuple[int, str]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -28,6 +27,7 @@ import pytest
 from ftis_node.telemetry.events import read_events
 from tests.deploy.files import ROOT, Instruction, built_upon, environment, read_stages
 from tests.models.tiny_models import save_tiny
+from tests.node.support import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -53,12 +53,6 @@ foreign_wait_s = 1.0
 [eval]
 every_steps = 0
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass
