@@ -15,8 +15,7 @@ from tests.attacks.visitors import js_host
 from tests.attacks.visitors.connections import ComesAndGoes, ManyStreams, SaysNothing
 from tests.attacks.visitors.crawlers import Crawler, HivemindClient, PlainHost
 from tests.attacks.visitors.foreign import ForeignAuthor, ForeignKeyHost
-from tests.attacks.visitors.host import Target
-from tests.attacks.visitors.keys import FOREIGN
+from tests.attacks.visitors.host import FOREIGN, Target
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from ftis_node.lab.group_maker import GroupMaker
     from tests.attacks.member import Member
     from tests.attacks.victim import Victim
-    from tests.attacks.visitors.visitor import Visitor
+    from tests.attacks.visitors.host import Visitor
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)]
 

@@ -16,7 +16,6 @@ import signal
 import threading
 import time
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -26,10 +25,12 @@ from ftis_node.config.home import Home
 from ftis_node.errors import FtisError
 from tests.chaos.faults.moved_clock import offset_file_of, prefix
 from tests.chaos.line import Line
+from tests.chaos.observing.processes import role_of
 from tests.node.support import RunningNode, free_port, started
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
 
 LOOK_S = 0.2
 START_S = 600.0  # a busy machine
@@ -37,12 +38,6 @@ STOP_S = 120.0  # ten are promised of an idle machine
 OWN_GROUPS = 4
 MODELS = {"a": "s", "b": "m", "c": "s"}  # by node: the size of its model
 ROLES = {"a": "learner", "b": "full", "c": "generator"}  # by node, in a swarm with roles: c follows a
-PROCESSES = {
-    "ftis_node.generation.worker": "generation worker",
-    "ftis_node.learner.worker": "learner worker",
-    "p2pd": "p2pd",
-    "EngineCore": "engine core",
-}
 MANIFEST = """
 name = "chaos"
 task = "arithmetic"
@@ -137,15 +132,8 @@ class SwarmNode:
             for process in self.process.processes():
                 with contextlib.suppress(psutil.NoSuchProcess):
                     if process.status() != psutil.STATUS_ZOMBIE:
-                        found.setdefault(self._role_of(process), []).append(process)
+                        found.setdefault(role_of(process, daemon_pid=self.pid), []).append(process)
         return found
-
-    def _role_of(self, process: psutil.Process) -> str:
-        if process.pid == self.pid:
-            return "daemon"
-        words = process.cmdline()
-        name = Path(words[0]).name if words else process.name()
-        return next((role for mark, role in PROCESSES.items() if mark in words or mark in name), "other")
 
     def status(self) -> dict[str, Any] | None:
         """`/status` as its own HTTP port says it now; None where nobody answers there."""

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.gossip.p2pd.client import P2pdError
 from ftis_node.gossip.wire_format import HEADER, Frame, RpcService, protocol
-from tests.attacks.visitors.host import DIAL_S, host
-from tests.attacks.visitors.visitor import Visitor
+from tests.attacks.visitors.host import DIAL_S, Visitor, host
 
 if TYPE_CHECKING:
     from pathlib import Path

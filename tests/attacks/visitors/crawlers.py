@@ -7,8 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from tests.attacks.visitors.host import host
-from tests.attacks.visitors.visitor import Visitor, output_of
+from tests.attacks.visitors.host import Visitor, host, output_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.gossip.wire_format import HEADER, Frame, RpcService, protocol, topic
 from ftis_node.records.envelope import Announcement
-from tests.attacks.visitors.host import Host, host
-from tests.attacks.visitors.keys import KeyKind
-from tests.attacks.visitors.visitor import Visitor
+from tests.attacks.visitors.host import Host, KeyKind, Visitor, host
 
 if TYPE_CHECKING:
     from pathlib import Path
