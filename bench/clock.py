@@ -260,7 +260,6 @@ def _wait(
 
 
 def _generation_worker(node: ChildProcess) -> int:
-    """The process id of a node's generation worker."""
     family = psutil.Process(node.process.pid).children(recursive=True)
     return next(each.pid for each in family if GENERATION_WORKER in each.cmdline())
 

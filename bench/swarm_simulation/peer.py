@@ -54,7 +54,6 @@ class Peer:
 
     @property
     def num_budgets(self) -> int:
-        """Number of peers with an upload budget."""
         return len(self._serve_each)
 
     def begin(self) -> None:
@@ -69,7 +68,6 @@ class Peer:
         self.world.events.after(self.period_s, self.make)
 
     def publish(self, *, is_valid: bool) -> AnnouncedGroup:
-        """Number a group and announce it."""
         self.last_number += 1
         group = AnnouncedGroup(
             self.world.new_id(), self.peer_id, self.shard, self.role, self.last_number,

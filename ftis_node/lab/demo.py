@@ -182,8 +182,6 @@ class DemoPlan:
 
 @dataclass(frozen=True, slots=True)
 class NodeResult:
-    """Result of one node."""
-
     name: str
     parameters: int
     pass_before: float

@@ -66,8 +66,6 @@ class StubTask:
 
 
 class StubScorer:
-    """Scorer stub: every completion scores 0."""
-
     async def resolve(self, ref: PromptRef, *, cost: object = None) -> TaskItem:
         return StubTask().resolve(ref)
 
@@ -184,12 +182,10 @@ class StubNode:
 
     @property
     def intake(self) -> IntakeLoop:
-        """Return the intake loop."""
         return self.wiring.intake
 
     @property
     def pull(self) -> PullLoop:
-        """Return the pull loop."""
         return self.wiring.pull
 
     async def start(self) -> None:

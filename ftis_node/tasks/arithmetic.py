@@ -91,7 +91,6 @@ class ProblemPart(NamedTuple):
     has_own_test: bool = False
 
     def asks(self, problem: ArithmeticProblem) -> bool:
-        """Return whether the part contains this problem."""
         fits = problem.kind in self.kinds and self.crossing in (None, problem.is_crossing)
         return fits and problem.is_in_task
 

@@ -59,7 +59,6 @@ class WeightedRewards:
         self._total = sum(weight for _, weight in query.reward)
 
     def answer_in(self, completion_text: str) -> str | None:
-        """Return the answer of a completion; None if it has none."""
         answer = final_answer(completion_text) if self._style == "think" else completion_text.strip()
         return answer or None
 

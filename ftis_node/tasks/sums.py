@@ -79,7 +79,6 @@ class SumsTask(IndexedTask):
         return ({"role": "user", "content": problem.text},), str(problem.answer)
 
     def problem(self, index: int) -> SumProblem:
-        """Return the operands of `self[index]`."""
         if self.split == "test":
             return _test_split(self._num_digits)[index]
         draws = (_draw(f"train/{index}/{attempt}", self._num_digits) for attempt in count())

@@ -205,7 +205,6 @@ class Swarm:
             yield swarm
 
     def node(self, name: str) -> SwarmNode:
-        """The node of that name."""
         return next(node for node in self.nodes if node.name == name)
 
     def neighbors(self, node: SwarmNode) -> list[SwarmNode]:

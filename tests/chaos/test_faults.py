@@ -74,7 +74,6 @@ def test_a_victim_that_is_too_busy_to_answer_is_asked_again() -> None:
 
 
 def ended_process() -> psutil.Process:
-    """Return a process of this machine that has ended."""
     with subprocess.Popen((sys.executable, "-c", "input()"), stdin=subprocess.PIPE) as started_process:
         return psutil.Process(started_process.pid)
 

@@ -98,7 +98,6 @@ def _changed(
 
 
 def change_field(message: Any, rng: random.Random) -> None:
-    """Gives one field of `message` another value."""
     field = rng.choice(message.DESCRIPTOR.fields)
     if field.type == FieldDescriptor.TYPE_MESSAGE and field.is_repeated:
         items = getattr(message, field.name)

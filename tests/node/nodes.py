@@ -125,6 +125,5 @@ def notes_of(node: NodeComponents) -> list[tuple[str, Behaviour, str]]:
 
 
 def buffer_of(node: NodeComponents) -> RecordingBuffer:
-    """The node's buffer, with what it records."""
     assert isinstance(node.buffer, RecordingBuffer)
     return node.buffer

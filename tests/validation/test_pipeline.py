@@ -101,8 +101,6 @@ async def test_a_good_group_is_accepted_with_prompt_and_rewards_made_here(identi
 
 
 class _CountingScorer(_Scorer):
-    """Counts the texts that it scores."""
-
     num_texts = 0
 
     async def score(

@@ -47,8 +47,6 @@ SCRATCH_PREFIX = "ftis-compare-"
 
 
 class ExperimentProgress(msgspec.Struct):
-    """Progress of an experiment."""
-
     trials_done: int
     num_trials: int
     fraction: float

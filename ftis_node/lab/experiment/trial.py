@@ -143,7 +143,6 @@ class Trial:
     exam: FinalEvaluation | None = None
 
     def last_step(self, member: TrialMember) -> int:
-        """Return the last step of a member."""
         return self.steps if member.steps is None else member.steps
 
     def delay_of(self, member: TrialMember) -> Delay:

@@ -55,7 +55,6 @@ class Attackers:
         self._began_at: float | None = None
 
     def on(self) -> None:
-        """Begins to attack."""
         self._began_at = time.monotonic()
         self._workers = [asyncio.create_task(self._work()) for _ in range(NUM_AT_ONCE)]
 

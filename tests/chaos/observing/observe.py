@@ -156,7 +156,6 @@ _WATCHES: WeakKeyDictionary[Watched, Watch] = WeakKeyDictionary()
 
 
 def watch_of(node: Watched) -> Watch:
-    """The one watch of a node, from its first mention on."""
     if node not in _WATCHES:
         _WATCHES[node] = Watch(node)
     return _WATCHES[node]

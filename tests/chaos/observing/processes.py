@@ -124,7 +124,6 @@ def weights_in_memory(home: Path) -> Path:
 
 
 def by_role(processes: Collection[Process]) -> Mapping[str, list[Process]]:
-    """The processes of each role."""
     return {role: [p for p in processes if p.role == role] for role in sorted({p.role for p in processes})}
 
 

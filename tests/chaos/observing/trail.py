@@ -40,7 +40,6 @@ class Event:
 
 
 def parse(line: bytes) -> Event | None:
-    """The event in a line; None where that is no event."""
     try:
         found = json.loads(line)
         name = present_name(str(found["event"]))

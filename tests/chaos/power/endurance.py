@@ -124,7 +124,6 @@ class Victim:
         )
 
     def told_since(self, kept: Kept) -> list[dict[str, Any]]:
-        """The events since what was kept."""
         start = kept.events.rfind(b"\n") + 1
         events = self.home / "events.jsonl"
         return events_in(events.read_bytes()[start:]) if events.exists() else []

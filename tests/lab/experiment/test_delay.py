@@ -14,7 +14,6 @@ from ftis_node.swarm.transit import VersionsInTransit
 
 
 def served(delay: Delay, steps: int) -> list[int]:
-    """The version served after each step, where every step makes one."""
     transit = VersionsInTransit(delay, random.Random(3))
     versions = []
     for step in range(1, steps + 1):

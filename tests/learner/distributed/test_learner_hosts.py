@@ -135,7 +135,6 @@ class Machines:
         return self.start(host or self.second, *command, "--secret-file", secret_file, "--threads", "1", *options)
 
     def start(self, host: Host | None, *command: str) -> Program:
-        """A program on a host."""
         self.programs.append(Program(host, *command))
         return self.programs[-1]
 
