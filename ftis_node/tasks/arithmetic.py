@@ -8,22 +8,11 @@ it often does not. A real example, index 0 of the training split:
     answer   "10"
     reward   1.0 for "10" (white space around it is ignored), 0.0 for anything else
 
-Three specs share the problems. `arithmetic` has both kinds, `arithmetic:add` and `arithmetic:sub` have one of them, so
-that experiments can start from models with different expertise. Three more divide the problems by difficulty:
-
-    arithmetic:easy     sums without a carry             23+45=
-    arithmetic:medium   sums with a carry                27+45=
-    arithmetic:hard     differences with a borrow        72-45=
-
-Three further specs have the same problems as these, but 500 held-out problems each instead of 153, 103 and 106:
-
-    arithmetic:no-carry, arithmetic:carry, arithmetic:borrow
-
-An index is a seed: `train[i]` hashes i to a problem, so the training split has any length and repeats problems. Whole
-problems are held out, not indices: the `NUM_HELD_OUT` problems of each kind with the smallest hash. `a+b` and `b+a`
-count as one problem. If a training draw is held out, another one is drawn, so training never shows a test answer. The
-test split of a part contains the held-out problems of that part. Hashes are blake2b: every machine makes the same
-prompts.
+`PARTS` divides the problems by kind and by difficulty, so that experiments can start from models with different
+expertise. An index is a seed: `train[i]` hashes i to a problem, so the training split has any length and repeats
+problems. Whole problems are held out, not indices: the `NUM_HELD_OUT` problems of each kind with the smallest hash.
+`a+b` and `b+a` count as one problem. If a training draw is held out, another one is drawn, so training never shows a
+test answer. The test split of a part contains the held-out problems of that part.
 """
 
 from __future__ import annotations

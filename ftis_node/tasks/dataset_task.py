@@ -1,18 +1,7 @@
 """Task of a `dataset:` part: its rows as problems, its rewards by weight.
 
-Rewards of a data set, each in [0, 1], and their weighted mean.
-
-With the weights math:5,format:1:
-
-    "<think> 48 + 24 </think> <answer> 72 </answer>"     right: 1
-    "<think> 48 + 24 </think> <answer> 71 </answer>"     the format alone: 1/6
-    "The answer is 72."                                  neither: 0
-
-The mean stays in [0, 1], and is exactly 1 if every reward is 1: only then pass@1 counts a completion as right.
-
-Digest of a run's data sets: the first node of a run writes it into the manifest, every other node compares it.
-
-A member gives only its path (`dataset:/data/train.jsonl?name=gsm8k`); columns and rewards are those of the run.
+Each reward is in [0, 1]. Their weighted mean is exactly 1 if every reward is 1: only then pass@1 counts a completion as
+right. The first node of a run writes the digest of its data sets into the manifest, every other node compares it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
 """Task SPEC: the problems on which a node trains, as one line for a manifest or a command line.
 
     spec = part, or several joined by "+"
-    part = arithmetic | arithmetic:add | arithmetic:sub
-         | arithmetic:easy | arithmetic:medium | arithmetic:hard
-         | arithmetic:no-carry | arithmetic:carry | arithmetic:borrow
-         | sums | sums:long
-         | gsm8k | gsm8k:PATH | math500 | math500:PATH
+    part = arithmetic[:PART] | sums[:long] | gsm8k[:PATH] | math500[:PATH]
          | dataset:SOURCE?QUERY                              rows of any data set (`dataset_query.py`)
          | rg:NAME                                           a task of reasoning-gym
          | NAME                                              a plug-in
