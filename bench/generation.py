@@ -32,7 +32,7 @@ from ftis_node.config.method_section import MethodSection
 from ftis_node.config.step import OptimizerSection
 from ftis_node.config.workers import LearnerSection
 from ftis_node.generation.client import GenerationClient
-from ftis_node.generation.engines.base import EngineSettings, GenerateRequest
+from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.engines.vllm_options import engine_arguments, environment
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
@@ -40,9 +40,8 @@ from ftis_node.lab.random_models import SHAPES, save_random_model
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.models import resolve_model
-from ftis_node.records.group import SamplingSettings
 from ftis_node.workers.weight_store import PublishedWeights
-from learner_sides.batch import even_groups, memory_folder, with_flat_logprobs
+from learner_sides.batch import even_groups, memory_folder, sample, with_flat_logprobs
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -161,22 +160,9 @@ def rate(seconds: float, options: argparse.Namespace) -> float:
 
 async def seconds_of_ours(client: GenerationClient, groups: Sequence[Sequence[int]], tokens: int) -> float:
     began = time.perf_counter()
-    results = await asyncio.gather(*(generate(client, prompt, tokens=tokens) for prompt in groups))
+    results = await asyncio.gather(*(sample(client, prompt, num=GROUP_SIZE, tokens=tokens) for prompt in groups))
     assert all(len(each.token_ids) == tokens for result in results for each in result.completions)
     return time.perf_counter() - began
-
-
-async def generate(
-    client: GenerationClient, prompt: Sequence[int], *, num: int = GROUP_SIZE, tokens: int = COMPLETION_TOKENS
-) -> Any:
-    request = GenerateRequest(
-        prompt_ids=tuple(prompt),
-        num_completions=num,
-        sampling=SamplingSettings(),
-        max_tokens=tokens,
-        eos_ids=frozenset(),
-    )
-    return await client.generate(request)
 
 
 def start_raw(folder: Path, options: argparse.Namespace) -> subprocess.Popen[str]:
@@ -292,7 +278,7 @@ async def one_step(
 
 async def first_token(client: GenerationClient, version: int) -> float:
     """When the first token of `version` came, to somebody who asks for one token again and again."""
-    while (await generate(client, [5, 6, 7], num=1, tokens=1)).policy_version_newest < version:
+    while (await sample(client, [5, 6, 7], num=1, tokens=1)).policy_version_newest < version:
         pass
     return time.monotonic()
 

@@ -38,7 +38,6 @@ from ftis_node.config.home import Home
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.generation.client import GenerationClient
-from ftis_node.generation.engines.base import GenerateRequest
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.lab.random_models import SHAPES, pack_train_group, save_random_model
 from ftis_node.learner.client import LearnerClient
@@ -47,15 +46,13 @@ from ftis_node.memory.plan import MemoryPlan, plan
 from ftis_node.models import list_accelerators, load_tokenizer, read_shape, resolve_model
 from ftis_node.node.protocols import dtype_of
 from ftis_node.node.startup.factories import generation_boot, learner_boot
-from ftis_node.records.group import SamplingSettings
 from gpu.device import GIB, MIB, ask_driver
-from learner_sides.batch import of_result
+from learner_sides.batch import of_result, sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ftis_node.config.manifest import RunManifest
-    from ftis_node.generation.engines.base import GenerationResult
 
 PROMPT_TOKENS = 128
 SAMPLE_EVERY_S = 0.2
@@ -170,7 +167,8 @@ async def one_round(
     """Generate, train, hand over: seconds of each, and tokens a second."""
     began = time.monotonic()
     prompts = np.random.default_rng(number).integers(5, 300, (manifest.step.own_groups, PROMPT_TOKENS)).tolist()
-    results = await asyncio.gather(*(generate(generation, prompt, manifest) for prompt in prompts))
+    num, tokens = manifest.sampling.group_size, manifest.sampling.max_completion_tokens
+    results = await asyncio.gather(*(sample(generation, prompt, num=num, tokens=tokens) for prompt in prompts))
     generated = time.monotonic()
     if arrangement.takes_turns:
         await generation.sleep(discard=True)
@@ -193,18 +191,6 @@ async def one_round(
         "generated_tokens_per_s": num_tokens / (generated - began),
         "trained_tokens_per_s": num_tokens / (trained - generated),
     }
-
-
-async def generate(generation: GenerationClient, prompt: list[int], manifest: RunManifest) -> GenerationResult:
-    sampling = manifest.sampling
-    request = GenerateRequest(
-        prompt_ids=tuple(prompt),
-        num_completions=sampling.group_size,
-        sampling=SamplingSettings(),
-        max_tokens=sampling.max_completion_tokens,
-        eos_ids=frozenset(),
-    )
-    return await generation.generate(request)
 
 
 @contextmanager

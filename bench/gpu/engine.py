@@ -19,7 +19,7 @@ import torch
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.generation.client import GenerationClient
-from ftis_node.generation.engines.base import EngineSettings, GenerateRequest
+from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.generation.weight_loader import PROOF_TOLERANCES
 from ftis_node.lab.random_models import SHAPES
@@ -31,13 +31,12 @@ from ftis_node.models import read_shape, resolve_model
 from ftis_node.records.group import SamplingSettings
 from ftis_node.workers.weight_store import WeightStore
 from gpu.device import GIB, gib, load_policy, model_folder, scale_logits, used_bytes
-from learner_sides.batch import of_result
+from learner_sides.batch import of_result, sample
 from learner_sides.job import LORA
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from ftis_node.generation.engines.base import GenerationResult
     from ftis_node.learner.model.policy import Policy
     from gpu.cases import Options
 
@@ -99,13 +98,13 @@ async def _served(options: Options, shape: str, lora: bool) -> dict[str, Any]:
 
 async def _slept(client: GenerationClient, device: str) -> dict[str, Any]:
     """Sleep and wake as a node does; the tokens afterwards must be those from before."""
-    expected = await _generate(client, [5, 6, 7], num=1, tokens=8, sampling=GREEDY)
+    expected = await sample(client, [5, 6, 7], num=1, tokens=8, sampling=GREEDY)
     used, began = used_bytes(device, os.getpid()), time.monotonic()
     await client.sleep()
     slept_s, freed = time.monotonic() - began, used - used_bytes(device, os.getpid())
     began = time.monotonic()
     await client.wake()
-    found = await _generate(client, [5, 6, 7], num=1, tokens=8, sampling=GREEDY)
+    found = await sample(client, [5, 6, 7], num=1, tokens=8, sampling=GREEDY)
     woken_s = time.monotonic() - began
     if not np.array_equal(found.completions[0].token_ids, expected.completions[0].token_ids):
         raise RuntimeError("after sleep and wake the same prompt is answered by other tokens")
@@ -120,7 +119,7 @@ async def _probe(
     await client.update_weights(publisher.publish(policy, version=version), proof_of(policy, version=version))
     prompts = _prompts(sizes.groups)
     results = await asyncio.gather(
-        *(_generate(client, prompt, num=sizes.completions, tokens=sizes.tokens) for prompt in prompts)
+        *(sample(client, prompt, num=sizes.completions, tokens=sizes.tokens) for prompt in prompts)
     )
     batch = batch_of(
         [
@@ -192,28 +191,15 @@ def _change(policy: Policy) -> None:
 async def _tokens_per_s(client: GenerationClient, sizes: Sizes) -> float:
     began = time.monotonic()
     results = await asyncio.gather(
-        *(_generate(client, prompt, num=sizes.completions, tokens=sizes.tokens) for prompt in _prompts(sizes.groups))
+        *(sample(client, prompt, num=sizes.completions, tokens=sizes.tokens) for prompt in _prompts(sizes.groups))
     )
     made = sum(len(each.token_ids) for result in results for each in result.completions)
     return round(made / (time.monotonic() - began), 1)
 
 
 async def _first_token(client: GenerationClient, began: float) -> float:
-    await _generate(client, [5, 6, 7], num=1, tokens=1)
+    await sample(client, [5, 6, 7], num=1, tokens=1)
     return time.monotonic() - began
-
-
-async def _generate(
-    client: GenerationClient, prompt: list[int], *, num: int, tokens: int, sampling: SamplingSettings | None = None
-) -> GenerationResult:
-    request = GenerateRequest(
-        prompt_ids=tuple(prompt),
-        num_completions=num,
-        sampling=sampling or SamplingSettings(),
-        max_tokens=tokens,
-        eos_ids=frozenset(),
-    )
-    return await client.generate(request)
 
 
 def _prompts(number: int) -> list[list[int]]:

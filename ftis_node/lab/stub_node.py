@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
     from ftis_node.gossip import Gossip
-    from ftis_node.node.loops.intake import IntakeLoop
-    from ftis_node.node.loops.pull import PullLoop
     from ftis_node.records.group import Group
     from ftis_node.records.identity import Identity
 
@@ -179,14 +177,6 @@ class StubNode:
         self.wiring = Wiring(self.parts)
         self._scored: asyncio.Queue[Group] = asyncio.Queue()
         self._runner: asyncio.Task[None] | None = None
-
-    @property
-    def intake(self) -> IntakeLoop:
-        return self.wiring.intake
-
-    @property
-    def pull(self) -> PullLoop:
-        return self.wiring.pull
 
     async def start(self) -> None:
         """Join the swarm and run the loops. Raises what `Gossip.start` raises."""
