@@ -18,7 +18,21 @@ from tests.replay.test_buffer import accepted
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ftis_node.node.components import NodeComponents
+
 PEER = Identity.from_seed(bytes([2]) * 32).peer_id
+
+
+async def _release(node: NodeComponents) -> None:
+    loop = DeliverLoop(
+        context=node.context,
+        buffer=node.buffer,
+        reader=node.reader,
+        disk=node.disk,
+        slots=node.slots,
+        confirmations=node.confirmations,
+    )
+    await loop._release()
 
 
 @pytest.mark.parametrize("reason", ["delivered", "stale"])
@@ -30,15 +44,7 @@ async def test_a_group_that_is_done_with_frees_its_slot(tmp_path: Path, reason: 
         assert node.buffer.admit(group, own=True)
         if reason == "delivered":
             node.confirmations.confirm(PEER, group.envelope.id)
-        loop = DeliverLoop(
-            context=node.context,
-            buffer=node.buffer,
-            reader=node.reader,
-            disk=node.disk,
-            slots=node.slots,
-            confirmations=node.confirmations,
-        )
-        await loop._release()
+        await _release(node)
         assert [event["reason"] for event in events_of(node, "released")] == [reason]
         assert node.reader.ready_counts() == (0, 0)
         async with asyncio.timeout(5):
@@ -48,15 +54,7 @@ async def test_a_group_that_is_done_with_frees_its_slot(tmp_path: Path, reason: 
 async def test_a_group_that_nobody_has_yet_keeps_its_slot(tmp_path: Path) -> None:
     with components(tmp_path, slots=SlotPool(1, held=1)) as node:
         assert node.buffer.admit(accepted(ME, 1, created_at=time.time()), own=True)
-        loop = DeliverLoop(
-            context=node.context,
-            buffer=node.buffer,
-            reader=node.reader,
-            disk=node.disk,
-            slots=node.slots,
-            confirmations=node.confirmations,
-        )
-        await loop._release()
+        await _release(node)
         assert events_of(node, "released") == []
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
