@@ -57,9 +57,9 @@ class Counts:
         return self.completion_tokens + self.prompt_tokens
 
 
-def ragged_groups(*, num_groups: int, vocab_size: int, seed: int = 0) -> tuple[UnpackedGroup, ...]:
+def ragged_groups(*, num_groups: int, vocab_size: int) -> tuple[UnpackedGroup, ...]:
     """Groups of twelve; log-probs are still to be filled in."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     low, high = COMPLETION_TOKENS
     quantiles = random.permutation(np.linspace(0, 1, num_groups * GROUP_SIZE)).reshape(num_groups, GROUP_SIZE)
     lengths = low + np.rint((1 - (1 - quantiles) ** (1 / SKEW)) * (high - low)).astype(int)

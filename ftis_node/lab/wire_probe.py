@@ -85,10 +85,10 @@ def random_group(
     )
 
 
-async def measure_wire(folder: Path, *, num_groups: int = NUM_GROUPS) -> WireFigures:
-    """Send `num_groups` groups between two nodes over loopback. Raises NetworkError if they do not arrive."""
+async def measure_wire(folder: Path) -> WireFigures:
+    """Send `NUM_GROUPS` groups between two nodes over loopback. Raises NetworkError if they do not arrive."""
     identity = Identity.generate()
-    held = _make_groups(identity, num_groups)
+    held = _make_groups(identity)
     async with AsyncExitStack() as stack:
         sender = await stack.enter_async_context(_member(folder / "a", identity, held))
         peer = sender.addresses[:1]
@@ -100,18 +100,18 @@ async def measure_wire(folder: Path, *, num_groups: int = NUM_GROUPS) -> WireFig
             async with asyncio.timeout(TIMEOUT_S):
                 await _transfer(sender, receiver, held)
         except TimeoutError:
-            raise NetworkError(f"{num_groups} groups did not arrive over loopback within {TIMEOUT_S:.0f} s") from None
+            raise NetworkError(f"{NUM_GROUPS} groups did not arrive over loopback within {TIMEOUT_S:.0f} s") from None
         after = loopback_bytes()
-    tokens = num_groups * NUM_COMPLETIONS * COMPLETION_TOKENS
+    tokens = NUM_GROUPS * NUM_COMPLETIONS * COMPLETION_TOKENS
     envelope_bytes = sum(len(body) for _, body in held.values())
     crossed = (after - before) / tokens if before is not None and after is not None else None
     return WireFigures(envelope_bytes / tokens, crossed)
 
 
-def _make_groups(identity: Identity, num_groups: int) -> Held:
+def _make_groups(identity: Identity) -> Held:
     rng = np.random.default_rng(0)
     held: Held = {}
-    for number in range(1, num_groups + 1):
+    for number in range(1, NUM_GROUPS + 1):
         group = random_group(identity, number, rng)
         envelope = seal_group(group, identity)
         body = envelope.to_bytes()

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 NEVER = 100_000  # steps between checkpoints: an interrupted trial starts again
 POLL_S = 0.5
+MAX_BATCH = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,6 @@ class Trial:
     steps: int
     device: Literal["auto", "cpu", "cuda"] = "auto"
     lora_adapter: LoraSection = LoraSection()
-    max_batch: int = 256
     codec: CodecName = "exact"
     apart: bool = False
     exam: FinalEvaluation | None = None
@@ -311,7 +311,7 @@ def _settings(trial: Trial, member: TrialMember) -> NodeSettings:
         lora=member.lora,
         device=trial.device,
         seed=trial.seed,
-        generation=GenerationSection(groups_in_flight=max(1, step.num_generated), max_batch=trial.max_batch, threads=1),
+        generation=GenerationSection(groups_in_flight=max(1, step.num_generated), max_batch=MAX_BATCH, threads=1),
         learner=LearnerSection(threads=1, checkpoint_every_steps=NEVER),
         lora_adapter=trial.lora_adapter,
         swarm=SwarmSection(codec=trial.codec),
