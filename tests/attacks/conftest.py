@@ -35,7 +35,7 @@ async def victim(tmp_path_factory: pytest.TempPathFactory, tiny_models: Mapping[
     """A node that joined, alone so far."""
     folder = tmp_path_factory.mktemp("attacks")
     run, home = folder / "run.toml", folder / "home"
-    run.write_text(MANIFEST)
+    run.write_text(MANIFEST.to_toml())
     home.mkdir()
     (home / "node.toml").write_text(SETTINGS)
     arguments = ("--model", str(tiny_models["s"]), "--run", str(run), "--listen", ANY_PORT, "--name", "victim")

@@ -22,6 +22,7 @@ import psutil
 
 from ftis_node.cli.node_client import read_document
 from ftis_node.config.home import Home
+from ftis_node.config.manifest import RunManifest
 from ftis_node.errors import FtisError
 from tests.chaos.faults.moved_clock import offset_file_of, prefix
 from tests.chaos.line import Line
@@ -38,25 +39,15 @@ STOP_S = 120.0  # ten are promised of an idle machine
 OWN_GROUPS = 4
 MODELS = {"a": "s", "b": "m", "c": "s"}  # by node: the size of its model
 ROLES = {"a": "learner", "b": "full", "c": "generator"}  # by node, in a swarm with roles: c follows a
-MANIFEST = """
-name = "chaos"
-task = "arithmetic"
-[sampling]
-group_size = 4
-max_prompt_tokens = 32
-max_completion_tokens = 6
-max_total_tokens = 48
-[step]
-own_groups = {own_groups}
-foreign_groups = 4
-foreign_wait_s = 4.0
-[optimizer]
-learning_rate = 1e-4
-[eval]
-every_steps = 0
-[wire]
-announcement_shards = 1
-"""
+MANIFEST = RunManifest(
+    name="chaos",
+    task="arithmetic",
+    sampling={"group_size": 4, "max_prompt_tokens": 32, "max_completion_tokens": 6, "max_total_tokens": 48},
+    step={"own_groups": OWN_GROUPS, "foreign_groups": 4, "foreign_wait_s": 4.0},
+    optimizer={"learning_rate": 0.0001},
+    eval={"every_steps": 0},
+    wire={"announcement_shards": 1},
+)
 # Light enough for two cores: one thread a worker, a checkpoint each step, small trails.
 SETTINGS = """
 announce = ["{announced}"]
@@ -213,7 +204,7 @@ class Swarm:
 
     def _start(self) -> None:
         run = self.folder / "run.toml"
-        run.write_text(MANIFEST.format(own_groups=OWN_GROUPS))
+        run.write_text(MANIFEST.to_toml())
         self.meeting_point, address = self._start_meeting_point()
         for position, (name, size) in enumerate(MODELS.items()):
             arguments = ("--model", str(self.models[size]), "--run", str(run), "--peers", address, "--name", name)

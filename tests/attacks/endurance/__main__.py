@@ -130,7 +130,7 @@ async def endure(out: Path, sockets: Path, options: argparse.Namespace) -> dict[
 async def running(out: Path, model: Path) -> AsyncIterator[Victim]:
     """The node that is attacked."""
     run, home = out / "run.toml", out / "home"
-    run.write_text(MANIFEST)
+    run.write_text(MANIFEST.to_toml())
     home.mkdir()
     (home / "node.toml").write_text(SETTINGS.replace(BY_SIZE, EVERYTHING) + SMALL_FILES)
     where = ("--run", str(run), "--listen", ANY_PORT, "--name", "victim", "--engine", "torch")
