@@ -19,6 +19,7 @@ from urllib.request import urlopen
 import psutil
 
 from ftis_node.config.home import Home
+from ftis_node.config.manifest import RunManifest
 from ftis_node.lab.demo import children
 from ftis_node.lab.tiny import make_tiny
 
@@ -41,25 +42,14 @@ ENVIRONMENT = {
 MODELS = {"s": 0.3, "m": 0.3}  # sizes, and the part of their usual training: nobody looks at what they learn
 # A step waits fifteen seconds for more foreign groups than its peers make, then starts. So normal traffic needs a tenth
 # of two cores, and the figures would show nodes that get faster or slower.
-MANIFEST = """
-name = "soak"
-task = "arithmetic"
-[sampling]
-group_size = 8
-max_prompt_tokens = 32
-max_completion_tokens = 32
-max_total_tokens = 64
-[step]
-own_groups = 4
-foreign_groups = 64
-foreign_wait_s = 15.0
-max_age_s = 120.0
-[optimizer]
-learning_rate = 1e-5
-[eval]
-every_steps = 50
-limit = 32
-"""
+MANIFEST = RunManifest(
+    name="soak",
+    task="arithmetic",
+    sampling={"group_size": 8, "max_prompt_tokens": 32, "max_completion_tokens": 32, "max_total_tokens": 64},
+    step={"own_groups": 4, "foreign_groups": 64, "foreign_wait_s": 15.0, "max_age_s": 120.0},
+    optimizer={"learning_rate": 1e-5},
+    eval={"every_steps": 50, "limit": 32},
+)
 SETTINGS = """
 [buffer]
 max_ready_groups = 64
@@ -112,7 +102,7 @@ def swarm(folder: Path, num_nodes: int) -> Iterator[tuple[str, list[Node]]]:
     """The bootstrap node's address; the bootstrap node first, then the others, all of them at work."""
     os.environ.update(ENVIRONMENT)
     manifest = folder / "run.toml"
-    manifest.write_text(MANIFEST)
+    manifest.write_text(MANIFEST.to_toml())
     models = make_models(folder)
     with children(folder / "logs") as started:
         home = folder / "bootstrap"
