@@ -103,7 +103,7 @@ class SwarmSection(Section):
         default=50.0,
         gt=0,
         le=100000,
-        description="Announcements read per second. Above it the node reads fewer shards.",
+        description="Announcements read per second. Above it a node that does not pull every group reads fewer shards.",
     )
     max_download_bytes_per_s: int = Field(
         default=0, ge=0, le=1 << 40, description="Bytes of groups pulled per second; 0: no limit."

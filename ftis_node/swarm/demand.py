@@ -98,18 +98,21 @@ class PullDemand:
     takes_assigned: bool
 
 
+def pulls_all(rule: PullRule, *, num_members: int, small_swarm: int) -> bool:
+    """Return whether a node pulls every announced group: by `all`, or by `auto` with up to `small_swarm` members."""
+    return rule == "all" or (rule == "auto" and num_members <= small_swarm)
+
+
 def pull_demand(
     rule: PullRule, *, num_members: int, small_swarm: int, per_step: int, num_ready: int, num_in_flight: int
 ) -> PullDemand:
     """Return what to pull now, if a step takes `per_step` remote groups and `num_ready` wait for the learner.
 
-    `auto` means `all` in a swarm of up to `small_swarm` other members, `needed` in a larger one.
-
     Assigned groups are pulled even if the learner needs none. Otherwise one group in ten would find no holder whenever
     a few nodes generate more than the learners use. Each assigned group costs one pull, and a node is assigned no more
     groups than an average member of its shard generates.
     """
-    if rule == "all" or (rule == "auto" and num_members <= small_swarm):
+    if pulls_all(rule, num_members=num_members, small_swarm=small_swarm):
         return PullDemand(need=None, takes_assigned=True)
     stock = num_ready + num_in_flight
     return PullDemand(

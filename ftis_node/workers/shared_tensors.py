@@ -14,7 +14,7 @@ are passed as file descriptors, which needs the right to trace the other process
 setting for each new segment (CUDACachingAllocator.cpp, `get_free_block`: "someone might temporarily disable it"). So
 weights are allocated first, and segments are expandable from then on (`grow_segments`).
 
-Read in torch 2.13; nothing here has run on a GPU yet.
+Read in torch 2.13. It has run with torch 2.11 on an H200.
 """
 
 from __future__ import annotations

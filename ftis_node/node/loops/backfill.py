@@ -11,7 +11,7 @@ Requests of the backfill by cause:
     | too few foreign groups for a step,    | its groups newer than the last received | that member                    |
     | and a member announces nothing        |                                         |                                |
 
-The shards loop chooses shards of the run by their yield and the budget:
+The shards loop chooses shards of the run by the pull rule, their yield and the budget:
 
     consumes: counts of announcements received, peers' records     produces: subscriptions, catch-up requests
     waits for: the clock                                           unblocked by: time
@@ -34,6 +34,7 @@ from ftis_node.node.loops.announcements import MAX_SENDERS
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.records.bounds import MAX_INTEGER
 from ftis_node.records.peer_messages import BackfillRequest
+from ftis_node.swarm.demand import pulls_all
 from ftis_node.swarm.peer_guard import PeerBackoff, Place
 from ftis_node.swarm.rate_limits import TokenBucket
 from ftis_node.swarm.sequence import BackfillProgress
@@ -252,7 +253,11 @@ class BackfillLoop:
 
 
 class ShardsLoop:
-    """Loop that selects shards every few seconds. It does nothing in a run with one shard."""
+    """Loop that selects shards every few seconds. It does nothing in a run with one shard.
+
+    A node that pulls every group reads every shard. Otherwise a burst of announcements would end a subscription, and
+    the groups of that shard would arrive ten seconds late.
+    """
 
     def __init__(
         self,
@@ -282,14 +287,21 @@ class ShardsLoop:
             with waiting_for("the clock"):
                 await asyncio.sleep(SHARDS_INTERVAL_S)
             announcements_per_s = (self._num_announcements() - before) / (time.monotonic() - counted_at)
-            count = num_affordable(
-                announcements_per_s,
-                num_read=len(self._read),
-                num_shards=self._num_shards,
-                budget_per_s=self._context.settings.swarm.announcements_per_s,
-            )
+            count = self._num_shards if await self._pulls_all() else self._num_affordable(announcements_per_s)
             if count != len(self._read) or not self._required() <= self._read:
                 await self._choose(count=count)
+
+    async def _pulls_all(self) -> bool:
+        swarm, num_members = self._context.settings.swarm, len(await self._gossip.known_members())
+        return pulls_all(swarm.pull_policy, num_members=num_members, small_swarm=swarm.pull_all_max_peers)
+
+    def _num_affordable(self, announcements_per_s: float) -> int:
+        return num_affordable(
+            announcements_per_s,
+            num_read=len(self._read),
+            num_shards=self._num_shards,
+            budget_per_s=self._context.settings.swarm.announcements_per_s,
+        )
 
     def _num_announcements(self) -> int:
         return self._announcements.announcements_by_shard.total()

@@ -1,9 +1,13 @@
-"""Which shards the loop subscribes to where the budget allows one alone, before and after a peer is trusted."""
+"""Which shards the loop subscribes to where the budget allows one alone: by trust, and by the pull rule."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+from unittest.mock import AsyncMock
+
+import pytest
 
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings
@@ -16,9 +20,8 @@ from tests.node.nodes import ME, components
 from tests.node.support import manifest_text
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from pathlib import Path
-
-    import pytest
 
 NUM_SHARDS = 8
 OWN_SHARD = shard_of(ME.peer_id, NUM_SHARDS)
@@ -26,30 +29,52 @@ NAMES = (Identity.from_seed(bytes([seed]) * 32).peer_id for seed in range(20, 60
 PEER = next(name for name in NAMES if shard_of(name, NUM_SHARDS) != OWN_SHARD)
 
 
-async def test_the_shard_of_a_trusted_peer_is_read_whatever_the_traffic(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@asynccontextmanager
+async def looking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **swarm: Any) -> AsyncIterator[tuple[Any, Any]]:
+    """A node whose budget allows one shard, and a function that lets a flood of announcements pass."""
     text = manifest_text(foreign_wait_s=1) + f"[wire]\nannouncement_shards = {NUM_SHARDS}\n"
-    settings = NodeSettings(model="m", swarm={"announcements_per_s": 1.0})
+    settings = NodeSettings(model="m", swarm={"announcements_per_s": 1.0, **swarm})
     with components(tmp_path, settings=settings, manifest=parse_manifest(text, source="test")) as node:
         node.registry.seen(PEER)
         wiring, clock = Wiring(node), LoopClock(monkeypatch)
-        heard = wiring.announcements.announcements_by_shard
         await node.gossip.start()
         task = asyncio.create_task(wiring.shards_loop().run())
         await clock.passes(0.0)
         assert len(node.context.state.read_shards) == NUM_SHARDS
 
-        async def look() -> None:
-            heard[0] += 10**9
+        async def flood() -> None:
+            wiring.announcements.announcements_by_shard[0] += 10**9
             await clock.passes(SHARDS_INTERVAL_S)
 
-        await look()
-        assert node.context.state.read_shards == {OWN_SHARD}
-        node.peers.trust(PEER)
-        await look()
-        assert node.context.state.read_shards == {OWN_SHARD, shard_of(PEER, NUM_SHARDS)}
-        await look()
-        assert node.context.state.read_shards == {OWN_SHARD, shard_of(PEER, NUM_SHARDS)}
+        yield node, flood
         task.cancel()
         await node.gossip.close()
+
+
+async def test_the_shard_of_a_trusted_peer_is_read_whatever_the_traffic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with looking(tmp_path, monkeypatch, pull_policy="needed") as (node, flood):
+        await flood()
+        assert node.context.state.read_shards == {OWN_SHARD}
+        node.peers.trust(PEER)
+        await flood()
+        assert node.context.state.read_shards == {OWN_SHARD, shard_of(PEER, NUM_SHARDS)}
+        await flood()
+        assert node.context.state.read_shards == {OWN_SHARD, shard_of(PEER, NUM_SHARDS)}
+
+
+@pytest.mark.parametrize("pull_policy", ["auto", "all"])
+async def test_a_node_that_pulls_every_group_reads_every_shard_whatever_the_traffic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pull_policy: str
+) -> None:
+    async with looking(tmp_path, monkeypatch, pull_policy=pull_policy) as (node, flood):
+        await flood()
+        assert len(node.context.state.read_shards) == NUM_SHARDS
+
+
+async def test_a_node_of_a_large_swarm_keeps_to_its_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with looking(tmp_path, monkeypatch, pull_all_max_peers=0) as (node, flood):
+        monkeypatch.setattr(node.gossip, "known_members", AsyncMock(return_value=[PEER]))
+        await flood()
+        assert node.context.state.read_shards == {OWN_SHARD}
