@@ -2,8 +2,8 @@
 
     dataset:SOURCE?prompt=COLUMN&answer=COLUMN&reward=math:1,format:0.2
 
-docs/train/tasks.md has the parameters. Two more are not written by hand: `hub`, the repository, and `sha256`, the first
-32 hex digits of the digest of the training problems; the start of a run writes it.
+docs/train/tasks.md has the parameters. The start of a run writes two more: `hub`, the repository, and `sha256`, the
+first 32 hex digits of the digest of the training problems.
 
 Values are percent-encoded where they hold `&`, `=`, `%`, `?`, or a `+` before a word. The canonical form sorts the
 parameters, omits defaults and reduces the weights, so that equal queries are equal text.

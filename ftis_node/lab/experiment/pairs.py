@@ -1,7 +1,7 @@
 """Pairings of an experiment: the models that share completions, made here or given as folders.
 
-docs/research/experiments.md describes them. In the F-TIS paper's experiments `size` and `sums` are Qwen2.5 1.5B and 3B,
-`expertise` is Qwen2.5 and Qwen2.5-Coder, `peft` is full training and LoRA of one model.
+docs/research/experiments.md describes them. In the F-TIS paper's experiments `size` and `sums` are Qwen2.5 1.5B and 3B.
+`expertise` is Qwen2.5 and Qwen2.5-Coder; `peft` is full training and LoRA of one model.
 """
 
 from __future__ import annotations
